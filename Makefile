@@ -1,0 +1,61 @@
+# `make demo` and `make test` do all of their own set-up in .venv; a second call installs nothing.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+TORCH := $(shell grep '^torch==' constraints.txt)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow format lint types docs build figures clean
+
+help:  ## show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s ':'
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'error: Python 3.11 or newer is needed; set PYTHON=...'; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade 'pip>=25.1'
+
+$(VENV)/.demo-ready: pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'Installing sb3_ano with RL Zoo and MuJoCo into $(VENV) ...'
+	$(PIP) install '$(TORCH)'
+	$(PIP) install -c constraints.txt -e '.[zoo,mujoco]'
+	@touch $@
+
+$(VENV)/.test-ready: $(VENV)/.demo-ready
+	@echo 'Installing what the tests need into $(VENV) ...'
+	$(PIP) install -c constraints.txt -e '.[zoo,mujoco,atari]' --group dev
+	@touch $@
+
+demo: $(VENV)/.demo-ready  ## train ANO on a MuJoCo task, evaluate, save, plot: about two minutes
+	@$(BIN)/python examples/demo.py
+
+test: $(VENV)/.test-ready  ## the fast tests
+	$(BIN)/python -m pytest -n auto -m 'not slow'
+
+test-slow: $(VENV)/.test-ready  ## the tests that take minutes
+	$(BIN)/python -m pytest -n auto -m slow
+
+format: $(VENV)/.test-ready  ## format and fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(VENV)/.test-ready  ## format and lint, nothing changed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.test-ready  ## type checker
+	$(BIN)/mypy
+
+docs: $(VENV)/.test-ready  ## documentation, in docs/_build/html
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+
+build: $(VENV)/.test-ready  ## wheel and source distribution, in dist/
+	rm -rf dist
+	$(BIN)/python -m build
+
+figures: $(VENV)/.demo-ready  ## the pictures of README and docs
+	$(BIN)/python examples/plot_shapings.py docs/images/shaping.png
+
+clean:  ## remove everything that the other targets made
+	rm -rf $(VENV) dist docs/_build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

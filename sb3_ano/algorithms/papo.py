@@ -1,0 +1,184 @@
+"""Proximal Absolute Policy Optimization, and the rollout buffers that give it one-step errors."""
+
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.buffers import BaseBuffer, DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import GymEnv, Schedule, TensorDict
+
+from sb3_ano.algorithms.base import ShapedPolicyAlgorithm
+from sb3_ano.algorithms.update import RolloutSamples, TrustRegion, UpdateStatistics, approximate_kl
+from sb3_ano.shaping import MAX_LOG_RATIO, ppo, surrogate
+
+
+class TDRolloutSamples(NamedTuple):
+    """A minibatch with the fields of SB3's, and the one-step TD errors, ``(batch,)``."""
+
+    observations: torch.Tensor | TensorDict
+    actions: torch.Tensor
+    old_values: torch.Tensor
+    old_log_prob: torch.Tensor
+    advantages: torch.Tensor
+    returns: torch.Tensor
+    td_errors: torch.Tensor
+
+
+class _TDErrors(RolloutBuffer):
+    """Adds ``td_errors`` to a rollout buffer, recovered from the advantages: ``d_t = A_t - gamma lambda A_{t+1}``.
+
+    Within an episode, GAE is ``A_t = d_t + gamma lambda A_{t+1}``; at the end of an episode or of the rollout ``A_t = d_t``.
+    """
+
+    td_errors: np.ndarray
+
+    def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: np.ndarray) -> None:
+        super().compute_returns_and_advantage(last_values, dones)
+        following = np.zeros_like(self.advantages)
+        following[:-1] = self.advantages[1:] * (1.0 - self.episode_starts[1:])
+        self.td_errors = BaseBuffer.swap_and_flatten(self.advantages - self.gamma * self.gae_lambda * following)
+
+    def _get_samples(self, batch_inds: np.ndarray, env: Any = None) -> TDRolloutSamples:  # type: ignore[override]
+        samples = super()._get_samples(batch_inds, env)
+        return TDRolloutSamples(*samples, td_errors=self.to_torch(self.td_errors[batch_inds].flatten()))
+
+
+class TDRolloutBuffer(_TDErrors):
+    """SB3's rollout buffer with one-step TD errors."""
+
+
+class DictTDRolloutBuffer(_TDErrors, DictRolloutBuffer):  # type: ignore[misc]
+    """SB3's rollout buffer for Dict observations with one-step TD errors."""
+
+
+class PAPO(ShapedPolicyAlgorithm):
+    """Proximal Absolute Policy Optimization (Zhao et al. 2024), in the form that the ANO paper's experiments ran.
+
+    A mean-and-variance surrogate on top of PPO's clip; ``docs/deviations.md`` compares it with the original. The
+    arguments are those of :class:`~sb3_ano.algorithms.base.ShapedPolicyAlgorithm`, that is, of SB3's PPO, and
+
+    :param k: weight of the two variance terms, from the probability factor of the lower bound
+    :param omega1: scale of both variance terms, for the infinity norm of the mean
+    :param omega2: weight of the linear part of the mean variance, for the maximum of the KL
+    :param max_epoch_kl: an epoch whose mean KL exceeds this is the last one of its update; None for no limit
+    """
+
+    def __init__(
+        self,
+        policy: str | type[ActorCriticPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 3e-4,
+        n_steps: int = 2048,
+        batch_size: int = 64,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule = 0.2,
+        clip_range_vf: float | Schedule | None = None,
+        normalize_advantage: bool = True,
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        rollout_buffer_class: type[RolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        target_kl: float | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: torch.device | str = "auto",
+        _init_setup_model: bool = True,
+        *,
+        k: float = 7.0,
+        omega1: float = 0.005,
+        omega2: float = 0.005,
+        max_epoch_kl: float | None = 0.02,
+        clip_range_high: float | str | Schedule | None = None,
+        torch_compile: bool = False,
+    ):
+        super().__init__(
+            policy,
+            env,
+            learning_rate,
+            n_steps,
+            batch_size,
+            n_epochs,
+            gamma,
+            gae_lambda,
+            clip_range,
+            clip_range_vf,
+            normalize_advantage,
+            ent_coef,
+            vf_coef,
+            max_grad_norm,
+            use_sde,
+            sde_sample_freq,
+            rollout_buffer_class,
+            rollout_buffer_kwargs,
+            target_kl,
+            stats_window_size,
+            tensorboard_log,
+            policy_kwargs,
+            verbose,
+            seed,
+            device,
+            _init_setup_model=False,
+            clip_range_high=clip_range_high,
+            torch_compile=torch_compile,
+        )
+        self.k = k
+        self.omega1 = omega1
+        self.omega2 = omega2
+        self.max_epoch_kl = max_epoch_kl
+        if _init_setup_model:
+            self._setup_model()
+
+    def _setup_model(self) -> None:
+        for name in ("k", "omega1", "omega2"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value > 0:
+                raise ValueError(f"{name}={value!r} is not allowed; allowed are numbers above 0")
+        if self.max_epoch_kl is not None and not self.max_epoch_kl > 0:
+            raise ValueError(f"max_epoch_kl={self.max_epoch_kl!r} is not allowed; allowed are None and numbers above 0")
+        if self.rollout_buffer_class is None:
+            is_dict = isinstance(self.observation_space, spaces.Dict)
+            self.rollout_buffer_class = DictTDRolloutBuffer if is_dict else TDRolloutBuffer
+        if not issubclass(self.rollout_buffer_class, _TDErrors):
+            raise ValueError(
+                f"rollout_buffer_class={self.rollout_buffer_class.__name__} gives no td_errors, which PAPO needs; "
+                "allowed are subclasses of TDRolloutBuffer and DictTDRolloutBuffer"
+            )
+        super()._setup_model()
+
+    def policy_loss(
+        self, log_ratio: torch.Tensor, advantages: torch.Tensor, region: TrustRegion, samples: RolloutSamples
+    ) -> torch.Tensor:
+        """``-(J - k (MV + VM))`` of the minibatch; see ``docs/algorithms.md`` for the terms."""
+        td_errors = cast(TDRolloutSamples, samples).td_errors
+        values = samples.old_values
+        ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
+        clipped = ratio.clamp(1.0 - region.eps_low, 1.0 + region.eps_high)
+
+        mean = surrogate(log_ratio, advantages, ppo, eps_low=region.eps_low, eps_high=region.eps_high).mean()
+
+        def variance_of(r: torch.Tensor) -> torch.Tensor:
+            return (r - 1.0) * td_errors.square() + 2.0 * self.omega2 * r * td_errors
+
+        mean_variance = self.omega1 * torch.minimum(variance_of(ratio), variance_of(clipped)).mean()
+
+        scale = self.omega1 * (1.0 - self.gamma**2) / self.k
+        second_moment = scale * (advantages.square() + 2.0 * advantages.abs() * values).mean()
+        bias = 4.0 * self.gamma * approximate_kl(log_ratio.detach()) * advantages.max() / (1.0 - self.gamma) ** 2
+        squared_mean = torch.where(
+            mean.detach() + values.mean() - bias < 0.0, torch.zeros_like(mean), mean.square() + 2.0 * values.mean() * mean
+        )
+        variance_mean = second_moment - squared_mean
+        return -(mean - self.k * (mean_variance + variance_mean))
+
+    def _is_last_epoch(self, statistics: UpdateStatistics) -> bool:
+        return self.max_epoch_kl is not None and statistics.epoch_kl() > self.max_epoch_kl

@@ -1,0 +1,62 @@
+"""Radii and their schedules: a number, a callable of the remaining progress, or the zoo's ``lin_0.2``."""
+
+import math
+
+from stable_baselines3.common.type_aliases import Schedule
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
+
+
+def as_schedule(value: float | str | Schedule, name: str) -> FloatSchedule:
+    """Turn a radius into a schedule of the remaining progress, which runs from 1 to 0.
+
+    :param value: a number, a callable, or ``"lin_x"``, linear from x to 0 as in the RL Zoo
+    :param name: the argument, for messages
+    :raises ValueError: if a number is NaN or negative, or a string is not ``lin_x``
+    :raises TypeError: if the value is of another type
+    """
+    allowed = "allowed are a number above 0, a schedule such as LinearSchedule(0.2, 0.05, 1.0), or 'lin_0.2'"
+    if isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} is not a radius; {allowed}")
+    if isinstance(value, str):
+        kind, _, number = value.partition("_")
+        try:
+            start = float(number)
+        except ValueError:
+            start = math.nan
+        if kind != "lin" or not start > 0:
+            raise ValueError(f"{name}={value!r} is not a schedule; {allowed}")
+        return FloatSchedule(LinearSchedule(start, 0.0, 1.0))
+    if not isinstance(value, float | int) and not callable(value):
+        raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; {allowed}")
+    schedule = FloatSchedule(value)
+    constant = constant_value(schedule)
+    if constant is not None and not constant >= 0:
+        raise ValueError(f"{name}={constant} is not a radius; {allowed}")
+    return schedule
+
+
+def require_positive(schedule: FloatSchedule, name: str) -> None:
+    """A radius that is 0 for good would train nothing; loading accepts it, because evaluation never reads it.
+
+    :raises ValueError: if the schedule is the constant 0
+    """
+    if constant_value(schedule) == 0.0:
+        raise ValueError(f"{name}=0.0 is not a radius to train with; allowed are numbers above 0")
+
+
+def constant_value(schedule: Schedule) -> float | None:
+    """The number behind a constant schedule, or None."""
+    while isinstance(schedule, FloatSchedule):
+        schedule = schedule.value_schedule
+    return float(schedule.val) if isinstance(schedule, ConstantSchedule) else None
+
+
+def read(schedule: Schedule, progress_remaining: float, name: str) -> float:
+    """Value of a schedule, which may be 0 or slightly below where the progress ends.
+
+    :raises ValueError: if it is NaN
+    """
+    value = float(schedule(progress_remaining))
+    if math.isnan(value):
+        raise ValueError(f"{name} is NaN at progress_remaining={progress_remaining:g}; a schedule must return a number")
+    return value

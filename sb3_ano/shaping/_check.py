@@ -1,0 +1,219 @@
+"""The paper's Table 1 for any shape, measured numerically."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sb3_ano.shaping._shapes import Shaping, ShapingLike, ShapingPair, evaluate, name_of, resolve
+
+#: Grid on which a shape is examined: float64, ``-GRID_LIMIT ... GRID_LIMIT`` in steps of ``GRID_STEP``.
+GRID_LIMIT = 64.0
+GRID_STEP = 2.0**-10
+#: Deviations at which the tails are read; a slope that still grows between the last two has no limit.
+TAIL = (1e3, 1e4, 1e5, 1e6)
+
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class ShapeProperties:
+    """What Table 1 of the paper says of a shape ``h``.
+
+    Measured in float64 on ``x = -64 ... 64`` in steps of ``2^-10`` and, for the tails, at ``|x| = 1e3 ... 1e6``.
+
+    :param name: name of the shape
+    :param at_zero: ``h(0)``, 0 for an anchored shape (Definition 3.2)
+    :param violation: ``(x, h(x))`` nearest to ``x = 0`` where ``h(x) <= x`` fails (Definition 3.2), or None
+    :param smooth: differentiable everywhere (Principle 1)
+    :param kinks: where it is not
+    :param argmax: smallest and largest maximiser; infinite where the supremum is only approached (Principle 2)
+    :param sup_slope: supremum of ``|h'|`` (Principle 3)
+    :param slope_left: limit of ``h'`` for ``x -> -inf``; this tail makes the right tail of ``g``
+    :param slope_right: limit of ``h'`` for ``x -> +inf``
+    :param inflections: changes of convexity (Principle 4)
+    :param redescending: whether the slope is negative beyond the maximum and returns to 0 (Principle A)
+    """
+
+    name: str
+    at_zero: float
+    violation: tuple[float, float] | None
+    smooth: bool
+    kinks: tuple[float, ...]
+    argmax: tuple[float, float]
+    sup_slope: float
+    slope_left: float
+    slope_right: float
+    inflections: int
+    redescending: bool
+
+    @property
+    def anchoring_complaint(self) -> str | None:
+        """What is wrong with ``h(0)``, or None."""
+        if abs(self.at_zero) <= _TOLERANCE:
+            return None
+        return (
+            f"shaping={self.name!r} violates anchoring: h(0) = {self.at_zero:g}, allowed is 0. A shape is a function h(x) of "
+            "the deviation in radii; a function f(ratio, eps) with f(1) = 1 is wrapped by from_ratio"
+        )
+
+    @property
+    def enclosure_complaint(self) -> str | None:
+        """Where ``h(x)`` rises above ``x``, or None."""
+        if self.violation is None:
+            return None
+        x, value = self.violation
+        return f"shaping={self.name!r} violates enclosure: h({x:g}) = {value:g}, allowed is h(x) <= x (Definition 3.2)"
+
+    @property
+    def bounded_argmax(self) -> bool:
+        """Whether all maximisers lie in a bounded interval (Principle 2)."""
+        return math.isfinite(self.argmax[0]) and math.isfinite(self.argmax[1])
+
+    @property
+    def bounded_slope(self) -> bool:
+        """Whether ``sup |h'|`` is finite (Principle 3)."""
+        return math.isfinite(self.sup_slope)
+
+    def __str__(self) -> str:
+        return property_table([self])
+
+
+def check(shaping: ShapingLike) -> ShapeProperties | ShapingPair:
+    """Measure the properties of Table 1, and insist on Definition 3.2.
+
+    :param shaping: anything that :func:`~sb3_ano.shaping.resolve` takes
+    :return: the properties, which print as the table; for a pair, a :class:`ShapingPair` of them
+    :raises ValueError: if anchoring or enclosure fails, with the offending point
+    """
+    shape = resolve(shaping)
+    if isinstance(shape, ShapingPair):
+        return ShapingPair(*(check(one) for one in shape))  # type: ignore[arg-type]
+    properties = measure(shape)
+    complaint = properties.anchoring_complaint or properties.enclosure_complaint
+    if complaint is not None:
+        raise ValueError(complaint)
+    return properties
+
+
+def measure(shape: Shaping) -> ShapeProperties:
+    """The properties of one shape, whether or not it meets Definition 3.2."""
+    grid = torch.arange(-GRID_LIMIT, GRID_LIMIT + GRID_STEP, GRID_STEP, dtype=torch.float64)
+    tail = torch.tensor(TAIL, dtype=torch.float64)
+    x = torch.cat([-tail.flip(0), grid, tail])
+    value, slope = _value_and_slope(shape, x)
+    left, right = slope[: len(TAIL)].flip(0), slope[-len(TAIL) :]
+
+    outside = ~(value - x <= _TOLERANCE * (1.0 + x.abs()))  # also where the value is not a number
+    violations = torch.stack([x, value], dim=1)[outside].tolist()
+    argmax = _argmax(x, value)
+    kinks = _kinks(shape, grid)
+    slope_left, slope_right = _limit(left), _limit(right)
+    unbounded = math.isinf(slope_left) or math.isinf(slope_right)
+    return ShapeProperties(
+        name=str(name_of(shape)),
+        at_zero=value[x == 0.0].item(),
+        violation=min(((at, h) for at, h in violations), key=lambda point: abs(point[0]), default=None),
+        smooth=not kinks,
+        kinks=kinks,
+        argmax=argmax,
+        sup_slope=math.inf if unbounded else slope.abs().max().item(),
+        slope_left=slope_left,
+        slope_right=slope_right,
+        inflections=_inflections(slope[len(TAIL) : -len(TAIL)]),
+        redescending=bool((slope[x > argmax[1]] < -_TOLERANCE).any()) and slope_right == 0.0,
+    )
+
+
+def _value_and_slope(shape: Shaping, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x = x.detach().requires_grad_()
+    value = evaluate(shape, x)
+    if not value.requires_grad:
+        return value, torch.zeros_like(value)
+    (slope,) = torch.autograd.grad(value.sum(), x)
+    return value.detach(), slope
+
+
+def _limit(slopes: torch.Tensor) -> float:
+    """Limit of the slope along :data:`TAIL`: infinite where it keeps growing, 0 where it dies out."""
+    before, last = slopes[-2].item(), slopes[-1].item()
+    if not math.isfinite(last) or abs(last) > 1.01 * abs(before) + _TOLERANCE:
+        return math.copysign(math.inf, last)
+    return 0.0 if abs(last) <= 1e-4 and abs(last) <= abs(before) else last
+
+
+def _argmax(x: torch.Tensor, value: torch.Tensor) -> tuple[float, float]:
+    """Smallest and largest maximiser; those outside the grid count as infinite."""
+    value = value.nan_to_num(nan=-math.inf)
+    maximisers = x[value >= value.max() - _TOLERANCE]
+    first, last = (edge if abs(edge) <= GRID_LIMIT else math.copysign(math.inf, edge) for edge in maximisers[[0, -1]].tolist())
+    return first, last
+
+
+def _kinks(shape: Shaping, grid: torch.Tensor, candidates: int = 64) -> tuple[float, ...]:
+    """Points where value or slope jumps: halving an interval shrinks the change of a smooth function, not a jump."""
+    found: set[float] = set()
+    for kind in (0, 1):
+        on_grid = _value_and_slope(shape, grid)[kind].nan_to_num()
+        start = on_grid.diff().abs().topk(candidates).indices
+        low, high = grid[start], grid[start + 1]
+        for _ in range(36):
+            middle = 0.5 * (low + high)
+            at = [_value_and_slope(shape, point)[kind].nan_to_num() for point in (low, middle, high)]
+            left_half = (at[1] - at[0]).abs() >= (at[2] - at[1]).abs()
+            low, high = torch.where(left_half, low, middle), torch.where(left_half, middle, high)
+        jump = (_value_and_slope(shape, high)[kind] - _value_and_slope(shape, low)[kind]).nan_to_num().abs()
+        found.update(round(point, 6) + 0.0 for point in low[jump > 1e-6].tolist())
+    return tuple(sorted(found))
+
+
+def _inflections(slope: torch.Tensor) -> int:
+    """Sign changes of the curvature, read from the increments of the slope; straight pieces have no sign."""
+    curvature = slope.diff()
+    noise = 1e-12 * (1.0 + slope.abs().max())
+    signs = curvature[curvature.abs() > noise].sign()
+    return int((signs.diff() != 0).sum().item())
+
+
+def property_table(properties: Sequence[ShapeProperties]) -> str:
+    """The paper's Table 1, a column for each of ``properties``."""
+    rows = [("Property", [each.name for each in properties])]
+    for label, describe in _ROWS:
+        rows.append((label, [describe(each) for each in properties]))
+    widths = [max(len(label) for label, _ in rows)]
+    widths += [max(len(cells[i]) for _, cells in rows) for i in range(len(properties))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip([label, *cells], widths, strict=True)).rstrip()
+        for label, cells in rows
+    ]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def _number(value: float) -> str:
+    return f"{value:+.4g}" if math.isfinite(value) else ("-inf" if value < 0 else "+inf")
+
+
+def _describe_argmax(properties: ShapeProperties) -> str:
+    first, last = (_number(edge) for edge in properties.argmax)
+    if first == last:
+        return f"x = {first} (bounded)" if properties.bounded_argmax else f"none, rises to {last}"
+    return f"{first} to {last} ({'bounded' if properties.bounded_argmax else 'unbounded'})"
+
+
+def _describe_right(properties: ShapeProperties) -> str:
+    if properties.slope_right == 0.0:
+        return "0 (redescending)" if properties.redescending else "0 (vanishing)"
+    return _number(properties.slope_right)
+
+
+_ROWS = (
+    ("Anchoring, h(0) = 0", lambda p: "no" if p.anchoring_complaint else "yes"),
+    ("Enclosure, h(x) <= x", lambda p: f"no, at x = {_number(p.violation[0])}" if p.violation else "yes"),
+    ("Smoothness (Principle 1)", lambda p: "smooth" if p.smooth else "kinks at " + ", ".join(map(_number, p.kinks))),
+    ("Argmax (Principle 2)", _describe_argmax),
+    ("sup |h'| (Principle 3)", lambda p: f"{p.sup_slope:.4g}" if p.bounded_slope else "unbounded"),
+    ("Slope for x -> -inf", lambda p: _number(p.slope_left)),
+    ("Slope for x -> +inf (Principle A)", _describe_right),
+    ("Inflections (Principle 4)", lambda p: str(p.inflections)),
+)

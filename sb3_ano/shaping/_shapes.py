@@ -1,0 +1,198 @@
+"""The shapes, their registry, and the ways to name one."""
+
+import difflib
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias, cast
+
+import torch
+import torch.nn.functional as F
+
+_LN2 = math.log(2.0)
+_ANO_SCALE = 45.0 / (32.0 * _LN2)
+_ANO_ANCHOR = math.log(5.0) + 4.0 / 3.0 - 4.0  # phi(-1) - 4
+
+
+class Shaping(Protocol):
+    """An elementwise shape ``h``: takes and returns a floating-point tensor of any shape, with ``h(0) = 0``."""
+
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
+
+
+class ShapingPair(NamedTuple):
+    """Independent shapes for the two signs of the advantage (Definition 3.2 before symmetry).
+
+    :param f: ``h_f``, where ``A >= 0``
+    :param g: ``h_g``, where ``A < 0``
+    """
+
+    f: Shaping
+    g: Shaping
+
+
+RatioFunction: TypeAlias = Callable[[torch.Tensor, float], torch.Tensor]
+ShapingLike: TypeAlias = str | Shaping | Sequence[str | Shaping]
+
+
+def ano(x: torch.Tensor, /) -> torch.Tensor:
+    """ANO's redescending shape (Eq. f_ANO): ``45 / (32 ln 2) (phi(-1) - phi(x - 1))``, with its peak at ``x = 1``.
+
+    ``phi(z) = softplus(-2 z ln 2) + 4 sigmoid(z ln 2)``. The sigmoid is written as ``4 - 4 sigmoid(-z ln 2)``, because
+    the gradient of ``sigmoid`` keeps no digit where it has rounded to 1, and the right tail is where it matters.
+    """
+    u = (x - 1.0) * _LN2
+    # softplus switches to its argument above the threshold; the default of 20 is 2e-9 off there.
+    return _ANO_SCALE * (_ANO_ANCHOR - F.softplus(-2.0 * u, threshold=40.0) + 4.0 * torch.sigmoid(-u))
+
+
+def spo(x: torch.Tensor, /) -> torch.Tensor:
+    """SPO's quadratic penalty (Eq. f_SPO): ``x - x^2 / 2``."""
+    return x - 0.5 * x.square()
+
+
+def ppo(x: torch.Tensor, /) -> torch.Tensor:
+    """PPO's hard clip (Eq. f_PPO): ``min(x, 1)``."""
+    return x.clamp(max=1.0)
+
+
+def identity(x: torch.Tensor, /) -> torch.Tensor:
+    """The unshaped policy gradient, ``f(r) = r``."""
+    return x
+
+
+SHAPINGS: dict[str, Shaping] = {"ano": ano, "spo": spo, "ppo": ppo, "identity": identity}
+
+
+def resolve(shaping: ShapingLike) -> Shaping | ShapingPair:
+    """Turn the name of a shape into the function.
+
+    :param shaping: a key of :data:`SHAPINGS`, ``"module:function"``, a callable ``h(x)``, or two of those for
+        independent ``f`` and ``g``
+    :return: the callable, or a :class:`ShapingPair` where two were given
+    :raises ValueError: if a name is unknown or cannot be imported
+    :raises TypeError: if ``shaping`` is none of the above
+    """
+    if isinstance(shaping, str):
+        return _resolve_name(shaping)
+    if callable(shaping):
+        return shaping
+    if isinstance(shaping, Sequence) and len(shaping) == 2:
+        f, g = (resolve(one) for one in shaping)
+        if not isinstance(f, ShapingPair) and not isinstance(g, ShapingPair):
+            return ShapingPair(f, g)
+    raise TypeError(
+        f"shaping={shaping!r} is not a shape; allowed are one of {sorted(SHAPINGS)}, 'module:function', "
+        "a callable h(x), or a pair of those"
+    )
+
+
+def _resolve_name(name: str) -> Shaping:
+    if name in SHAPINGS:
+        return SHAPINGS[name]
+    module_name, _, attribute = name.partition(":")
+    if not attribute:
+        near = difflib.get_close_matches(name, SHAPINGS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"shaping={name!r} is unknown; allowed are {sorted(SHAPINGS)} and 'module:function'{hint}")
+    if module_name == "__main__":
+        raise ValueError(
+            f"shaping={name!r} belongs to a main script and cannot be found again by its name; "
+            "pass the function itself as shaping=, or move it to a module"
+        )
+    try:
+        target: object = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            target = getattr(target, part)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"shaping={name!r} cannot be imported ({error}); pass the function itself as shaping=") from error
+    if not callable(target):
+        raise ValueError(f"shaping={name!r} is a {type(target).__name__}, not a callable h(x)")
+    return cast(Shaping, target)
+
+
+def as_pair(shaping: ShapingLike) -> ShapingPair:
+    """Resolve ``shaping`` to a pair; a single shape stands for both signs of the advantage."""
+    shape = resolve(shaping)
+    return shape if isinstance(shape, ShapingPair) else ShapingPair(shape, shape)
+
+
+def name_of(shaping: ShapingLike) -> str | list[str]:
+    """The name under which a shape is stored: a key of :data:`SHAPINGS`, ``"module:function"``, or two of those.
+
+    Whether the name leads back to the shape is another question, see :func:`is_importable`.
+    """
+    if isinstance(shaping, str):
+        return shaping
+    if isinstance(shaping, Sequence):
+        return [cast(str, name_of(one)) for one in shaping]
+    for name, shape in SHAPINGS.items():
+        if shaping is shape:
+            return name
+    if hasattr(shaping, "__qualname__"):
+        return f"{shaping.__module__}:{shaping.__qualname__}"
+    return f"{type(shaping).__module__}:<{type(shaping).__qualname__}>"
+
+
+def is_importable(shaping: ShapingLike) -> bool:
+    """Whether the name of every shape in ``shaping`` leads back to that very shape."""
+    names, shapes = name_of(shaping), as_pair(shaping)
+    try:
+        return all(found is shape for found, shape in zip(as_pair(names), shapes, strict=True))
+    except (ValueError, TypeError):
+        return False
+
+
+@dataclass(frozen=True)
+class _RatioShape:
+    """The shape of an ``f(ratio, eps)``, read off at ``eps = 1``; ``reflected`` for a ``g(ratio, eps)``."""
+
+    function: RatioFunction
+    reflected: bool = False
+
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
+        return self.at(x, 1.0)
+
+    def at(self, x: torch.Tensor, eps: float) -> torch.Tensor:
+        sign = -1.0 if self.reflected else 1.0
+        return sign * (self.function(1.0 + sign * eps * x, eps) - 1.0) / eps
+
+
+def from_ratio(f: RatioFunction, g: RatioFunction | None = None) -> Shaping | ShapingPair:
+    """Wrap the paper's ``f(ratio, eps)``, and ``g(ratio, eps)`` where it is no reflection of ``f``, as shapes.
+
+    :param f: elementwise function of the ratio and the radius; must stretch with the radius, that is, depend on them
+        as ``1 + eps h((ratio - 1) / eps)``
+    :param g: the same for negative advantages; None takes the reflection ``2 - f(2 - ratio)``
+    :return: a shape, or a :class:`ShapingPair` if ``g`` is given
+    :raises ValueError: if a function does not stretch with the radius
+    """
+    shapes = [_RatioShape(f)] if g is None else [_RatioShape(f), _RatioShape(g, reflected=True)]
+    x = torch.linspace(-4.0, 4.0, 65, dtype=torch.float64)
+    for name, shape in zip("fg", shapes, strict=False):
+        expected = evaluate(shape, x)
+        for eps in (0.1, 0.3):
+            error = (shape.at(x, eps) - expected).abs()
+            if not bool((error <= 1e-6 * (1.0 + expected.abs())).all()):
+                worst = x[error.nan_to_num(nan=math.inf).argmax()].item()
+                raise ValueError(
+                    f"{name}(ratio, eps) is not of the form 1 + eps * h((ratio - 1) / eps): at x = {worst:g} the radii "
+                    f"1 and {eps} give different h; a shape for one fixed radius can be written as h(x) directly"
+                )
+    return shapes[0] if g is None else ShapingPair(*shapes)
+
+
+def evaluate(shape: Shaping, x: torch.Tensor) -> torch.Tensor:
+    """``h(x)``, with a clear complaint where ``shape`` is not an elementwise function of one tensor."""
+    try:
+        value = shape(x)
+    except TypeError as error:
+        raise TypeError(
+            f"shaping={name_of(shape)!r} cannot be called as h(x) ({error}); "
+            "a function of (ratio, eps) is wrapped by from_ratio"
+        ) from error
+    if not isinstance(value, torch.Tensor) or value.shape != x.shape:
+        found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+        raise ValueError(f"shaping={name_of(shape)!r} is not elementwise: it made {found} of a tensor of {tuple(x.shape)}")
+    return value

@@ -1,0 +1,98 @@
+"""The surrogate objective of Definition 3.2, and its f and g as functions of the ratio."""
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from sb3_ano.shaping._shapes import ShapingLike, as_pair
+
+#: The log-ratio saturates here, at r = 4.8e8; beyond it the gradient is zero.
+MAX_LOG_RATIO = 20.0
+#: Smallest radius; schedules end at 0 or slightly below, where the deviation x would not be defined.
+MIN_RADIUS = 1e-6
+
+
+def surrogate(
+    log_ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    shaping: ShapingLike,
+    *,
+    eps_low: float | torch.Tensor,
+    eps_high: float | torch.Tensor,
+) -> torch.Tensor:
+    """The generalised surrogate objective of Definition 3.2, elementwise and to be maximised.
+
+    Computed in float32, in float64 if an input is float64, whatever the inputs are and also under autocast. Value and
+    gradient are finite for every finite log-ratio: it saturates at :data:`MAX_LOG_RATIO`, beyond which the gradient
+    is zero. Radii below :data:`MIN_RADIUS` are raised to it, because schedules end at 0 or slightly below.
+
+    :param log_ratio: log-probability of the action minus its log-probability when it was taken, ``(batch,)`` or any shape
+    :param advantages: advantage estimates, broadcastable with ``log_ratio``
+    :param shaping: anything that :func:`resolve` takes
+    :param eps_low: radius below 1, acting where ``A < 0``; a number or a 0-d tensor
+    :param eps_high: radius above 1, acting where ``A >= 0``
+    :return: the objective, in the broadcast shape of the inputs
+    :raises ValueError: if a radius is the number NaN
+    """
+    shape = as_pair(shaping)
+    dtype = torch.promote_types(torch.promote_types(log_ratio.dtype, advantages.dtype), torch.float32)
+    log_ratio, advantages = log_ratio.to(dtype), advantages.to(dtype)
+    low, high = (_radius(eps, name, log_ratio) for eps, name in ((eps_low, "eps_low"), (eps_high, "eps_high")))
+
+    rewarded = advantages >= 0
+    eps = torch.where(rewarded, high, low)
+    deviation = deviation_in_radii(log_ratio, rewarded, eps)
+    if shape.f is shape.g:
+        h = shape.f(deviation)
+    else:
+        # Each shape sees zeros in place of the other's samples, so that none can spoil the other's gradient.
+        zero = torch.zeros_like(deviation)
+        h = torch.where(
+            rewarded, shape.f(torch.where(rewarded, deviation, zero)), shape.g(torch.where(rewarded, zero, deviation))
+        )
+    return advantages + advantages.abs() * eps * h
+
+
+def deviation_in_radii(log_ratio: torch.Tensor, rewarded: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
+    """``x = sign(A) (r - 1) / eps``, with the log-ratio saturated at :data:`MAX_LOG_RATIO`.
+
+    :param log_ratio: any shape
+    :param rewarded: where ``A >= 0``, same shape
+    :param eps: radius of each sample, same shape
+    """
+    growth = torch.expm1(log_ratio.clamp(max=MAX_LOG_RATIO)) / eps
+    return torch.where(rewarded, growth, -growth)
+
+
+def _radius(eps: float | torch.Tensor, name: str, like: torch.Tensor) -> torch.Tensor:
+    if not isinstance(eps, torch.Tensor):
+        if math.isnan(eps):
+            raise ValueError(f"{name}={eps} is not a radius; allowed are numbers above 0")
+        eps = torch.tensor(eps, dtype=like.dtype, device=like.device)
+    return eps.to(like.dtype).clamp(min=MIN_RADIUS)
+
+
+def ratio_form(
+    shaping: ShapingLike, *, eps_low: float = 0.2, eps_high: float = 0.2
+) -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]:
+    """The paper's ``f`` and ``g`` as functions of the ratio, for plots and theory.
+
+    :param shaping: anything that :func:`resolve` takes
+    :param eps_low: radius of ``g``
+    :param eps_high: radius of ``f``
+    :return: ``f(r) = 1 + eps_high h_f((r - 1) / eps_high)`` and ``g(r) = 1 - eps_low h_g((1 - r) / eps_low)``
+    :raises ValueError: if a radius is not above 0
+    """
+    for name, eps in (("eps_low", eps_low), ("eps_high", eps_high)):
+        if not eps > 0:
+            raise ValueError(f"{name}={eps} is not a radius; allowed are numbers above 0")
+    shape = as_pair(shaping)
+
+    def f(ratio: torch.Tensor) -> torch.Tensor:
+        return 1.0 + eps_high * shape.f((ratio - 1.0) / eps_high)
+
+    def g(ratio: torch.Tensor) -> torch.Tensor:
+        return 1.0 - eps_low * shape.g((1.0 - ratio) / eps_low)
+
+    return f, g

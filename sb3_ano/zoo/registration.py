@@ -1,0 +1,46 @@
+"""Make the RL Zoo know this package's algorithms and their hyperparameters."""
+
+import functools
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from sb3_ano.algorithms import ANO, PAPO, SPO, ShapedPolicyAlgorithm
+from sb3_ano.extras import missing_extra
+from sb3_ano.zoo.hyperparameters import hyperparameter_file, require_known_keys
+
+try:
+    import rl_zoo3
+    from rl_zoo3.exp_manager import ExperimentManager
+except ImportError as error:
+    raise missing_extra("zoo", error.name or "rl-zoo3") from error
+
+ALGORITHMS: dict[str, type[ShapedPolicyAlgorithm]] = {"ano": ANO, "spo": SPO, "papo": PAPO}
+
+
+def register() -> None:
+    """Add ``ano``, ``spo`` and ``papo`` to the RL Zoo of this process; calling it again changes nothing.
+
+    To be called before a zoo command parses its arguments. The zoo keeps one dictionary of algorithms that all of its
+    modules share, hence the change in place.
+    """
+    rl_zoo3.ALGOS.update(ALGORITHMS)
+    if not hasattr(ExperimentManager.read_hyperparameters, "__wrapped__"):
+        ExperimentManager.read_hyperparameters = _read_own_hyperparameters(ExperimentManager.read_hyperparameters)
+
+
+def _read_own_hyperparameters(read: Any) -> Any:
+    """The zoo looks for ``ano.yml`` inside its own package; point it to ours unless a file was asked for."""
+
+    @functools.wraps(read)
+    def read_hyperparameters(self: ExperimentManager) -> tuple[dict[str, Any], "OrderedDict[str, Any]"]:
+        algorithm = ALGORITHMS.get(self.algo)
+        if algorithm is None:
+            return read(self)
+        if Path(self.config).parent == Path(rl_zoo3.__file__).parent / "hyperparams":
+            self.config = str(hyperparameter_file(self.algo))
+        hyperparameters, saved = read(self)
+        require_known_keys(hyperparameters, algorithm, self.config)
+        return hyperparameters, saved
+
+    return read_hyperparameters

@@ -1,0 +1,69 @@
+"""What only ANO has: the shaping argument."""
+
+import pytest
+import torch
+
+from sb3_ano import ANO, PAPO, SPO
+from sb3_ano.shaping import ano, surrogate
+
+SMALL = {"n_steps": 64, "batch_size": 32, "n_epochs": 4, "learning_rate": 3e-3, "seed": 0}
+
+
+def parameters(model) -> torch.Tensor:
+    return torch.nn.utils.parameters_to_vector(model.policy.parameters()).detach()
+
+
+def trained(cls=ANO, **options):
+    return cls("MlpPolicy", "CartPole-v1", **SMALL, **options).learn(192)
+
+
+def test_spo_is_ano_with_the_shape_spo():
+    assert torch.equal(parameters(trained(SPO)), parameters(trained(ANO, shaping="spo")))
+
+
+def test_the_default_shape_is_ano():
+    assert trained().shaping == "ano"
+    assert torch.equal(parameters(trained()), parameters(trained(shaping=ano)))
+    assert not torch.equal(parameters(trained()), parameters(trained(shaping="ppo")))
+
+
+def test_a_pair_of_equal_shapes_is_the_symmetric_objective():
+    assert torch.equal(parameters(trained(shaping=("ano", "ano"))), parameters(trained()))
+
+
+def test_the_policy_loss_is_minus_the_mean_surrogate():
+    model = ANO("MlpPolicy", "CartPole-v1", **SMALL, clip_range=0.1, clip_range_high=0.3)
+    model.learn(64)
+    log_ratio, advantages = torch.linspace(-1, 1, 9), torch.linspace(-2, 2, 9)
+    expected = -surrogate(log_ratio, advantages, "ano", eps_low=0.1, eps_high=0.3).mean()
+    region = model._loss_settings().region
+    torch.testing.assert_close(model.policy_loss(log_ratio, advantages, region, None), expected)
+
+
+@pytest.mark.parametrize("cls", [SPO, PAPO])
+def test_spo_and_papo_take_no_shape(cls):
+    with pytest.raises(TypeError, match="shaping"):
+        cls("MlpPolicy", "CartPole-v1", shaping="ano")
+
+
+@pytest.mark.parametrize(
+    ("shaping", "error", "message"),
+    [
+        ("anno", ValueError, "shaping='anno' is unknown; allowed are .*'ano'"),
+        (lambda x: x + 1, ValueError, "violates anchoring: h\\(0\\) = 1, allowed is 0.*from_ratio"),
+        (lambda ratio, eps: ratio, TypeError, "from_ratio"),
+        (3, TypeError, "shaping=3 is not a shape; allowed are"),
+    ],
+)
+def test_bad_shapes_are_named_with_what_is_allowed(shaping, error, message):
+    with pytest.raises(error, match=message):
+        ANO("MlpPolicy", "CartPole-v1", shaping=shaping)
+
+
+def leaky(x):
+    return x.clamp(min=-5.0, max=1.0)
+
+
+def test_a_shape_above_the_identity_is_warned_about():
+    with pytest.warns(UserWarning, match="violates enclosure: h\\(-5.00098\\) = -5"):
+        ANO("MlpPolicy", "CartPole-v1", shaping=leaky)

@@ -1,0 +1,262 @@
+"""What the three algorithms share with SB3's PPO, and bad input."""
+
+import inspect
+import math
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.env_checker import check_env
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.utils import LinearSchedule
+
+from sb3_ano import ANO, PAPO, SPO
+from tests.tiny_envs import (
+    BOX_ACTIONS,
+    BOX_OBSERVATIONS,
+    DICT_OBSERVATIONS,
+    IMAGE_OBSERVATIONS,
+    TinyEnv,
+    tiny_vec_env,
+)
+
+ALGORITHMS = [ANO, SPO, PAPO]
+SMALL = {"n_steps": 32, "batch_size": 32, "n_epochs": 2, "seed": 0}
+
+pytestmark = pytest.mark.parametrize("cls", ALGORITHMS)
+
+
+def parameters(model) -> torch.Tensor:
+    return torch.nn.utils.parameters_to_vector(model.policy.parameters()).detach()
+
+
+def test_a_ppo_user_changes_one_word(cls):
+    ours = list(inspect.signature(cls.__init__).parameters.values())
+    theirs = list(inspect.signature(PPO.__init__).parameters.values())
+    assert [(p.name, p.default, p.kind) for p in ours[: len(theirs)]] == [(p.name, p.default, p.kind) for p in theirs]
+    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in ours[len(theirs) :])
+
+
+@pytest.mark.parametrize(
+    "action_space",
+    [BOX_ACTIONS, spaces.Discrete(3), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)],
+    ids=lambda space: type(space).__name__,
+)
+@pytest.mark.parametrize(
+    ("policy", "observation_space"),
+    [("MlpPolicy", BOX_OBSERVATIONS), ("CnnPolicy", IMAGE_OBSERVATIONS), ("MultiInputPolicy", DICT_OBSERVATIONS)],
+    ids=["Mlp", "Cnn", "MultiInput"],
+)
+def test_every_policy_learns_with_every_action_space(cls, policy, observation_space, action_space):
+    model = cls(policy, tiny_vec_env(observation_space, action_space), **SMALL)
+    before = parameters(model)
+    model.learn(64)
+    assert parameters(model).isfinite().all()
+    assert not torch.equal(parameters(model), before)
+    assert model.action_space.contains(model.predict(observation_space.sample())[0].squeeze()[()])
+
+
+def test_tiny_env_follows_the_gymnasium_interface(cls):
+    check_env(TinyEnv(BOX_OBSERVATIONS, spaces.Discrete(2)))
+
+
+def test_the_same_seed_gives_the_same_parameters_bit_for_bit(cls):
+    runs = [cls("MlpPolicy", "CartPole-v1", **SMALL).learn(128) for _ in range(2)]
+    assert torch.equal(*map(parameters, runs))
+    other = cls("MlpPolicy", "CartPole-v1", **{**SMALL, "seed": 1}).learn(128)
+    assert not torch.equal(parameters(runs[0]), parameters(other))
+
+
+@pytest.mark.parametrize(("total", "n_steps"), [(96, 32), (100, 128)])
+def test_schedules_may_end_at_zero_or_overshoot(cls, total, n_steps):
+    to_zero = LinearSchedule(0.2, 0.0, 1.0)
+    model = cls(
+        "MlpPolicy",
+        "CartPole-v1",
+        **{**SMALL, "n_steps": n_steps},
+        learning_rate=LinearSchedule(1e-3, 0.0, 1.0),
+        clip_range=to_zero,
+        clip_range_high="lin_0.3",
+        clip_range_vf=to_zero,
+    ).learn(total)
+    assert model.num_timesteps >= total
+    assert parameters(model).isfinite().all()
+    assert model.policy.optimizer.param_groups[0]["lr"] == 0.0
+    assert model.logger.name_to_value["train/clip_range"] == pytest.approx(1e-6)
+
+
+def test_the_radius_is_read_at_each_update(cls):
+    seen = []
+
+    class Record(BaseCallback):
+        def _on_rollout_end(self) -> None:
+            seen.append(self.model.logger.name_to_value.get("train/clip_range"))
+
+        def _on_step(self) -> bool:
+            return True
+
+    schedule = LinearSchedule(0.4, 0.0, 1.0)
+    cls("MlpPolicy", "CartPole-v1", **SMALL, clip_range=schedule).learn(128, callback=Record(), log_interval=None)
+    assert seen[1:] == pytest.approx([0.3, 0.2, 0.1])
+
+
+def test_a_wider_upper_radius_changes_only_positive_advantages(cls):
+    model = cls("MlpPolicy", "CartPole-v1", **SMALL, clip_range=0.1, clip_range_high=0.3).learn(32)
+    log_ratio = torch.tensor([0.2, 0.2, -0.2, -0.2])
+    log = model.logger.name_to_value
+    assert (log["train/clip_range"], log["train/clip_range_high"]) == pytest.approx((0.1, 0.3))
+    region = model._loss_settings().region
+    assert (region.eps_low.item(), region.eps_high.item()) == pytest.approx((0.1, 0.3))
+    assert log_ratio.shape == (4,)
+
+
+def test_target_kl_ends_the_update(cls, capsys):
+    model = cls("MlpPolicy", "CartPole-v1", **{**SMALL, "n_epochs": 50}, learning_rate=0.05, target_kl=1e-3, verbose=1)
+    model.learn(32)
+    assert model._n_updates < 50
+    if cls is not PAPO:  # whose own limit may come first
+        assert "Early stopping in epoch" in capsys.readouterr().out
+
+
+def test_sb3s_log_names_are_there(cls):
+    ppo = PPO("MlpPolicy", "Pendulum-v1", n_steps=32, batch_size=32, n_epochs=2, clip_range_vf=0.2).learn(32)
+    model = cls("MlpPolicy", "Pendulum-v1", **SMALL, clip_range_vf=0.2).learn(32)
+    names = {name for name in ppo.logger.name_to_value if name.startswith("train/")}
+    more = {"kl_mean", "kl_max", "ratio_mean", "ratio_max", "fraction_above", "fraction_below"}
+    more |= {"ppo_discarded_gradient", "grad_norm", "skipped_minibatches"}
+    assert names | {f"train/{name}" for name in more} <= set(model.logger.name_to_value)
+
+
+def test_callbacks_loggers_and_continued_training_work_as_in_sb3(cls, tmp_path):
+    env = gym.make("CartPole-v1")
+    evaluate = EvalCallback(tiny_eval_env(), eval_freq=32, best_model_save_path=str(tmp_path), verbose=0, warn=False)
+    model = cls("MlpPolicy", env, **SMALL, tensorboard_log=str(tmp_path))
+    model.learn(64, callback=[evaluate])
+    assert (tmp_path / "best_model.zip").is_file()
+    assert (tmp_path / f"{cls.__name__}_1").is_dir(), "TensorBoard runs are named after the algorithm"
+    model.set_logger(configure(str(tmp_path / "csv"), ["csv"]))
+    model.learn(64, reset_num_timesteps=False)
+    assert model.num_timesteps == 128
+    assert "train/kl_max" in (tmp_path / "csv" / "progress.csv").read_text()
+    model.set_env(gym.make("CartPole-v1"))
+    model.learn(32)
+    assert model.num_timesteps == 32
+    assert set(model.get_parameters()) == {"policy", "policy.optimizer"}
+    model.set_parameters(model.get_parameters())
+    model.logger.close()
+
+
+def tiny_eval_env():
+    from stable_baselines3.common.monitor import Monitor
+
+    return Monitor(gym.make("CartPole-v1"))
+
+
+def test_a_callback_can_stop_training(cls):
+    class Stop(BaseCallback):
+        def _on_step(self) -> bool:
+            return self.n_calls < 5
+
+    assert cls("MlpPolicy", "CartPole-v1", **SMALL).learn(64, callback=Stop()).num_timesteps == 5
+
+
+class SmallExtractor(FlattenExtractor):
+    pass
+
+
+class OwnPolicy(ActorCriticPolicy):
+    pass
+
+
+def test_custom_policies_and_extractors_are_used(cls):
+    model = cls(OwnPolicy, "CartPole-v1", **SMALL, policy_kwargs={"features_extractor_class": SmallExtractor}).learn(32)
+    assert isinstance(model.policy, OwnPolicy)
+    assert isinstance(model.policy.features_extractor, SmallExtractor)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"clip_range": 0.0}, ValueError, "clip_range=0.0 .*allowed are"),
+        ({"clip_range": -0.2}, ValueError, "clip_range=-0.2 .*allowed are"),
+        ({"clip_range": math.nan}, ValueError, "clip_range=nan .*allowed are"),
+        ({"clip_range": "0.2"}, ValueError, "clip_range='0.2' is not a schedule; allowed are"),
+        ({"clip_range": None}, TypeError, "clip_range=None"),
+        ({"clip_range_high": 0.0}, ValueError, "clip_range_high=0.0"),
+        ({"clip_range_high": "cos_0.2"}, ValueError, "clip_range_high='cos_0.2'"),
+        ({"clip_range_high": "lin_0"}, ValueError, "clip_range_high='lin_0'"),
+        ({"clip_range_vf": -1}, ValueError, "clip_range_vf=-1"),
+        ({"batch_size": 1}, ValueError, "batch_size=1 .*allowed are 2 and more"),
+        ({"batch_size": 0}, ValueError, "batch_size=0 .*allowed are"),
+        ({"n_epochs": 2.5}, ValueError, "n_epochs=2.5"),
+        ({"n_steps": 1}, ValueError, "n_steps=1 .*allowed are"),
+        ({"torch_compile": "maybe"}, ValueError, "torch_compile='maybe' .*allowed are"),
+        ({"policy": "MlpPolitik"}, ValueError, "MlpPolitik"),
+        ({"env": "CartPol-v1"}, ValueError, "env='CartPol-v1' is not a registered environment.*CartPole"),
+        ({"nonsense": 1}, TypeError, "nonsense"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_named_with_what_is_allowed(cls, arguments, error, message):
+    with pytest.raises(error, match=message):
+        cls(**{"policy": "MlpPolicy", "env": "CartPole-v1", **arguments})
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Dict({"a": spaces.Discrete(2)}), "does not support; allowed are Box, Discrete"),
+        (spaces.Box(-np.inf, np.inf, (1,)), "unbounded action space"),
+    ],
+)
+def test_unsupported_action_spaces_are_named_with_what_is_allowed(cls, space, message):
+    with pytest.raises(ValueError, match=message):
+        cls("MlpPolicy", TinyEnv(BOX_OBSERVATIONS, space))
+
+
+def test_a_schedule_that_is_not_a_number_is_named(cls):
+    model = cls("MlpPolicy", "CartPole-v1", **SMALL, clip_range=lambda _: math.nan)
+    with pytest.raises(ValueError, match="clip_range is NaN at progress_remaining"):
+        model.learn(32)
+
+
+def test_a_batch_that_does_not_divide_the_rollout_is_warned_about(cls):
+    with pytest.warns(UserWarning, match="batch_size=24 does not divide the rollout of 32 samples"):
+        cls("MlpPolicy", "CartPole-v1", **{**SMALL, "batch_size": 24})
+
+
+class OwnBuffer(RolloutBuffer):
+    resets = 0
+
+    def reset(self) -> None:
+        super().reset()
+        type(self).resets += 1
+
+
+def test_custom_rollout_buffers_are_used(cls):
+    if cls is PAPO:
+        with pytest.raises(ValueError, match="rollout_buffer_class=OwnBuffer gives no td_errors"):
+            PAPO("MlpPolicy", "CartPole-v1", **SMALL, rollout_buffer_class=OwnBuffer)
+        return
+    before = OwnBuffer.resets
+    model = cls("MlpPolicy", "CartPole-v1", **SMALL, rollout_buffer_class=OwnBuffer).learn(64)
+    assert isinstance(model.rollout_buffer, OwnBuffer)
+    assert OwnBuffer.resets >= before + 3
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_compiled_loss_gives_the_same_parameters(cls):
+    eager, compiled = (
+        cls("MlpPolicy", "CartPole-v1", **SMALL, torch_compile=compile_it, clip_range=LinearSchedule(0.2, 0.1, 1.0)).learn(96)
+        for compile_it in (False, True)
+    )
+    difference = (parameters(eager) - parameters(compiled)).norm() / parameters(eager).norm()
+    assert difference.item() <= 1e-6

@@ -1,0 +1,122 @@
+"""``ANO(shaping="ppo")`` against SB3's PPO, an independent implementation of the same algorithm."""
+
+import functools
+from collections.abc import Callable
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from sb3_ano import ANO
+from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env
+
+SMALL = {"n_steps": 64, "batch_size": 32, "n_epochs": 4}
+
+CASES: dict[str, tuple[str, Callable, dict]] = {
+    "CartPole": ("MlpPolicy", lambda: gym.make("CartPole-v1"), {}),
+    "Pendulum": ("MlpPolicy", lambda: gym.make("Pendulum-v1"), {}),
+    "gSDE": ("MlpPolicy", lambda: gym.make("Pendulum-v1"), {"use_sde": True, "sde_sample_freq": 4}),
+    "MultiDiscrete": ("MlpPolicy", functools.partial(tiny_vec_env, BOX_OBSERVATIONS, spaces.MultiDiscrete([3, 2])), {}),
+    "MultiBinary": ("MlpPolicy", functools.partial(tiny_vec_env, BOX_OBSERVATIONS, spaces.MultiBinary(3)), {}),
+    "Dict": ("MultiInputPolicy", functools.partial(tiny_vec_env, DICT_OBSERVATIONS, spaces.Discrete(3)), {}),
+    "image": (
+        "CnnPolicy",
+        functools.partial(tiny_vec_env, IMAGE_OBSERVATIONS, BOX_ACTIONS),
+        {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "policy_kwargs": {"features_extractor_kwargs": {"features_dim": 32}}},
+    ),
+}
+OPTIONS = {
+    "plain": {},
+    "clip_range_vf": {"clip_range_vf": 0.1},
+    "target_kl": {"target_kl": 0.005},
+    "batches that do not divide": {"batch_size": 24, "normalize_advantage": False, "ent_coef": 0.01},
+}
+
+
+def make(cls: type[BaseAlgorithm], case: str, **options) -> BaseAlgorithm:
+    policy, env, settings = CASES[case]
+    arguments = {"seed": 3, "device": "cpu", "learning_rate": 3e-3, **SMALL, **settings, **options}
+    return cls(policy, env(), **arguments)
+
+
+def parameters(model: BaseAlgorithm) -> torch.Tensor:
+    return torch.nn.utils.parameters_to_vector(model.policy.parameters()).detach()
+
+
+def relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    return ((one - other).norm() / one.norm()).item()
+
+
+def after_three_rollouts(cls: type[BaseAlgorithm], case: str, **options) -> BaseAlgorithm:
+    model = make(cls, case, **options)
+    return model.learn(3 * model.n_steps * model.n_envs)
+
+
+@pytest.mark.filterwarnings("ignore:batch_size=24 does not divide")
+@pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("case", CASES)
+def test_parameters_and_actions_are_those_of_ppo_after_three_rollouts(case, options):
+    expected = after_three_rollouts(PPO, case, **options)
+    found = after_three_rollouts(ANO, case, shaping="ppo", torch_compile=False, **options)
+
+    assert relative_difference(parameters(expected), parameters(found)) <= (1e-5 if case == "image" else 1e-6)
+    actions, expected_actions = found.rollout_buffer.actions, expected.rollout_buffer.actions
+    if isinstance(found.action_space, spaces.Box):
+        np.testing.assert_allclose(actions, expected_actions, rtol=1e-4, atol=1e-5)
+    else:
+        np.testing.assert_array_equal(actions, expected_actions)
+    for name in ("approx_kl", "clip_fraction", "policy_gradient_loss", "value_loss", "entropy_loss", "loss"):
+        logged, expected_log = (model.logger.name_to_value[f"train/{name}"] for model in (found, expected))
+        assert logged == pytest.approx(expected_log, rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.parametrize("different", [{"clip_range": 0.201}, {"shaping": "spo"}], ids=str)
+@pytest.mark.parametrize("case", ["CartPole", "MultiDiscrete", "MultiBinary"])
+def test_another_radius_or_shape_is_told_apart(case, different):
+    # So fast that the clip acts, without which no radius could be told from another.
+    fast = {"learning_rate": 3e-2, "vf_coef": 0.0, "n_epochs": 10}
+    expected = after_three_rollouts(PPO, case, **fast)
+    found = after_three_rollouts(ANO, case, **{"shaping": "ppo", **fast, **different})
+    assert relative_difference(parameters(expected), parameters(found)) > 1e-4
+
+
+def loss_and_gradient_of_a_moved_policy(model: BaseAlgorithm) -> tuple[float, torch.Tensor]:
+    """One minibatch of the size of the rollout, after the policy was moved so far that the clip acts."""
+    gradients = []
+    train, step = model.train, model.policy.optimizer.step
+
+    def record(*args, **kwargs):
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.policy.parameters()]))
+        return step(*args, **kwargs)
+
+    def move_and_train() -> None:
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in model.policy.parameters():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+        train()
+
+    model.policy.optimizer.step = record
+    model.train = move_and_train
+    model.learn(model.n_steps * model.n_envs)
+    assert model.logger.name_to_value["train/clip_fraction"] > 0.01
+    (gradient,) = gradients
+    return model.logger.name_to_value["train/loss"], gradient
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_range_vf": 0.1}], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_loss_and_gradient_of_a_minibatch_are_those_of_ppo(case, options):
+    once = {"n_steps": 64, "n_epochs": 1, "batch_size": 64 if case in ("CartPole", "Pendulum", "gSDE") else 128}
+    # No clipping by norm: a scaled gradient would hide a difference in its length.
+    once |= {"max_grad_norm": 1e9, "clip_range": 0.05, **options}
+    loss, gradient = loss_and_gradient_of_a_moved_policy(make(ANO, case, shaping="ppo", **once))
+    expected_loss, expected_gradient = loss_and_gradient_of_a_moved_policy(make(PPO, case, **once))
+
+    assert loss == pytest.approx(expected_loss, rel=1e-6)
+    assert relative_difference(expected_gradient, gradient) <= 1e-6

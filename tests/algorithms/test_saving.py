@@ -1,0 +1,245 @@
+"""A saved model comes back as what it was trained as, or not at all."""
+
+import io
+import json
+import sys
+import types
+import warnings
+import zipfile
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.utils import LinearSchedule
+
+from sb3_ano import ANO, PAPO, SPO
+from sb3_ano.shaping import from_ratio, spo
+from tests.tiny_envs import BOX_OBSERVATIONS, DICT_OBSERVATIONS, tiny_vec_env
+
+ALGORITHMS = [ANO, SPO, PAPO]
+SMALL = {"n_steps": 32, "batch_size": 32, "n_epochs": 1, "seed": 0}
+
+
+def pseudo_huber(x):
+    return 1 + x - torch.sqrt(1 + x.square())
+
+
+def parameters(model) -> torch.Tensor:
+    return torch.nn.utils.parameters_to_vector(model.policy.parameters()).detach()
+
+
+def trained(cls=ANO, **options):
+    return cls("MlpPolicy", "CartPole-v1", **SMALL, **options).learn(64)
+
+
+@pytest.fixture
+def module_with_shape(monkeypatch):
+    """A module called ``my_shapes`` with a shape ``mine``, as a user's project would have."""
+    module = types.ModuleType("my_shapes")
+    exec("def mine(x):\n    return x - 0.25 * x * x", module.__dict__)
+    monkeypatch.setitem(sys.modules, "my_shapes", module)
+    return module
+
+
+@pytest.mark.parametrize("cls", ALGORITHMS)
+def test_a_loaded_model_acts_and_goes_on_like_the_saved_one(cls, tmp_path):
+    model = trained(cls, clip_range=LinearSchedule(0.2, 0.1, 1.0), clip_range_high="lin_0.3", clip_range_vf=0.5)
+    model.save(tmp_path / "model")
+    loaded = cls.load(tmp_path / "model", env=gym.make("CartPole-v1"))
+    assert torch.equal(parameters(loaded), parameters(model))
+    observations = np.random.default_rng(0).normal(size=(100, 4)).astype(np.float32)
+    assert np.array_equal(
+        loaded.predict(observations, deterministic=True)[0], model.predict(observations, deterministic=True)[0]
+    )
+    assert loaded.clip_range(0.5) == pytest.approx(0.15)
+    assert loaded.clip_range_high(0.5) == pytest.approx(0.15)
+    loaded.learn(32)
+
+
+@pytest.mark.parametrize(
+    ("shaping", "stored"),
+    [
+        ("ppo", "ppo"),
+        (spo, "spo"),
+        (pseudo_huber, f"{__name__}:pseudo_huber"),
+        ("my_shapes:mine", "my_shapes:mine"),
+        (("ano", pseudo_huber), ["ano", f"{__name__}:pseudo_huber"]),
+    ],
+)
+def test_the_shape_comes_back_by_its_name(shaping, stored, tmp_path, module_with_shape):
+    model = trained(shaping=shaping)
+    model.save(tmp_path / "model.zip")
+    data = json.loads(zipfile.ZipFile(tmp_path / "model.zip").read("data"))
+    assert (data["algorithm"], data["shaping"]) == ("ANO", stored)
+    loaded = ANO.load(tmp_path / "model.zip")
+    assert loaded.shaping == stored
+    assert loaded._shape == model._shape
+    again = io.BytesIO()
+    loaded.save(again)
+    again.seek(0)
+    assert ANO.load(again)._shape == model._shape
+
+
+def closure(weight):
+    return lambda x: x - weight * x.square()
+
+
+@pytest.mark.parametrize(
+    "shaping",
+    [
+        lambda x: x - x.square(),
+        closure(0.1),
+        from_ratio(lambda r, eps: r - (r - 1) ** 2 / eps),
+        ("ano", lambda x: x - x.square()),
+    ],
+    ids=["lambda", "closure", "from_ratio", "pair"],
+)
+def test_a_shape_without_a_name_is_warned_about_saved_and_asked_for_when_loading(shaping, tmp_path):
+    with pytest.warns(UserWarning, match="cannot be imported by its name.*loads only with shaping="):
+        model = trained(shaping=shaping)
+    model.save(tmp_path / "model")
+    with pytest.raises(ValueError, match="was trained with shaping=.*pass the function itself as shaping="):
+        ANO.load(tmp_path / "model")
+    with pytest.warns(UserWarning, match="cannot be imported by its name"):
+        loaded = ANO.load(tmp_path / "model", shaping=shaping)
+    assert torch.equal(parameters(loaded), parameters(model))
+
+
+def test_a_function_of_the_main_script_is_never_looked_up_by_name(tmp_path):
+    main = types.FunctionType(pseudo_huber.__code__, globals(), "pseudo_huber")
+    main.__module__ = "__main__"
+    with pytest.warns(UserWarning, match="__main__:pseudo_huber"):
+        trained(shaping=main).save(tmp_path / "model")
+    with pytest.raises(ValueError, match="main script"):
+        ANO.load(tmp_path / "model")
+
+
+def test_a_shape_that_was_renamed_is_not_replaced_by_another(tmp_path, module_with_shape):
+    trained(shaping="my_shapes:mine").save(tmp_path / "model")
+    del module_with_shape.mine
+    with pytest.raises(ValueError, match="my_shapes:mine"):
+        ANO.load(tmp_path / "model")
+
+
+def test_a_shape_that_was_edited_is_noticed(tmp_path, module_with_shape):
+    trained(shaping="my_shapes:mine").save(tmp_path / "model")
+    module_with_shape.mine = lambda x: x - 0.3 * x * x
+    with pytest.raises(ValueError, match="the function of that name is another one now"):
+        ANO.load(tmp_path / "model")
+
+
+def test_going_on_with_another_shape_is_possible_and_warned_about(tmp_path):
+    trained().save(tmp_path / "model")
+    with pytest.warns(UserWarning, match="was trained with shaping='ano'; shaping= goes on with another one"):
+        assert ANO.load(tmp_path / "model", shaping="spo").shaping == "spo"
+
+
+@pytest.mark.parametrize("saved_by", ALGORITHMS)
+@pytest.mark.parametrize("loaded_by", ALGORITHMS)
+def test_only_the_algorithm_that_saved_a_file_loads_it(saved_by, loaded_by, tmp_path):
+    trained(saved_by).save(tmp_path / "model")
+    if saved_by is loaded_by:
+        loaded_by.load(tmp_path / "model")
+    else:
+        message = f"was saved by {saved_by.__name__}; load it with {saved_by.__name__}.load"
+        with pytest.raises(ValueError, match=message):
+            loaded_by.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("cls", ALGORITHMS)
+def test_a_file_of_sb3s_ppo_is_refused(cls, tmp_path):
+    PPO("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32).save(tmp_path / "ppo")
+    with pytest.raises(ValueError, match="was not saved by sb3_ano"):
+        cls.load(tmp_path / "ppo")
+
+
+def test_every_cut_and_every_flipped_byte_is_noticed(tmp_path):
+    path = tmp_path / "model.zip"
+    trained().save(path)
+    whole = path.read_bytes()
+    generator = np.random.default_rng(0)
+    for size in [0, 1, 100, *generator.integers(0, len(whole) - 1, 10)]:
+        path.write_bytes(whole[:size])  # what is left may end with a whole zip archive, that of the optimizer's state
+        with pytest.raises(ValueError, match="model.zip is (not a saved model, or was cut off|a zip archive, but not of a saved model)"):
+            ANO.load(path)
+    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
+        start = archive.getinfo("policy.pth").header_offset + 100
+        length = archive.getinfo("policy.pth").compress_size
+    for position in generator.integers(start, start + length - 100, 10):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
+        with pytest.raises(ValueError, match="damaged"):
+            ANO.load(path)
+
+
+def test_files_that_are_no_model_are_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    with pytest.raises(ValueError, match="is a zip archive, but not of a saved model"):
+        ANO.load(tmp_path / "other.zip")
+    with pytest.raises(FileNotFoundError):
+        ANO.load(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("replacement", "message"),
+    [
+        ({"clip_range": -0.1}, "clip_range=-0.1"),
+        ({"clip_range": float("nan")}, "clip_range=nan"),
+        ({"batch_size": 1}, "batch_size=1"),
+        ({"shaping": "anno"}, "shaping='anno'"),
+        ({"shaping": lambda x: x + 1}, "violates anchoring"),
+        ({"n_epochs": 0}, "n_epochs=0"),
+    ],
+    ids=["negative", "nan", "batch_size", "unknown shape", "not anchored", "n_epochs"],
+)
+def test_arguments_of_load_are_validated(replacement, message, tmp_path):
+    trained().save(tmp_path / "model")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of going on with another shape
+        with pytest.raises(ValueError, match=message):
+            ANO.load(tmp_path / "model", **replacement)
+
+
+@pytest.mark.parametrize("cls", ALGORITHMS)
+@pytest.mark.parametrize("radius", [0.0, lambda _: 0.0], ids=["number", "schedule"])
+def test_loading_with_a_radius_of_zero_as_the_zoos_enjoy_does_never_raises(cls, radius, tmp_path):
+    trained(cls).save(tmp_path / "model")
+    loaded = cls.load(tmp_path / "model", env=gym.make("CartPole-v1"), custom_objects={"clip_range": radius})
+    loaded.learn(32)
+    assert parameters(loaded).isfinite().all()
+
+
+def test_a_stream_is_read_from_where_it_stands():
+    stream = io.BytesIO()
+    model = trained()
+    model.save(stream)
+    stream.seek(0)
+    assert torch.equal(parameters(ANO.load(stream)), parameters(model))
+
+
+@pytest.mark.parametrize("cls", ALGORITHMS)
+def test_dict_observations_come_back(cls, tmp_path):
+    model = cls("MultiInputPolicy", tiny_vec_env(DICT_OBSERVATIONS, spaces.Discrete(3)), **SMALL).learn(64)
+    model.save(tmp_path / "model")
+    loaded = cls.load(tmp_path / "model", env=tiny_vec_env(DICT_OBSERVATIONS, spaces.Discrete(3)))
+    assert torch.equal(parameters(loaded), parameters(model))
+    loaded.learn(64)
+
+
+def test_an_environment_with_other_spaces_is_refused(tmp_path):
+    trained().save(tmp_path / "model")
+    with pytest.raises(ValueError, match="do not match"):
+        ANO.load(tmp_path / "model", env=tiny_vec_env(BOX_OBSERVATIONS, spaces.Discrete(5)))
+
+
+def test_a_subclass_loads_its_own_files(tmp_path):
+    class Derived(ANO):
+        pass
+
+    trained(Derived).save(tmp_path / "model")
+    assert type(Derived.load(tmp_path / "model")) is Derived
+    with pytest.raises(ValueError, match=r"load it with Derived\.load"):
+        ANO.load(tmp_path / "model")

@@ -1,0 +1,188 @@
+"""The surrogate against the paper's equations, written without h."""
+
+import itertools
+import math
+
+import mpmath
+import pytest
+import torch
+
+from sb3_ano.shaping import SHAPINGS, ano, ratio_form, spo, surrogate
+
+SAMPLES = 100_000
+
+
+def phi(z):
+    return torch.log1p(2.0 ** (-2.0 * z)) + 4.0 / (1.0 + 2.0 ** (-z))
+
+
+PAPER_F = {
+    "ppo": lambda r, eps: torch.minimum(r, 1 + eps),
+    "spo": lambda r, eps: -((r - 1 - eps) ** 2) / (2 * eps) + eps / 2 + 1,
+    "ano": lambda r, eps: 45 * eps / (32 * math.log(2)) * (phi(torch.full_like(r, -1.0)) - phi((r - 1 - eps) / eps)) + 1,
+    "identity": lambda r, eps: r,
+}
+
+
+def paper_objective(log_ratio, advantages, f, eps_low, eps_high):
+    """``min(g(r) A, f(r) A)`` with ``g(r) = 2 - f(2 - r)``; f with the upper radius, g with the lower."""
+    r = log_ratio.exp()
+    return torch.minimum((2 - f(2 - r, eps_low)) * advantages, f(r, eps_high) * advantages)
+
+
+def random_samples(seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(low, high):
+        return low + (high - low) * torch.rand(SAMPLES, generator=generator, dtype=torch.float64)
+
+    log_ratio = uniform(-2.0, 2.0).requires_grad_()
+    advantages = 3.0 * torch.randn(SAMPLES, generator=generator, dtype=torch.float64)
+    return log_ratio, advantages, uniform(0.05, 0.5), uniform(0.05, 0.5)
+
+
+def value_and_gradient(objective, log_ratio):
+    (gradient,) = torch.autograd.grad(objective.sum(), log_ratio)
+    return objective.detach(), gradient
+
+
+@pytest.mark.parametrize("name", SHAPINGS)
+def test_surrogate_equals_the_papers_objective(name):
+    log_ratio, advantages, eps_low, eps_high = random_samples()
+    expected = value_and_gradient(paper_objective(log_ratio, advantages, PAPER_F[name], eps_low, eps_high), log_ratio)
+    found = value_and_gradient(surrogate(log_ratio, advantages, name, eps_low=eps_low, eps_high=eps_high), log_ratio)
+    # Where value or gradient cross zero, either side keeps only the digits of what it subtracts: A f and A r f'.
+    scale = advantages.abs() * torch.maximum(log_ratio.detach().exp(), torch.ones(())) / torch.minimum(eps_low, eps_high)
+    for one, other in zip(found, expected, strict=True):
+        assert ((one - other).abs() <= 1e-12 * torch.maximum(other.abs(), scale)).all()
+        assert (one - other).abs().max() > 0 or name == "identity", "equal to the last bit: compared with itself?"
+
+
+def test_most_samples_agree_to_1e_12_of_their_own_size():
+    log_ratio, advantages, eps_low, eps_high = random_samples(seed=1)
+    for name in SHAPINGS:
+        expected = value_and_gradient(paper_objective(log_ratio, advantages, PAPER_F[name], eps_low, eps_high), log_ratio)
+        found = value_and_gradient(surrogate(log_ratio, advantages, name, eps_low=eps_low, eps_high=eps_high), log_ratio)
+        for one, other in zip(found, expected, strict=True):
+            agree = (one - other).abs() <= 1e-12 * other.abs()
+            assert agree.double().mean() > 0.999
+
+
+def mp_objective(log_ratio: float, advantage: float, name: str, eps: float):
+    """Value and d/d log r in 60 digits, from the paper's equations."""
+    with mpmath.workdps(60):
+        ln2, e = mpmath.log(2), mpmath.mpf(eps)
+
+        def mp_phi(z):
+            return mpmath.log1p(mpmath.power(2, -2 * z)) + 4 / (1 + mpmath.power(2, -z))
+
+        def f(r):
+            if name == "spo":
+                return -((r - 1 - e) ** 2) / (2 * e) + e / 2 + 1
+            return 45 * e / (32 * ln2) * (mp_phi(mpmath.mpf(-1)) - mp_phi((r - 1 - e) / e)) + 1
+
+        def objective(x):
+            r = mpmath.exp(x)
+            return min((2 - f(2 - r)) * advantage, f(r) * advantage)
+
+        return objective(mpmath.mpf(log_ratio)), mpmath.diff(objective, mpmath.mpf(log_ratio))
+
+
+@pytest.mark.parametrize(("name", "advantage"), list(itertools.product(["ano", "spo"], [1.7, -0.6])))
+@pytest.mark.parametrize("log_ratio", [-19.0, -8.0, -3.0, -1e-7, 1e-9, 1e-4, 2.5, 5.0, 12.0, 19.0])
+def test_surrogate_equals_mpmath_far_outside_the_region_and_next_to_one(name, advantage, log_ratio):
+    x = torch.tensor([log_ratio], dtype=torch.float64, requires_grad=True)
+    objective = surrogate(x, torch.tensor([advantage], dtype=torch.float64), name, eps_low=0.2, eps_high=0.2)
+    value, gradient = (part.item() for part in value_and_gradient(objective, x))
+    expected_value, expected_gradient = mp_objective(log_ratio, advantage, name, 0.2)
+    assert value == pytest.approx(float(expected_value), rel=1e-12)
+    # A redescended gradient is the product of a vanishing slope and a huge ratio.
+    assert gradient == pytest.approx(float(expected_gradient), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", SHAPINGS)
+@pytest.mark.parametrize("eps", [0.0, -0.1, 1e-6, 0.2, 5.0])
+def test_surrogate_is_finite_for_every_finite_log_ratio(dtype, name, eps):
+    log_ratio = torch.tensor([-1e4, -100, -1, -1e-3, 0, 1e-3, 1, 19, 21, 100, 1e4], dtype=dtype, requires_grad=True)
+    for advantage in (-50.0, -1.0, 0.0, 1.0, 50.0):
+        objective = surrogate(log_ratio, torch.full_like(log_ratio, advantage), name, eps_low=eps, eps_high=eps)
+        value, gradient = value_and_gradient(objective, log_ratio)
+        assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        assert value.isfinite().all()
+        # A half-precision gradient holds 6e4 at most; what it is the gradient of is computed in float32.
+        assert gradient.isfinite().all() or dtype == torch.float16
+
+
+def test_gradient_is_zero_beyond_saturation():
+    log_ratio = torch.tensor([20.5, 100.0], requires_grad=True)
+    for name in SHAPINGS:
+        objective = surrogate(log_ratio, torch.ones(2), name, eps_low=0.2, eps_high=0.2)
+        assert torch.autograd.grad(objective.sum(), log_ratio)[0].tolist() == [0.0, 0.0]
+
+
+def test_surrogate_stays_in_float32_under_bfloat16_autocast():
+    log_ratio, advantages = torch.linspace(-1, 1, 64), torch.linspace(-2, 2, 64)
+    outside = surrogate(log_ratio, advantages, "ano", eps_low=0.2, eps_high=0.3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = surrogate(log_ratio, advantages, "ano", eps_low=0.2, eps_high=0.3)
+    assert inside.dtype == torch.float32
+    assert torch.equal(inside, outside)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPINGS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_surrogate_is_finite_and_equals_the_eager_one(name):
+    compiled = torch.compile(surrogate, fullgraph=True)
+    log_ratio = torch.tensor([-1e4, -100, -1, 0, 1, 21, 100, 1e4], requires_grad=True)
+    eps = torch.tensor(0.2)
+    for advantage in (-1.0, 1.0):
+        advantages = torch.full_like(log_ratio, advantage)
+        found = value_and_gradient(compiled(log_ratio, advantages, name, eps_low=eps, eps_high=eps), log_ratio)
+        expected = value_and_gradient(surrogate(log_ratio, advantages, name, eps_low=eps, eps_high=eps), log_ratio)
+        for one, other in zip(found, expected, strict=True):
+            assert one.isfinite().all()
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_each_sign_of_the_advantage_has_its_own_radius():
+    log_ratio = torch.tensor([0.3, 0.3, -0.3, -0.3], dtype=torch.float64)
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
+    found = surrogate(log_ratio, advantages, "ppo", eps_low=0.1, eps_high=0.25)
+    low = math.exp(-0.3)
+    assert found.tolist() == pytest.approx([1.25, -math.exp(0.3), low, -0.9])
+
+
+def test_a_pair_gives_each_sign_of_the_advantage_its_own_shape():
+    log_ratio, advantages, _, _ = random_samples()
+    radii = {"eps_low": 0.2, "eps_high": 0.2}
+    found = surrogate(log_ratio, advantages, (ano, spo), **radii)
+    expected = torch.where(
+        advantages >= 0, surrogate(log_ratio, advantages, ano, **radii), surrogate(log_ratio, advantages, spo, **radii)
+    )
+    assert torch.equal(found, expected)
+
+
+def test_a_shape_that_breaks_on_the_others_samples_does_not_spoil_the_gradient():
+    log_ratio = torch.tensor([1.0, -1.0], dtype=torch.float64, requires_grad=True)
+    advantages = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    # sqrt is not differentiable below 0, where only the samples of the other sign lie
+    objective = surrogate(log_ratio, advantages, ("ano", lambda x: x.clamp(min=-0.5) - x.square()), eps_low=0.2, eps_high=0.2)
+    assert torch.autograd.grad(objective.sum(), log_ratio)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("name", SHAPINGS)
+def test_ratio_form_is_the_papers_f_and_its_reflection(name):
+    r = torch.linspace(0.01, 4.0, 500, dtype=torch.float64)
+    f, g = ratio_form(name, eps_low=0.1, eps_high=0.3)
+    low, high = torch.tensor(0.1, dtype=torch.float64), torch.tensor(0.3, dtype=torch.float64)
+    torch.testing.assert_close(f(r), PAPER_F[name](r, high), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(g(r), 2 - PAPER_F[name](2 - r, low), rtol=1e-12, atol=1e-12)
+
+
+def test_radii_that_are_none_are_refused():
+    with pytest.raises(ValueError, match="eps_low=nan is not a radius"):
+        surrogate(torch.zeros(1), torch.ones(1), "ano", eps_low=math.nan, eps_high=0.2)
+    with pytest.raises(ValueError, match="eps_high=0.0 is not a radius"):
+        ratio_form("ano", eps_low=0.2, eps_high=0.0)

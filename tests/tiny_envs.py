@@ -1,0 +1,77 @@
+"""Small seeded environments. (SB3's own FakeImageEnv differs from itself between two runs with one seed.)"""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+
+BOX_OBSERVATIONS = spaces.Box(-1.0, 1.0, (4,), np.float32)
+IMAGE_OBSERVATIONS = spaces.Box(0, 255, (36, 36, 1), np.uint8)
+DICT_OBSERVATIONS = spaces.Dict({"place": BOX_OBSERVATIONS, "kind": spaces.Discrete(3)})
+BOX_ACTIONS = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+class TinyEnv(gym.Env):
+    """Observations drawn from their space, a reward that depends on both observation and action, 15 steps."""
+
+    length = 15
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        self.observation_space = observation_space
+        self.action_space = action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self._steps = 0
+        self._observation = self.observation_space.sample()
+        return self._observation, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        scale = np.mean(spaces.flatten(self.observation_space, self._observation)) / 100.0
+        reward = float(np.sum(action) * scale)
+        self._steps += 1
+        self._observation = self.observation_space.sample()
+        return self._observation, reward, False, self._steps >= self.length, {}
+
+
+class BadNumberEnv(TinyEnv):
+    """Returns ``number`` in place of an observation or reward at step ``at`` of its life."""
+
+    def __init__(self, what: str, number: float, at: int, observation_space: spaces.Space = BOX_OBSERVATIONS) -> None:
+        super().__init__(observation_space, spaces.Discrete(2))
+        self.what, self.number, self.at = what, number, at
+        self._life = 0
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        self._life += 1
+        if self._life == self.at:
+            if self.what == "reward":
+                reward = self.number
+            elif isinstance(observation, dict):
+                observation["place"][1] = self.number
+            else:
+                observation[1] = self.number
+        return observation, reward, terminated, truncated, info
+
+
+def tiny_vec_env(observation_space: spaces.Space, action_space: spaces.Space, n_envs: int = 2) -> VecEnv:
+    """Seeded when the model is; spaces are copied, so that two models never share a generator."""
+    from copy import deepcopy
+
+    return make_vec_env(lambda: TinyEnv(deepcopy(observation_space), deepcopy(action_space)), n_envs)
+
+
+def vec_env_with_bad_number(
+    index: int, what: str, number: float, at: int, n_envs: int = 4, observation_space: spaces.Space = BOX_OBSERVATIONS
+) -> VecEnv:
+    """``n_envs`` environments, of which the one at ``index`` goes wrong at step ``at``."""
+    never = 10**9
+    return DummyVecEnv(
+        [lambda i=i: BadNumberEnv(what, number, at if i == index else never, observation_space) for i in range(n_envs)]
+    )
