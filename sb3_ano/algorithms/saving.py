@@ -45,11 +45,14 @@ def read_saved_model(path: str | pathlib.Path | io.BufferedIOBase) -> SavedModel
     """Read the attributes of a model, and check that the whole file is sound.
 
     :param path: as for SB3's ``load``; a stream is left where it was
-    :raises ValueError: if the file is no zip archive, is damaged, or holds no model
+    :raises ValueError: if the path is a folder, or the file is no zip archive, is damaged, or holds no model
     :raises FileNotFoundError: if there is no such file, with or without ``.zip``
     """
     shown = str(path) if isinstance(path, str | pathlib.Path) else "the stream"
-    file = open_path(path, "r", suffix="zip")
+    try:
+        file = open_path(path, "r", suffix="zip")
+    except IsADirectoryError as error:
+        raise ValueError(f"{shown} is a folder, not a saved model; a model ends in .zip") from error
     start = file.tell()
     try:
         with zipfile.ZipFile(file) as archive:

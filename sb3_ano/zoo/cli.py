@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from gymnasium.error import Error as GymnasiumError
 
 from sb3_ano.envs import explained_env_errors
+from sb3_ano.zoo import register
 
 _USAGE = """\
 usage: python zoo_runner.py COMMAND ...      (or: python -m sb3_ano.zoo COMMAND ...)
@@ -61,8 +62,6 @@ def _complain(message: str) -> int:
 
 
 def _train() -> None:
-    from sb3_ano.zoo.registration import register
-
     register()
     from rl_zoo3.train import train
 
@@ -70,8 +69,6 @@ def _train() -> None:
 
 
 def _enjoy() -> None:
-    from sb3_ano.zoo.registration import register
-
     register()
     from rl_zoo3.enjoy import enjoy
 

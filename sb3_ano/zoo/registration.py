@@ -18,11 +18,10 @@ except ImportError as error:
 ALGORITHMS: dict[str, type[ShapedPolicyAlgorithm]] = {"ano": ANO, "spo": SPO, "papo": PAPO}
 
 
-def register() -> None:
-    """Add ``ano``, ``spo`` and ``papo`` to the RL Zoo of this process; calling it again changes nothing.
+def register_algorithms() -> None:
+    """Add our algorithms to the zoo's, before one of its commands parses its arguments.
 
-    To be called before a zoo command parses its arguments. The zoo keeps one dictionary of algorithms that all of its
-    modules share, hence the change in place.
+    The zoo keeps one dictionary of algorithms that all of its modules share, hence the change in place.
     """
     rl_zoo3.ALGOS.update(ALGORITHMS)
     if not hasattr(ExperimentManager.read_hyperparameters, "__wrapped__"):

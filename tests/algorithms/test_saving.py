@@ -163,7 +163,9 @@ def test_every_cut_and_every_flipped_byte_is_noticed(tmp_path):
     generator = np.random.default_rng(0)
     for size in [0, 1, 100, *generator.integers(0, len(whole) - 1, 10)]:
         path.write_bytes(whole[:size])  # what is left may end with a whole zip archive, that of the optimizer's state
-        with pytest.raises(ValueError, match="model.zip is (not a saved model, or was cut off|a zip archive, but not of a saved model)"):
+        with pytest.raises(
+            ValueError, match="model.zip is (not a saved model, or was cut off|a zip archive, but not of a saved model)"
+        ):
             ANO.load(path)
     with zipfile.ZipFile(io.BytesIO(whole)) as archive:
         start = archive.getinfo("policy.pth").header_offset + 100

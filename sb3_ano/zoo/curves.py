@@ -1,0 +1,60 @@
+"""Learning curves of training runs, as pictures."""
+
+from pathlib import Path
+
+import numpy as np
+
+from sb3_ano.extras import missing_extra
+
+try:
+    import pandas as pd
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from stable_baselines3.common.monitor import LoadMonitorResultsError, load_results
+except ImportError as error:
+    raise missing_extra("zoo", error.name or "matplotlib") from error
+
+
+def read_returns(run: str | Path) -> pd.DataFrame:
+    """Returns of the training episodes of a run, in the order in which they ended.
+
+    :param run: folder with monitor files, such as the zoo's ``logs/ano/HalfCheetah-v5_1``
+    :return: columns ``timesteps`` (over all environments, at the end of the episode) and ``episode_return``
+    :raises ValueError: if the folder holds no finished episode
+    """
+    try:
+        episodes = load_results(str(run))
+    except LoadMonitorResultsError as error:
+        raise ValueError(f"run={str(run)!r} holds no monitor files; a training run of the zoo leaves them") from error
+    if episodes.empty:
+        raise ValueError(f"run={str(run)!r} holds no finished episode yet")
+    return pd.DataFrame({"timesteps": episodes["l"].cumsum(), "episode_return": episodes["r"]})
+
+
+def plot_learning_curve(run: str | Path, output: str | Path, title: str) -> Path:
+    """Draw the returns of a run's training episodes, with a moving mean over a twentieth of them.
+
+    :param run: folder with monitor files
+    :param output: picture to write, PNG or SVG by its ending
+    :param title: heading of the picture
+    :return: the path of the picture
+    :raises ValueError: if the folder holds no finished episode
+    """
+    returns = read_returns(run)
+    window = max(1, len(returns) // 20)
+    smooth = returns["episode_return"].rolling(window, min_periods=1).mean()
+
+    figure = Figure(figsize=(7.0, 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    thousands = np.asarray(returns["timesteps"]) / 1e3
+    axes.scatter(thousands, returns["episode_return"], s=8, color="#c2255c", alpha=0.25, linewidths=0, label="episode")
+    axes.plot(thousands, smooth, color="#c2255c", linewidth=2, label=f"mean of {window} episodes")
+    axes.set(title=title, xlabel="environment steps (thousands)", ylabel="return of training episodes")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper left")
+    output = Path(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(output, dpi=150)
+    return output

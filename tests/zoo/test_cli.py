@@ -1,0 +1,143 @@
+"""The zoo's command line, run as a user runs it: another process, another folder."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from sb3_ano.zoo.registration import ALGORITHMS
+
+ROOT = Path(__file__).resolve().parents[2]
+ZOO_RUNNER = [str(ROOT / "zoo_runner.py")]
+MODULE = ["-m", "sb3_ano.zoo"]
+
+
+def run(entry: list[str], *arguments: str, cwd: Path) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *entry, *arguments], cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize(("algo", "entry"), [("ano", ZOO_RUNNER), ("spo", MODULE), ("papo", ZOO_RUNNER)])
+def test_an_agent_is_trained_and_enjoyed_from_any_folder(algo, entry, tmp_path):
+    options = ["--algo", algo, "--env", "CartPole-v1"]
+    few = ["-n", "512", "--eval-freq", "256", "--eval-episodes", "1", "--seed", "1"]
+    trained = run(entry, "train", *options, *few, "-params", "clip_range:0.3", "n_envs:2", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert f"hyperparams/{algo}.yml" in trained.stdout
+    folder = tmp_path / "logs" / algo / "CartPole-v1_1"
+    assert {"CartPole-v1.zip", "best_model.zip", "0.monitor.csv", "evaluations.npz"} <= {
+        path.name for path in folder.iterdir()
+    }
+    saved = yaml.unsafe_load((folder / "CartPole-v1" / "config.yml").read_text())
+    assert dict(saved)["clip_range"] == 0.3
+
+    enjoyed = run(entry, "enjoy", *options, "-f", "logs", "--no-render", "-n", "300", cwd=tmp_path)
+    assert enjoyed.returncode == 0, enjoyed.stderr
+    assert "Mean reward:" in enjoyed.stdout
+
+    resumed = run(entry, "train", *options, *few, "-i", f"{folder}/CartPole-v1.zip", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "Loading pretrained agent" in resumed.stdout
+
+
+def test_bare_options_mean_train(tmp_path):
+    trained = run(
+        MODULE, "--algo", "ano", "--env", "Pendulum-v1", "-n", "64", "--eval-freq", "-1", "-params", "n_steps:16", cwd=tmp_path
+    )
+    assert trained.returncode == 0, trained.stderr
+    assert (tmp_path / "logs" / "ano" / "Pendulum-v1_1" / "Pendulum-v1.zip").is_file()
+
+
+def test_mujoco_trains_with_normalisation(tmp_path):
+    options = ["--algo", "ano", "--env", "Hopper-v5", "-n", "256", "--eval-freq", "-1"]
+    trained = run(ZOO_RUNNER, "train", *options, "-params", "n_envs:2", "n_steps:64", "batch_size:32", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert (tmp_path / "logs" / "ano" / "Hopper-v5_1" / "Hopper-v5" / "vecnormalize.pkl").is_file()
+    enjoyed = run(
+        ZOO_RUNNER, "enjoy", "--algo", "ano", "--env", "Hopper-v5", "-f", "logs", "--no-render", "-n", "50", cwd=tmp_path
+    )
+    assert enjoyed.returncode == 0, enjoyed.stderr
+
+
+def test_sb3s_own_algorithms_still_work(tmp_path):
+    options = ["--algo", "trpo", "--env", "CartPole-v1", "-n", "256", "--eval-freq", "-1", "-params", "n_steps:64"]
+    trained = run(MODULE, "train", *options, cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+
+
+def test_registering_makes_the_zoos_own_functions_know_the_algorithms(tmp_path):
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import sys\nfrom sb3_ano.zoo import register\nregister()\nregister()\n"
+        "from rl_zoo3.train import train\n"
+        "sys.argv = 'train --algo spo --env CartPole-v1 -n 64 --eval-freq -1 -params n_steps:16 batch_size:16'.split()\n"
+        "train()\n"
+    )
+    finished = run([str(script)], cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert "hyperparams/spo.yml" in finished.stdout
+
+
+def test_a_custom_file_and_a_custom_shape_are_used(tmp_path):
+    (tmp_path / "my_shapes.py").write_text("import torch\ndef mine(x):\n    return 1 + x - torch.sqrt(1 + x * x)\n")
+    (tmp_path / "my.yml").write_text(
+        "CartPole-v1:\n  policy: MlpPolicy\n  n_timesteps: 64\n  n_steps: 32\n  batch_size: 32\n"
+        "  shaping: 'my_shapes:mine'\n  clip_range: lin_0.2\n  clip_range_high: lin_0.3\n"
+    )
+    trained = run(
+        MODULE, "train", "--algo", "ano", "--env", "CartPole-v1", "-conf", "my.yml", "--eval-freq", "-1", cwd=tmp_path
+    )
+    assert trained.returncode == 0, trained.stderr
+    enjoyed = run(
+        MODULE, "enjoy", "--algo", "ano", "--env", "CartPole-v1", "-f", "logs", "--no-render", "-n", "60", cwd=tmp_path
+    )
+    assert enjoyed.returncode == 0, enjoyed.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian", "--algo", "ano"], "unknown command 'trian'; did you mean 'train'"),
+        (["--algo", "ano", "--env", "CartPol-v1"], "CartPol-v1 not found in gym registry, you maybe meant CartPole-v1?"),
+        (
+            ["--algo", "ano", "--env", "CartPole-v1", "-params", "clip_rang:0.2"],
+            "unknown key 'clip_rang' for ANO; did you mean",
+        ),
+        (["--algo", "ano", "--env", "CartPole-v1", "-params", "shaping:'anno'"], "shaping='anno' is unknown; allowed are"),
+        (["--algo", "ano", "--env", "CartPole-v1", "-conf", "nowhere.yml"], "No such file or directory: 'nowhere.yml'"),
+        (["enjoy", "--algo", "ano", "--env", "CartPole-v1", "-f", "nothing"], "folder was not found"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_one_clear_line(arguments, message, tmp_path):
+    finished = run(MODULE, *arguments, cwd=tmp_path)
+    assert finished.returncode == 2
+    lines = [line for line in finished.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert "Traceback" not in finished.stderr
+
+
+def test_help_lists_the_commands_and_each_commands_options(tmp_path):
+    for arguments in ([], ["--help"]):
+        finished = run(ZOO_RUNNER, *arguments, cwd=tmp_path)
+        assert finished.returncode == 0
+        assert "enjoy" in finished.stdout
+    options = run(ZOO_RUNNER, "train", "--help", cwd=tmp_path)
+    assert options.returncode == 0
+    assert "papo" in options.stdout
+    assert "--n-timesteps" in options.stdout
+
+
+def test_a_missing_rl_zoo_is_one_line_that_names_the_extra(tmp_path):
+    code = "import sys; sys.modules['rl_zoo3'] = None\nfrom sb3_ano.zoo.cli import main\nsys.exit(main(['train']))"
+    finished = run(["-c", code], cwd=tmp_path)
+    assert finished.returncode == 2
+    assert finished.stderr.strip() == "error: rl_zoo3 is not installed; install it with: pip install 'sb3-ano[zoo]'"
+
+
+def test_algorithms_of_this_package_are_the_ones_registered():
+    assert sorted(ALGORITHMS) == ["ano", "papo", "spo"]
+    assert np.all([algorithm.__name__.lower() == name for name, algorithm in ALGORITHMS.items()])

@@ -1,0 +1,43 @@
+"""Learning curves."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from stable_baselines3.common.monitor import Monitor
+
+from sb3_ano.zoo.curves import plot_learning_curve, read_returns
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A folder with the monitor file of 30 random episodes, and their returns."""
+    env = Monitor(gym.make("CartPole-v1"), str(tmp_path / "0"))
+    env.action_space.seed(0)
+    for seed in range(30):
+        env.reset(seed=seed)
+        while not env.needs_reset:
+            env.step(env.action_space.sample())
+    env.close()
+    return tmp_path, env.get_episode_rewards()
+
+
+def test_returns_are_those_of_the_monitor(run):
+    folder, expected = run
+    returns = read_returns(folder)
+    np.testing.assert_allclose(returns["episode_return"], expected)
+    np.testing.assert_array_equal(returns["timesteps"], np.cumsum(expected))
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_a_picture_is_written(run, ending, tmp_path):
+    picture = plot_learning_curve(run[0], tmp_path / "pictures" / f"curve.{ending}", "CartPole")
+    start = picture.read_bytes()[:100]
+    assert start.startswith(b"\x89PNG") if ending == "png" else b"<?xml" in start
+
+
+def test_a_folder_without_a_finished_episode_is_named(tmp_path):
+    with pytest.raises(ValueError, match="holds no monitor files"):
+        read_returns(tmp_path)
+    Monitor(gym.make("CartPole-v1"), str(tmp_path / "0")).close()
+    with pytest.raises(ValueError, match="holds no finished episode yet"):
+        read_returns(tmp_path)
