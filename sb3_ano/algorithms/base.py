@@ -266,7 +266,7 @@ class ShapedPolicyAlgorithm(OnPolicyAlgorithm):
             grad_norm, not_finite = gradient_step(self.policy, terms, self.max_grad_norm)
             if not_finite:
                 self._report_skipped(not_finite)
-                statistics.skipped += 1
+                statistics.skip(not_finite)
             else:
                 statistics.add(terms, kl, probe, grad_norm)
         return False
@@ -307,14 +307,13 @@ class ShapedPolicyAlgorithm(OnPolicyAlgorithm):
                 stacklevel=3,
             )
         self.n_skipped_minibatches += 1
-        self._last_not_finite = not_finite
 
     def _log_update(self, settings: LossSettings, statistics: UpdateStatistics) -> None:
         summary = statistics.summary()
         if statistics.skipped and not summary:
             raise FloatingPointError(
                 f"all {statistics.skipped} minibatches of the update after {self.num_timesteps} steps were skipped, the last "
-                f"because it is not finite in: {', '.join(self._last_not_finite)}. Look at the scale of rewards and "
+                f"because it is not finite in: {', '.join(statistics.not_finite)}. Look at the scale of rewards and "
                 "observations, or lower learning_rate"
             )
         for name, value in summary.items():

@@ -134,6 +134,7 @@ class UpdateStatistics:
 
     region: TrustRegion
     skipped: int = 0
+    not_finite: list[str] = field(default_factory=list)
     _rows: list[torch.Tensor] = field(default_factory=list)
     _epoch_starts: list[int] = field(default_factory=list)
 
@@ -155,6 +156,11 @@ class UpdateStatistics:
     def start_epoch(self) -> None:
         """Mark the beginning of an epoch, because SB3's ``approx_kl`` is the mean of the last one."""
         self._epoch_starts.append(len(self._rows))
+
+    def skip(self, not_finite: list[str]) -> None:
+        """Count a minibatch that was skipped, and remember what was not finite in it."""
+        self.skipped += 1
+        self.not_finite = not_finite
 
     @torch.no_grad()
     def add(self, terms: LossTerms, kl: torch.Tensor, probe: torch.Tensor, grad_norm: torch.Tensor | None) -> None:

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import os
+import shutil
 
 import mpmath
 import pytest
@@ -130,11 +132,18 @@ def test_surrogate_stays_in_float32_under_bfloat16_autocast():
     assert torch.equal(inside, outside)
 
 
-@pytest.mark.slow
+needs_compiler = pytest.mark.skipif(
+    shutil.which("c++") is None and "CI" not in os.environ, reason="torch.compile needs a C++ compiler"
+)
+
+
+# aot_eager traces value and gradient without generating code, which is what takes long.
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, needs_compiler])])
 @pytest.mark.parametrize("name", SHAPINGS)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiled_surrogate_is_finite_and_equals_the_eager_one(name):
-    compiled = torch.compile(surrogate, fullgraph=True)
+def test_compiled_surrogate_is_finite_and_equals_the_eager_one(name, backend):
+    torch.compiler.reset()
+    compiled = torch.compile(surrogate, fullgraph=True, backend=backend)
     log_ratio = torch.tensor([-1e4, -100, -1, 0, 1, 21, 100, 1e4], requires_grad=True)
     eps = torch.tensor(0.2)
     for advantage in (-1.0, 1.0):
