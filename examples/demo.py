@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import gymnasium as gym
 from rl_zoo3.utils import get_latest_run_id
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -44,6 +45,22 @@ def evaluate(run: Path, episodes: int, seed: int) -> tuple[float, float]:
     return float(mean), float(deviation)  # type: ignore[arg-type]
 
 
+def evaluate_random_actions(episodes: int, seed: int) -> float:
+    """Mean return of uniformly random actions, the level from which learning starts."""
+    env = gym.make(ENV)
+    env.action_space.seed(seed)
+    total = 0.0
+    for episode in range(episodes):
+        env.reset(seed=seed + episode)
+        finished = False
+        while not finished:
+            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            total += float(reward)
+            finished = terminated or truncated
+    env.close()
+    return total / episodes
+
+
 def main() -> None:
     """Train, evaluate, plot, and say where everything is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -56,8 +73,9 @@ def main() -> None:
     run = train(arguments.folder, arguments.steps, arguments.seed)
     print("Evaluating 10 episodes ...", flush=True)
     mean, deviation = evaluate(run, episodes=10, seed=arguments.seed + 1000)
+    random = evaluate_random_actions(episodes=10, seed=arguments.seed)
     picture = plot_learning_curve(run, arguments.folder / "learning_curve.png", f"ANO on {ENV}, seed {arguments.seed}")
-    print(f"\nReturn of the trained agent: {mean:.0f} +/- {deviation:.0f} over 10 episodes (random actions: about -280)")
+    print(f"\nReturn of the trained agent: {mean:.0f} +/- {deviation:.0f} over 10 episodes (random actions: {random:.0f})")
     print(f"Agent:          {run / ENV}.zip")
     print(f"Normalisation:  {run / ENV / 'vecnormalize.pkl'}")
     print(f"Learning curve: {picture}")

@@ -19,6 +19,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "sb3_ano.envs": ({"sb3_ano.envs", "sb3_ano.extras"}, SB3),
     "sb3_ano.algorithms.update": (set(), SB3),
     "sb3_ano.algorithms.rollout": (set(), SB3),
+    "sb3_ano.algorithms.schedules": (set(), SB3),
     "sb3_ano.algorithms": ({"sb3_ano.algorithms", "sb3_ano.shaping", "sb3_ano.envs"}, SB3),
     "sb3_ano.zoo": ({"sb3_ano.zoo", "sb3_ano.algorithms", "sb3_ano.envs", "sb3_ano.extras"}, SB3 | ZOO),
     "sb3_ano": ({"sb3_ano.algorithms", "sb3_ano.extras"}, set()),

@@ -1,9 +1,9 @@
 """Anchored Neighborhood Optimization."""
 
-import math
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
@@ -15,16 +15,13 @@ from sb3_ano.algorithms.update import RolloutSamples, TrustRegion
 from sb3_ano.shaping import (
     Shaping,
     ShapingLike,
-    ShapingPair,
     as_pair,
+    fingerprint,
     is_importable,
     measure,
     name_of,
     surrogate,
 )
-
-# Deviations at which a shape is sampled when it is saved, to recognise it when it is loaded.
-_FINGERPRINT_AT = (-20.0, -3.0, -1.0, -0.5, 0.5, 1.0, 1.5, 3.0, 20.0)
 
 
 class ANO(ShapedPolicyAlgorithm):
@@ -74,35 +71,35 @@ class ANO(ShapedPolicyAlgorithm):
         super().__init__(
             policy,
             env,
-            learning_rate,
-            n_steps,
-            batch_size,
-            n_epochs,
-            gamma,
-            gae_lambda,
-            clip_range,
-            clip_range_vf,
-            normalize_advantage,
-            ent_coef,
-            vf_coef,
-            max_grad_norm,
-            use_sde,
-            sde_sample_freq,
-            rollout_buffer_class,
-            rollout_buffer_kwargs,
-            target_kl,
-            stats_window_size,
-            tensorboard_log,
-            policy_kwargs,
-            verbose,
-            seed,
-            device,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            batch_size=batch_size,
+            n_epochs=n_epochs,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            clip_range=clip_range,
+            clip_range_vf=clip_range_vf,
+            normalize_advantage=normalize_advantage,
+            ent_coef=ent_coef,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            target_kl=target_kl,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
             _init_setup_model=False,
             clip_range_high=clip_range_high,
             torch_compile=torch_compile,
         )
-        #: Name of the shape, or two names for a pair; the functions themselves are not part of a saved model.
-        self.shaping: ShapingLike = shaping
+        #: As given; a saved model carries ``shaping_name``, because a function may be lost with its module.
+        self.shaping = shaping
         if _init_setup_model:
             self._setup_model()
 
@@ -110,14 +107,16 @@ class ANO(ShapedPolicyAlgorithm):
         self._shape = as_pair(self.shaping)
         for shape in dict.fromkeys(self._shape):
             _check_shape(shape)
+        #: ``"ano"``, ``"module:function"``, or two of those for a pair
+        self.shaping_name = name_of(self.shaping)
+        #: Values of the shape, by which it is recognised when the model is loaded
+        self.shaping_fingerprint = fingerprint(self._shape)
         if not is_importable(self.shaping):
             warnings.warn(
-                f"shaping={name_of(self.shaping)!r} cannot be imported by its name: the model is saved as usual, but loads "
+                f"shaping={self.shaping_name!r} cannot be imported by its name: the model is saved as usual, but loads "
                 "only with shaping= given. A function at the top level of a module, or 'module:name', has no such limit",
                 stacklevel=2,
             )
-        self.shaping = name_of(self.shaping)
-        self.shaping_fingerprint = _fingerprint(self._shape)
         super()._setup_model()
 
     def policy_loss(
@@ -128,29 +127,24 @@ class ANO(ShapedPolicyAlgorithm):
         return -objective.mean()
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_shape"]
+        return [*super()._excluded_save_params(), "shaping", "_shape"]
 
     @classmethod
-    def _verify_saved(cls, saved: SavedModel, replacements: dict[str, Any]) -> None:
-        super()._verify_saved(saved, replacements)
-        trained_with = saved.attributes.get("shaping", "ano")
+    def _restored_arguments(cls, saved: SavedModel, replacements: dict[str, Any]) -> dict[str, Any]:
+        name = saved.attributes["shaping_name"]
+        shaping = replacements.get("shaping", name)
         try:
-            shape = as_pair(replacements.get("shaping", trained_with))
-            recognised = _same(_fingerprint(shape), saved.attributes.get("shaping_fingerprint"))
+            found = fingerprint(shaping)
         except (ValueError, TypeError) as error:
-            raise ValueError(
-                f"{saved.path} was trained with shaping={trained_with!r}, which cannot be used: {error}"
-            ) from error
-        if recognised:
-            return
-        if "shaping" not in replacements:
-            raise ValueError(
-                f"{saved.path} was trained with shaping={trained_with!r}, but the function of that name is another one now; "
-                "pass the one to go on with as shaping="
-            )
-        warnings.warn(
-            f"{saved.path} was trained with shaping={trained_with!r}; shaping= goes on with another one", stacklevel=3
-        )
+            raise ValueError(f"{saved.path} was trained with shaping={name!r}, which cannot be used: {error}") from error
+        if not np.allclose(found, saved.attributes["shaping_fingerprint"], rtol=1e-6, atol=1e-9):
+            if "shaping" not in replacements:
+                raise ValueError(
+                    f"{saved.path} was trained with shaping={name!r}, but the function of that name is another one now; "
+                    "pass the one to go on with as shaping="
+                )
+            warnings.warn(f"{saved.path} was trained with shaping={name!r}; shaping= goes on with another one", stacklevel=3)
+        return {"shaping": shaping}
 
 
 def _check_shape(shape: Shaping) -> None:
@@ -159,18 +153,3 @@ def _check_shape(shape: Shaping) -> None:
         raise ValueError(properties.anchoring_complaint)
     if properties.enclosure_complaint is not None:
         warnings.warn(f"{properties.enclosure_complaint}; the objective is no lower bound there", stacklevel=4)
-
-
-def _fingerprint(pair: ShapingPair) -> list[list[float]]:
-    x = torch.tensor(_FINGERPRINT_AT, dtype=torch.float64)
-    return [shape(x).tolist() for shape in pair]
-
-
-def _same(found: list[list[float]], expected: list[list[float]] | None) -> bool:
-    if expected is None:
-        return False
-    return all(
-        math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
-        for one, other in zip(found, expected, strict=True)
-        for a, b in zip(one, other, strict=True)
-    )

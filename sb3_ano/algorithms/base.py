@@ -1,5 +1,6 @@
 """What ANO, SPO and PAPO share: SB3's on-policy loop with the policy loss as a hook."""
 
+import inspect
 import io
 import pathlib
 import warnings
@@ -17,14 +18,14 @@ from stable_baselines3.common.utils import FloatSchedule, explained_variance
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano.algorithms import schedules
-from sb3_ano.algorithms.rollout import FiniteGuard
+from sb3_ano.algorithms.rollout import guarded
 from sb3_ano.algorithms.saving import SavedModel, read_saved_model
+from sb3_ano.algorithms.statistics import UpdateStatistics
 from sb3_ano.algorithms.update import (
     LossSettings,
     LossTerms,
     RolloutSamples,
     TrustRegion,
-    UpdateStatistics,
     approximate_kl,
     gradient_step,
     minibatch_loss,
@@ -144,9 +145,9 @@ class ShapedPolicyAlgorithm(OnPolicyAlgorithm):
         self.algorithm = type(self).__name__
         self.batch_size = batch_size
         self.n_epochs = n_epochs
-        self.clip_range = schedules.as_schedule(clip_range, "clip_range")
-        self.clip_range_high = None if clip_range_high is None else schedules.as_schedule(clip_range_high, "clip_range_high")
-        self.clip_range_vf = None if clip_range_vf is None else schedules.as_schedule(clip_range_vf, "clip_range_vf")
+        self.clip_range = schedules.as_radius(clip_range, "clip_range")
+        self.clip_range_high = None if clip_range_high is None else schedules.as_radius(clip_range_high, "clip_range_high")
+        self.clip_range_vf = None if clip_range_vf is None else schedules.as_radius(clip_range_vf, "clip_range_vf")
         self.normalize_advantage = normalize_advantage
         self.target_kl = target_kl
         self.torch_compile = torch_compile
@@ -174,18 +175,20 @@ class ShapedPolicyAlgorithm(OnPolicyAlgorithm):
 
     def _radii(self) -> dict[str, FloatSchedule]:
         """The radii that are set, by argument."""
-        radii = {name: getattr(self, name) for name in ("clip_range", "clip_range_high", "clip_range_vf")}
-        return {name: radius for name, radius in radii.items() if radius is not None}
+        optional = {name: getattr(self, name) for name in ("clip_range_high", "clip_range_vf")}
+        return {"clip_range": self.clip_range, **{name: radius for name, radius in optional.items() if radius is not None}}
 
     def _setup_model(self) -> None:
         # SB3's load writes its keyword arguments over the attributes, so they are looked at here and not in __init__.
         for name, radius in self._radii().items():
-            setattr(self, name, schedules.as_schedule(radius, name))
+            setattr(self, name, schedules.as_radius(radius, name))
+        schedules.as_schedule(self.learning_rate, "learning_rate")
         self._check_batches()
+        if not self.max_grad_norm >= 0.0:
+            raise ValueError(f"max_grad_norm={self.max_grad_norm!r} is not allowed; allowed are numbers from 0")
         if not isinstance(self.torch_compile, bool):
             raise ValueError(f"torch_compile={self.torch_compile!r} is not allowed; allowed are False and True")
         self._compiled_loss: Any = None
-        self._guard: FiniteGuard | None = None
         super()._setup_model()
 
     def _check_batches(self) -> None:
@@ -233,14 +236,13 @@ class ShapedPolicyAlgorithm(OnPolicyAlgorithm):
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
         """SB3's collection; raises ValueError where an environment returns NaN or infinity."""
-        if self._guard is None or self._guard.venv is not env:
-            self._guard = FiniteGuard(env)
-        self._guard.start_rollout(self.num_timesteps // env.num_envs, self._last_obs)  # type: ignore[arg-type]
-        return super().collect_rollouts(self._guard, callback, rollout_buffer, n_rollout_steps)
+        with guarded(env, self.num_timesteps // env.num_envs, self._last_obs) as guarded_env:
+            return super().collect_rollouts(guarded_env, callback, rollout_buffer, n_rollout_steps)
 
     def train(self) -> None:
         """Update the policy on the current rollout (Algorithm 1 of the paper, lines 10 to 22)."""
         self.policy.set_training_mode(True)
+        schedules.read(self.lr_schedule, self._current_progress_remaining, "learning_rate")  # before it reaches the optimizer
         self._update_learning_rate(self.policy.optimizer)
         settings = self._loss_settings()
         statistics = UpdateStatistics(settings.region)
@@ -257,18 +259,19 @@ class ShapedPolicyAlgorithm(OnPolicyAlgorithm):
         for samples in self.rollout_buffer.get(self.batch_size):
             probe = torch.zeros_like(samples.old_log_prob, requires_grad=True)
             terms = self._minibatch_terms(samples, settings, probe)
-            kl = approximate_kl(terms.log_ratio)
-            if self.target_kl is not None and kl.item() > 1.5 * self.target_kl:
-                statistics.add(terms, kl, probe, grad_norm=None)
-                if self.verbose >= 1:
-                    print(f"Early stopping in epoch {epoch}: the KL of a minibatch reached {kl.item():.2f}")
-                return True
+            if self.target_kl is not None:
+                kl = approximate_kl(terms.log_ratio).item()
+                if kl > 1.5 * self.target_kl:
+                    statistics.add(terms, probe, grad_norm=None)
+                    if self.verbose >= 1:
+                        print(f"Early stopping in epoch {epoch}: the KL of a minibatch reached {kl:.2f}")
+                    return True
             grad_norm, not_finite = gradient_step(self.policy, terms, self.max_grad_norm)
             if not_finite:
                 self._report_skipped(not_finite)
                 statistics.skip(not_finite)
             else:
-                statistics.add(terms, kl, probe, grad_norm)
+                statistics.add(terms, probe, grad_norm)
         return False
 
     def _minibatch_terms(self, samples: RolloutSamples, settings: LossSettings, probe: torch.Tensor) -> LossTerms:
@@ -350,7 +353,7 @@ class ShapedPolicyAlgorithm(OnPolicyAlgorithm):
         )
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_compiled_loss", "_guard"]
+        return [*super()._excluded_save_params(), "_compiled_loss"]
 
     @classmethod
     def load(
@@ -365,15 +368,23 @@ class ShapedPolicyAlgorithm(OnPolicyAlgorithm):
     ) -> Self:
         """Load a model that :meth:`save` wrote; see SB3 for the arguments.
 
-        :raises ValueError: if the file is damaged, or was saved by another algorithm
+        :raises ValueError: if the file is damaged, was saved by another algorithm, or an argument is out of range
+        :raises TypeError: if an argument is unknown or of the wrong type
         """
-        cls._verify_saved(read_saved_model(path), {**(custom_objects or {}), **kwargs})
-        return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)
+        saved = read_saved_model(path)
+        saved.require_algorithm(cls.__name__)
+        unknown = set(kwargs) - set(saved.attributes) - set(inspect.signature(cls.__init__).parameters)
+        if unknown:
+            raise TypeError(
+                f"{cls.__name__}.load got the unknown arguments {sorted(unknown)}; allowed are those of {cls.__name__}"
+            )
+        restored = cls._restored_arguments(saved, {**(custom_objects or {}), **kwargs})
+        return super().load(path, env, device, custom_objects, print_system_info, force_reset, **{**kwargs, **restored})
 
     @classmethod
-    def _verify_saved(cls, saved: SavedModel, replacements: dict[str, Any]) -> None:
-        """Complain of a file that this class must not load.
+    def _restored_arguments(cls, saved: SavedModel, replacements: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of the constructor that SB3's format does not bring back by itself.
 
         :param replacements: attributes that the caller sets in place of the saved ones
         """
-        saved.require_algorithm(cls.__name__)
+        return {}

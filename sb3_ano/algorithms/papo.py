@@ -10,7 +10,8 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule, TensorDict
 
 from sb3_ano.algorithms.base import ShapedPolicyAlgorithm
-from sb3_ano.algorithms.update import RolloutSamples, TrustRegion, UpdateStatistics, approximate_kl
+from sb3_ano.algorithms.statistics import UpdateStatistics
+from sb3_ano.algorithms.update import RolloutSamples, TrustRegion, approximate_kl
 from sb3_ano.shaping import MAX_LOG_RATIO, ppo, surrogate
 
 
@@ -59,6 +60,9 @@ class PAPO(ShapedPolicyAlgorithm):
     A mean-and-variance surrogate on top of PPO's clip; ``docs/deviations.md`` compares it with the original. The
     arguments are those of :class:`~sb3_ano.algorithms.base.ShapedPolicyAlgorithm`, that is, of SB3's PPO, and
 
+    A custom ``rollout_buffer_class`` must derive from :class:`TDRolloutBuffer`, or :class:`DictTDRolloutBuffer` for Dict
+    observations.
+
     :param k: weight of the two variance terms, from the probability factor of the lower bound
     :param omega1: scale of both variance terms, for the infinity norm of the mean
     :param omega2: weight of the linear part of the mean variance, for the maximum of the KL
@@ -104,29 +108,29 @@ class PAPO(ShapedPolicyAlgorithm):
         super().__init__(
             policy,
             env,
-            learning_rate,
-            n_steps,
-            batch_size,
-            n_epochs,
-            gamma,
-            gae_lambda,
-            clip_range,
-            clip_range_vf,
-            normalize_advantage,
-            ent_coef,
-            vf_coef,
-            max_grad_norm,
-            use_sde,
-            sde_sample_freq,
-            rollout_buffer_class,
-            rollout_buffer_kwargs,
-            target_kl,
-            stats_window_size,
-            tensorboard_log,
-            policy_kwargs,
-            verbose,
-            seed,
-            device,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            batch_size=batch_size,
+            n_epochs=n_epochs,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            clip_range=clip_range,
+            clip_range_vf=clip_range_vf,
+            normalize_advantage=normalize_advantage,
+            ent_coef=ent_coef,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            target_kl=target_kl,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
             _init_setup_model=False,
             clip_range_high=clip_range_high,
             torch_compile=torch_compile,
@@ -145,13 +149,13 @@ class PAPO(ShapedPolicyAlgorithm):
                 raise ValueError(f"{name}={value!r} is not allowed; allowed are numbers above 0")
         if self.max_epoch_kl is not None and not self.max_epoch_kl > 0:
             raise ValueError(f"max_epoch_kl={self.max_epoch_kl!r} is not allowed; allowed are None and numbers above 0")
+        needed = DictTDRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else TDRolloutBuffer
         if self.rollout_buffer_class is None:
-            is_dict = isinstance(self.observation_space, spaces.Dict)
-            self.rollout_buffer_class = DictTDRolloutBuffer if is_dict else TDRolloutBuffer
-        if not issubclass(self.rollout_buffer_class, _TDErrors):
+            self.rollout_buffer_class = needed
+        if not (isinstance(self.rollout_buffer_class, type) and issubclass(self.rollout_buffer_class, needed)):
             raise ValueError(
-                f"rollout_buffer_class={self.rollout_buffer_class.__name__} gives no td_errors, which PAPO needs; "
-                "allowed are subclasses of TDRolloutBuffer and DictTDRolloutBuffer"
+                f"rollout_buffer_class={self.rollout_buffer_class!r} gives PAPO no td_errors of these observations; "
+                f"allowed are {needed.__name__} and its subclasses"
             )
         super()._setup_model()
 

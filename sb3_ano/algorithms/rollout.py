@@ -1,9 +1,11 @@
 """Collection of rollouts: SB3's own loop, behind a guard against numbers that are none."""
 
-from typing import TypeAlias
+import contextlib
+from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize, unwrap_vec_wrapper
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 Arrays: TypeAlias = np.ndarray | dict[str, np.ndarray] | tuple[np.ndarray, ...]
@@ -12,55 +14,83 @@ Arrays: TypeAlias = np.ndarray | dict[str, np.ndarray] | tuple[np.ndarray, ...]
 class FiniteGuard(VecEnvWrapper):
     """Raises where an environment returns NaN or infinity, naming the environment and the step.
 
-    A single such number would spread through VecNormalize's statistics or the network to every environment, so what
-    came before normalisation is searched first.
+    :param venv: the environments to guard
+    :param step: steps that each of them has made so far in this training, for the message
     """
 
-    def __init__(self, venv: VecEnv) -> None:
+    def __init__(self, venv: VecEnv, step: int) -> None:
         super().__init__(venv)
-        self._normalize = unwrap_vec_wrapper(venv, VecNormalize)
-        self._step = 0
-
-    def start_rollout(self, step: int, observations: VecEnvObs) -> None:
-        """Check the observations from which a rollout starts.
-
-        :param step: steps that each environment has made so far
-        """
         self._step = step
-        self._require_finite("observation", observations)
 
     def reset(self) -> VecEnvObs:
         return self.venv.reset()
 
+    def step(self, actions: np.ndarray) -> VecEnvStepReturn:
+        # The inner step, not step_async and step_wait: a wrapper may define nothing else.
+        return self._checked(self.venv.step(actions))
+
     def step_wait(self) -> VecEnvStepReturn:
-        observations, rewards, dones, infos = self.venv.step_wait()
+        return self._checked(self.venv.step_wait())
+
+    def _checked(self, result: VecEnvStepReturn) -> VecEnvStepReturn:
+        observations, rewards, dones, infos = result
         self._step += 1
-        normalize = self._normalize
-        if normalize is not None:
-            self._require_finite("reward", normalize.old_reward)
-            self._require_finite("observation", normalize.old_obs)
-        self._require_finite("reward", rewards)
-        self._require_finite("observation", observations)
+        require_finite("reward", rewards, self._step)
+        require_finite("observation", observations, self._step)
         for index in np.flatnonzero(dones):
             terminal = infos[index].get("terminal_observation")
             if terminal is not None:
-                self._require_finite("terminal observation", terminal, environment=int(index))
-        return observations, rewards, dones, infos
+                require_finite("terminal observation", terminal, self._step, environment=int(index))
+        return result
 
-    def _require_finite(self, what: str, values: Arrays, environment: int | None = None) -> None:
-        for key, array in _named_arrays(values):
-            array = np.asarray(array)
-            if array.dtype.kind != "f":
-                continue
-            finite = np.isfinite(array)
-            if finite.all():
-                continue
-            where = np.argwhere(~finite)[0]
-            index = int(where[0]) if environment is None else environment
-            raise ValueError(
-                f"environment {index} returned {array[tuple(where)]} in its {what}{key} at step {self._step} "
-                f"(environments count from 0, steps are the environment's own); observations and rewards must be finite"
-            )
+
+@contextlib.contextmanager
+def guarded(env: VecEnv, step: int, last_observations: Any) -> Iterator[VecEnv]:
+    """Guard ``env`` for the length of a rollout.
+
+    VecNormalize is guarded below as well: it would spread one such number over the statistics of all environments, and
+    clip an infinite one.
+
+    :param env: the training environment
+    :param step: steps that each environment has made so far
+    :param last_observations: where the rollout starts
+    :raises ValueError: if an observation or reward is not finite
+    """
+    normalize = unwrap_vec_normalize(env)
+    if normalize is not None:
+        require_finite("observation", normalize.old_obs, step)
+    require_finite("observation", last_observations, step)
+    with contextlib.nullcontext() if normalize is None else _guarded_below(normalize, step):
+        yield FiniteGuard(env, step)
+
+
+@contextlib.contextmanager
+def _guarded_below(normalize: VecNormalize, step: int) -> Iterator[None]:
+    raw = normalize.venv
+    normalize.venv = FiniteGuard(raw, step)
+    try:
+        yield
+    finally:
+        normalize.venv = raw
+
+
+def require_finite(what: str, values: Arrays, step: int, environment: int | None = None) -> None:
+    """Complain of the first number in ``values`` that is none.
+
+    :param what: what the values are, for the message
+    :param values: with the environments along the first axis, unless ``environment`` says whose they are
+    :raises ValueError: naming environment and step
+    """
+    for key, array in _named_arrays(values):
+        array = np.asarray(array)
+        if array.dtype.kind != "f" or np.isfinite(array).all():
+            continue
+        where = np.argwhere(~np.isfinite(array))[0]
+        index = int(where[0]) if environment is None else environment
+        raise ValueError(
+            f"environment {index} returned {array[tuple(where)]} in its {what}{key} at step {step} of the training "
+            "(environments count from 0, steps for each environment); observations and rewards must be finite"
+        )
 
 
 def _named_arrays(values: Arrays) -> list[tuple[str, np.ndarray]]:

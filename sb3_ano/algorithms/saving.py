@@ -58,10 +58,13 @@ def read_saved_model(path: str | pathlib.Path | io.BufferedIOBase) -> SavedModel
         with zipfile.ZipFile(file) as archive:
             damaged = archive.testzip()
             if damaged is not None:
-                raise ValueError(f"{shown} is damaged: the checksum of its entry {damaged!r} does not match")
+                raise zipfile.BadZipFile(f"the checksum of its entry {damaged!r} does not match")
             attributes = json.loads(archive.read("data"))
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-        raise ValueError(f"{shown} is not a saved model, or was cut off: {error}") from error
+            for entry in ("policy.pth", "policy.optimizer.pth"):
+                archive.getinfo(entry)
+    # RuntimeError: a damaged header may ask for a password or an unknown compression.
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
+        raise ValueError(f"{shown} is not a saved model, or is damaged or cut off: {error}") from error
     except (KeyError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{shown} is a zip archive, but not of a saved model: {error}") from error
     finally:

@@ -1,38 +1,47 @@
-"""Radii and their schedules: a number, a callable of the remaining progress, or the zoo's ``lin_0.2``."""
+"""Radii, learning rates and their schedules: a number, a callable of the remaining progress, or the zoo's ``lin_0.2``."""
 
 import math
+from numbers import Real
 
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
 
-def as_schedule(value: float | str | Schedule, name: str) -> FloatSchedule:
+def as_radius(value: float | str | Schedule, name: str) -> FloatSchedule:
     """Turn a radius into a schedule of the remaining progress, which runs from 1 to 0.
 
     :param value: a number, a callable, or ``"lin_x"``, linear from x to 0 as in the RL Zoo
     :param name: the argument, for messages
-    :raises ValueError: if a number is NaN or negative, or a string is not ``lin_x``
+    :raises ValueError: if a number is negative, infinite or NaN, or a string is not ``lin_x``
     :raises TypeError: if the value is of another type
     """
     allowed = "allowed are a number above 0, a schedule such as LinearSchedule(0.2, 0.05, 1.0), or 'lin_0.2'"
-    if isinstance(value, bool):
-        raise TypeError(f"{name}={value!r} is not a radius; {allowed}")
     if isinstance(value, str):
         kind, _, number = value.partition("_")
         try:
             start = float(number)
         except ValueError:
             start = math.nan
-        if kind != "lin" or not start > 0:
+        if kind != "lin" or not 0.0 < start < math.inf:
             raise ValueError(f"{name}={value!r} is not a schedule; {allowed}")
         return FloatSchedule(LinearSchedule(start, 0.0, 1.0))
-    if not isinstance(value, float | int) and not callable(value):
-        raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; {allowed}")
-    schedule = FloatSchedule(value)
+    schedule = as_schedule(value, name, allowed)
     constant = constant_value(schedule)
-    if constant is not None and not constant >= 0:
+    if constant is not None and not 0.0 <= constant < math.inf:
         raise ValueError(f"{name}={constant} is not a radius; {allowed}")
     return schedule
+
+
+def as_schedule(value: float | Schedule, name: str, allowed: str = "allowed are a number and a schedule") -> FloatSchedule:
+    """SB3's schedule of a number or a callable.
+
+    :raises TypeError: if the value is neither
+    """
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return FloatSchedule(float(value))
+    if not callable(value):
+        raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; {allowed}")
+    return FloatSchedule(value)
 
 
 def require_positive(schedule: FloatSchedule, name: str) -> None:
@@ -54,9 +63,11 @@ def constant_value(schedule: Schedule) -> float | None:
 def read(schedule: Schedule, progress_remaining: float, name: str) -> float:
     """Value of a schedule, which may be 0 or slightly below where the progress ends.
 
-    :raises ValueError: if it is NaN
+    :raises ValueError: if it is not finite
     """
     value = float(schedule(progress_remaining))
-    if math.isnan(value):
-        raise ValueError(f"{name} is NaN at progress_remaining={progress_remaining:g}; a schedule must return a number")
+    if not math.isfinite(value):
+        raise ValueError(
+            f"{name} is {value} at progress_remaining={progress_remaining:g}; a schedule must return finite numbers"
+        )
     return value

@@ -1,13 +1,9 @@
-"""One minibatch: loss, diagnostics and gradient step.
-
-Everything stays on the device but one flag a minibatch (was it finite) and, with ``target_kl``, the KL.
-"""
+"""One minibatch: its loss and its gradient step, for which the host reads one flag (was it finite)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
@@ -120,104 +116,18 @@ def gradient_step(policy: ActorCriticPolicy, terms: LossTerms, max_grad_norm: fl
     return norm, []
 
 
-def _not_finite(policy: ActorCriticPolicy, terms: LossTerms) -> list[str]:
-    names = [name for name in ("policy_loss", "value_loss", "entropy_loss") if not getattr(terms, name).isfinite()]
-    for name, parameter in policy.named_parameters():
-        if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
-            names.append(f"gradient of {name}")
-    return names or ["norm of the gradient (overflow)"]
-
-
-@dataclass
-class UpdateStatistics:
-    """Diagnostics of one call of ``train``, kept on the device until :meth:`summary` reads them once."""
-
-    region: TrustRegion
-    skipped: int = 0
-    not_finite: list[str] = field(default_factory=list)
-    _rows: list[torch.Tensor] = field(default_factory=list)
-    _epoch_starts: list[int] = field(default_factory=list)
-
-    _COLUMNS = (
-        "policy_gradient_loss",
-        "value_loss",
-        "entropy_loss",
-        "loss",
-        "approx_kl",
-        "ratio_mean",
-        "ratio_max",
-        "fraction_above",
-        "fraction_below",
-        "clipped_gradient",
-        "total_gradient",
-        "grad_norm",
-    )
-
-    def start_epoch(self) -> None:
-        """Mark the beginning of an epoch, because SB3's ``approx_kl`` is the mean of the last one."""
-        self._epoch_starts.append(len(self._rows))
-
-    def skip(self, not_finite: list[str]) -> None:
-        """Count a minibatch that was skipped, and remember what was not finite in it."""
-        self.skipped += 1
-        self.not_finite = not_finite
-
-    @torch.no_grad()
-    def add(self, terms: LossTerms, kl: torch.Tensor, probe: torch.Tensor, grad_norm: torch.Tensor | None) -> None:
-        """Record a minibatch; ``grad_norm`` is None where ``target_kl`` stopped the update before its gradient."""
-        ratio = terms.log_ratio.exp()
-        above, below = ratio > 1.0 + self.region.eps_high, ratio < 1.0 - self.region.eps_low
-        clipped = torch.where(terms.advantages >= 0, above, below)
-        gradient = torch.zeros_like(ratio) if probe.grad is None else probe.grad.abs()
-        nothing = ratio.new_full((), float("nan"))
-        row = [
-            terms.policy_loss,
-            terms.value_loss,
-            terms.entropy_loss,
-            terms.loss,
-            kl,
-            ratio.mean(),
-            ratio.max(),
-            above.float().mean(),
-            below.float().mean(),
-            gradient[clipped].sum(),
-            gradient.sum(),
-            nothing if grad_norm is None else grad_norm,
-        ]
-        self._rows.append(torch.stack([value.detach().float() for value in row]))
-
-    def epoch_kl(self) -> float:
-        """Mean KL of the minibatches of the current epoch."""
-        column = self._COLUMNS.index("approx_kl")
-        rows = self._rows[self._epoch_starts[-1] :]
-        return torch.stack(rows)[:, column].mean().item() if rows else float("nan")
-
-    def summary(self) -> dict[str, float]:
-        """Means over the update, under SB3's names where it has one.
-
-        ``approx_kl`` and ``loss`` mean what they mean in SB3 (the last epoch, the last minibatch); ``kl_mean`` and
-        ``kl_max`` look at the whole update. ``ppo_discarded_gradient`` is the share of the surrogate's gradient, in
-        absolute value over samples, that comes from samples whose gradient PPO's clip would have set to zero.
-        """
-        if not self._rows:
-            return {}
-        rows = torch.stack(self._rows).cpu().double().numpy()
-        columns = dict(zip(self._COLUMNS, rows.T, strict=True))
-        mean = {name: float(np.mean(column)) for name, column in columns.items()}
-        last_epoch = columns["approx_kl"][self._epoch_starts[-1] :]
-        steps = columns["grad_norm"][np.isfinite(columns["grad_norm"])]
-        total = columns["total_gradient"].sum()
-        return {
-            **{name: mean[name] for name in ("entropy_loss", "policy_gradient_loss", "value_loss")},
-            "approx_kl": float(np.mean(last_epoch)) if len(last_epoch) else mean["approx_kl"],
-            "kl_mean": mean["approx_kl"],
-            "kl_max": float(columns["approx_kl"].max()),
-            "clip_fraction": mean["fraction_above"] + mean["fraction_below"],
-            "fraction_above": mean["fraction_above"],
-            "fraction_below": mean["fraction_below"],
-            "ratio_mean": mean["ratio_mean"],
-            "ratio_max": float(columns["ratio_max"].max()),
-            "ppo_discarded_gradient": float(columns["clipped_gradient"].sum() / total) if total > 0 else 0.0,
-            "grad_norm": float(np.mean(steps)) if len(steps) else 0.0,
-            "loss": float(columns["loss"][-1]),
-        }
+def _not_finite(policy: ActorCriticPolicy, terms: LossTerms, most: int = 3) -> list[str]:
+    """What to name in the report: loss terms, or else the gradients that they made, at most ``most`` of them."""
+    losses = [name for name in ("policy_loss", "value_loss", "entropy_loss") if not getattr(terms, name).isfinite()]
+    if losses:
+        return losses
+    if not terms.loss.isfinite():
+        return ["the weighted sum of the losses (vf_coef, ent_coef)"]
+    gradients = [
+        f"gradient of {name}"
+        for name, parameter in policy.named_parameters()
+        if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
+    ]
+    if len(gradients) > most:
+        return [*gradients[:most], f"{len(gradients) - most} more gradients"]
+    return gradients or ["norm of the gradient (overflow)"]

@@ -1,5 +1,5 @@
 """Environments by id."""
 
-from sb3_ano.envs.make import explained_env_errors, make_env
+from sb3_ano.envs.make import explained_missing_packages, make_env, register_atari
 
-__all__ = ["explained_env_errors", "make_env"]
+__all__ = ["explained_missing_packages", "make_env", "register_atari"]

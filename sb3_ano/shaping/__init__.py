@@ -16,7 +16,7 @@ equals ``min(f A, g A)`` wherever enclosure holds; where it does not, ``f`` stil
 This module imports nothing but PyTorch, so that any trainer can use it.
 """
 
-from sb3_ano.shaping._check import ShapeProperties, check, measure, property_table
+from sb3_ano.shaping._check import ShapeProperties, ShapePropertiesPair, check, measure, property_table
 from sb3_ano.shaping._shapes import (
     SHAPINGS,
     Shaping,
@@ -24,6 +24,7 @@ from sb3_ano.shaping._shapes import (
     ShapingPair,
     ano,
     as_pair,
+    fingerprint,
     from_ratio,
     identity,
     is_importable,
@@ -32,20 +33,21 @@ from sb3_ano.shaping._shapes import (
     resolve,
     spo,
 )
-from sb3_ano.shaping._surrogate import MAX_LOG_RATIO, MIN_RADIUS, deviation_in_radii, ratio_form, surrogate
+from sb3_ano.shaping._surrogate import MAX_LOG_RATIO, MIN_RADIUS, ratio_form, surrogate
 
 __all__ = [
     "MAX_LOG_RATIO",
     "MIN_RADIUS",
     "SHAPINGS",
     "ShapeProperties",
+    "ShapePropertiesPair",
     "Shaping",
     "ShapingLike",
     "ShapingPair",
     "ano",
     "as_pair",
     "check",
-    "deviation_in_radii",
+    "fingerprint",
     "from_ratio",
     "identity",
     "is_importable",

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -28,7 +29,7 @@ class ShapeProperties:
     :param violation: ``(x, h(x))`` nearest to ``x = 0`` where ``h(x) <= x`` fails (Definition 3.2), or None
     :param smooth: differentiable everywhere (Principle 1)
     :param kinks: where it is not
-    :param argmax: smallest and largest maximiser; infinite where the supremum is only approached (Principle 2)
+    :param argmax: smallest and largest maximiser, within 1e-9 of the supremum; infinite if outside the grid (Principle 2)
     :param sup_slope: supremum of ``|h'|`` (Principle 3)
     :param slope_left: limit of ``h'`` for ``x -> -inf``; this tail makes the right tail of ``g``
     :param slope_right: limit of ``h'`` for ``x -> +inf``
@@ -80,16 +81,30 @@ class ShapeProperties:
         return property_table([self])
 
 
-def check(shaping: ShapingLike) -> ShapeProperties | ShapingPair:
+class ShapePropertiesPair(NamedTuple):
+    """The properties of two independent shapes, which print as one table."""
+
+    f: ShapeProperties
+    g: ShapeProperties
+
+    def __str__(self) -> str:
+        return property_table(self)
+
+
+def check(shaping: ShapingLike) -> ShapeProperties | ShapePropertiesPair:
     """Measure the properties of Table 1, and insist on Definition 3.2.
 
     :param shaping: anything that :func:`~sb3_ano.shaping.resolve` takes
-    :return: the properties, which print as the table; for a pair, a :class:`ShapingPair` of them
+    :return: the properties, which print as the table; for a pair, those of both
     :raises ValueError: if anchoring or enclosure fails, with the offending point
     """
     shape = resolve(shaping)
     if isinstance(shape, ShapingPair):
-        return ShapingPair(*(check(one) for one in shape))  # type: ignore[arg-type]
+        return ShapePropertiesPair(_check_one(shape.f), _check_one(shape.g))
+    return _check_one(shape)
+
+
+def _check_one(shape: Shaping) -> ShapeProperties:
     properties = measure(shape)
     complaint = properties.anchoring_complaint or properties.enclosure_complaint
     if complaint is not None:
@@ -128,10 +143,11 @@ def measure(shape: Shaping) -> ShapeProperties:
 
 def _value_and_slope(shape: Shaping, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     x = x.detach().requires_grad_()
-    value = evaluate(shape, x)
-    if not value.requires_grad:
-        return value, torch.zeros_like(value)
-    (slope,) = torch.autograd.grad(value.sum(), x)
+    with torch.enable_grad():
+        value = evaluate(shape, x)
+        if not value.requires_grad:
+            return value, torch.zeros_like(value)
+        (slope,) = torch.autograd.grad(value.sum(), x)
     return value.detach(), slope
 
 
@@ -155,16 +171,19 @@ def _kinks(shape: Shaping, grid: torch.Tensor, candidates: int = 64) -> tuple[fl
     """Points where value or slope jumps: halving an interval shrinks the change of a smooth function, not a jump."""
     found: set[float] = set()
     for kind in (0, 1):
-        on_grid = _value_and_slope(shape, grid)[kind].nan_to_num()
-        start = on_grid.diff().abs().topk(candidates).indices
+        change = _value_and_slope(shape, grid)[kind].nan_to_num().diff().abs()
+        # A jump stands out from the intervals beside it, however steep the function is elsewhere.
+        neighbours = torch.maximum(change.roll(1), change.roll(-1))
+        start = (change - neighbours).topk(candidates).indices
         low, high = grid[start], grid[start + 1]
         for _ in range(36):
             middle = 0.5 * (low + high)
             at = [_value_and_slope(shape, point)[kind].nan_to_num() for point in (low, middle, high)]
             left_half = (at[1] - at[0]).abs() >= (at[2] - at[1]).abs()
             low, high = torch.where(left_half, low, middle), torch.where(left_half, middle, high)
-        jump = (_value_and_slope(shape, high)[kind] - _value_and_slope(shape, low)[kind]).nan_to_num().abs()
-        found.update(round(point, 6) + 0.0 for point in low[jump > 1e-6].tolist())
+        before, after = (_value_and_slope(shape, point)[kind].nan_to_num() for point in (low, high))
+        jumps = (after - before).abs() > 1e-6 * (1.0 + torch.maximum(before.abs(), after.abs()))
+        found.update(round(point, 6) + 0.0 for point in low[jumps].tolist())
     return tuple(sorted(found))
 
 

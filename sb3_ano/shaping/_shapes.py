@@ -88,11 +88,11 @@ def resolve(shaping: ShapingLike) -> Shaping | ShapingPair:
     )
 
 
-def _resolve_name(name: str) -> Shaping:
+def _resolve_name(name: str) -> Shaping | ShapingPair:
     if name in SHAPINGS:
         return SHAPINGS[name]
     module_name, _, attribute = name.partition(":")
-    if not attribute:
+    if not module_name or not attribute:
         near = difflib.get_close_matches(name, SHAPINGS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"shaping={name!r} is unknown; allowed are {sorted(SHAPINGS)} and 'module:function'{hint}")
@@ -105,11 +105,13 @@ def _resolve_name(name: str) -> Shaping:
         target: object = importlib.import_module(module_name)
         for part in attribute.split("."):
             target = getattr(target, part)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"shaping={name!r} cannot be imported ({error}); pass the function itself as shaping=") from error
-    if not callable(target):
-        raise ValueError(f"shaping={name!r} is a {type(target).__name__}, not a callable h(x)")
-    return cast(Shaping, target)
+    except Exception as error:  # importing runs the module, which may fail in any way
+        raise ValueError(
+            f"shaping={name!r} cannot be imported ({type(error).__name__}: {error}); pass the function itself as shaping="
+        ) from error
+    if isinstance(target, ShapingPair) or callable(target):
+        return cast(Shaping | ShapingPair, target)
+    raise ValueError(f"shaping={name!r} is a {type(target).__name__}; allowed are a callable h(x) and a ShapingPair")
 
 
 def as_pair(shaping: ShapingLike) -> ShapingPair:
@@ -133,6 +135,16 @@ def name_of(shaping: ShapingLike) -> str | list[str]:
     if hasattr(shaping, "__qualname__"):
         return f"{shaping.__module__}:{shaping.__qualname__}"
     return f"{type(shaping).__module__}:<{type(shaping).__qualname__}>"
+
+
+# Deviations at which a shape is sampled, on both sides of its peak and in both tails.
+_FINGERPRINT_AT = (-20.0, -3.0, -1.0, -0.5, 0.5, 1.0, 1.5, 3.0, 20.0)
+
+
+def fingerprint(shaping: ShapingLike) -> list[list[float]]:
+    """Values of ``h_f`` and ``h_g`` at a few deviations, by which a shape is recognised whatever its name."""
+    x = torch.tensor(_FINGERPRINT_AT, dtype=torch.float64)
+    return [evaluate(shape, x).tolist() for shape in as_pair(shaping)]
 
 
 def is_importable(shaping: ShapingLike) -> bool:
@@ -167,19 +179,25 @@ def from_ratio(f: RatioFunction, g: RatioFunction | None = None) -> Shaping | Sh
     :param g: the same for negative advantages; None takes the reflection ``2 - f(2 - ratio)``
     :return: a shape, or a :class:`ShapingPair` if ``g`` is given
     :raises ValueError: if a function does not stretch with the radius
+    :raises TypeError: if it cannot be called with a tensor of ratios and a number
     """
     shapes = [_RatioShape(f)] if g is None else [_RatioShape(f), _RatioShape(g, reflected=True)]
     x = torch.linspace(-4.0, 4.0, 65, dtype=torch.float64)
     for name, shape in zip("fg", shapes, strict=False):
-        expected = evaluate(shape, x)
-        for eps in (0.1, 0.3):
-            error = (shape.at(x, eps) - expected).abs()
-            if not bool((error <= 1e-6 * (1.0 + expected.abs())).all()):
-                worst = x[error.nan_to_num(nan=math.inf).argmax()].item()
-                raise ValueError(
-                    f"{name}(ratio, eps) is not of the form 1 + eps * h((ratio - 1) / eps): at x = {worst:g} the radii "
-                    f"1 and {eps} give different h; a shape for one fixed radius can be written as h(x) directly"
-                )
+        try:
+            expected, *others = (shape.at(x, eps) for eps in (1.0, 0.1, 0.3))
+            error = torch.stack([(other - expected).abs() for other in others]).amax(dim=0)
+        except Exception as failure:  # whatever a user's function raises
+            raise TypeError(
+                f"{name} cannot be called as {name}(ratio, eps) with a tensor and a number "
+                f"({type(failure).__name__}: {failure})"
+            ) from failure
+        if not bool((error <= 1e-6 * (1.0 + expected.abs())).all()):
+            worst = x[error.nan_to_num(nan=math.inf).argmax()].item()
+            raise ValueError(
+                f"{name}(ratio, eps) is not of the form 1 + eps * h((ratio - 1) / eps): at x = {worst:g} different radii "
+                "give different h; a shape for one fixed radius can be written as h(x) directly"
+            )
     return shapes[0] if g is None else ShapingPair(*shapes)
 
 
@@ -187,9 +205,9 @@ def evaluate(shape: Shaping, x: torch.Tensor) -> torch.Tensor:
     """``h(x)``, with a clear complaint where ``shape`` is not an elementwise function of one tensor."""
     try:
         value = shape(x)
-    except TypeError as error:
+    except Exception as error:  # whatever a user's function raises
         raise TypeError(
-            f"shaping={name_of(shape)!r} cannot be called as h(x) ({error}); "
+            f"shaping={name_of(shape)!r} cannot be called as h(x) with a tensor ({type(error).__name__}: {error}); "
             "a function of (ratio, eps) is wrapped by from_ratio"
         ) from error
     if not isinstance(value, torch.Tensor) or value.shape != x.shape:

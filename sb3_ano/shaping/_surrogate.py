@@ -33,7 +33,7 @@ def surrogate(
     :param eps_low: radius below 1, acting where ``A < 0``; a number or a 0-d tensor
     :param eps_high: radius above 1, acting where ``A >= 0``
     :return: the objective, in the broadcast shape of the inputs
-    :raises ValueError: if a radius is the number NaN
+    :raises ValueError: if a radius is a number that is not finite
     """
     shape = as_pair(shaping)
     dtype = torch.promote_types(torch.promote_types(log_ratio.dtype, advantages.dtype), torch.float32)
@@ -42,7 +42,8 @@ def surrogate(
 
     rewarded = advantages >= 0
     eps = torch.where(rewarded, high, low)
-    deviation = deviation_in_radii(log_ratio, rewarded, eps)
+    growth = torch.expm1(log_ratio.clamp(max=MAX_LOG_RATIO)) / eps
+    deviation = torch.where(rewarded, growth, -growth)
     if shape.f is shape.g:
         h = shape.f(deviation)
     else:
@@ -54,21 +55,10 @@ def surrogate(
     return advantages + advantages.abs() * eps * h
 
 
-def deviation_in_radii(log_ratio: torch.Tensor, rewarded: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
-    """``x = sign(A) (r - 1) / eps``, with the log-ratio saturated at :data:`MAX_LOG_RATIO`.
-
-    :param log_ratio: any shape
-    :param rewarded: where ``A >= 0``, same shape
-    :param eps: radius of each sample, same shape
-    """
-    growth = torch.expm1(log_ratio.clamp(max=MAX_LOG_RATIO)) / eps
-    return torch.where(rewarded, growth, -growth)
-
-
 def _radius(eps: float | torch.Tensor, name: str, like: torch.Tensor) -> torch.Tensor:
     if not isinstance(eps, torch.Tensor):
-        if math.isnan(eps):
-            raise ValueError(f"{name}={eps} is not a radius; allowed are numbers above 0")
+        if not math.isfinite(eps):
+            raise ValueError(f"{name}={eps} is not a radius; allowed are finite numbers above 0")
         eps = torch.tensor(eps, dtype=like.dtype, device=like.device)
     return eps.to(like.dtype).clamp(min=MIN_RADIUS)
 

@@ -1,5 +1,6 @@
 """The RL Zoo's command line with this package's algorithms in it."""
 
+import argparse
 import difflib
 import os
 import sys
@@ -7,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from gymnasium.error import Error as GymnasiumError
 
-from sb3_ano.envs import explained_env_errors
+from sb3_ano.envs import explained_missing_packages, register_atari
 from sb3_ano.zoo import register
 
 _USAGE = """\
@@ -40,17 +41,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = "train" if rest[0].startswith("-") else rest.pop(0)
     if command not in _COMMANDS:
         near = difflib.get_close_matches(command, _COMMANDS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        return _complain(f"unknown command {command!r}{hint} Commands are {', '.join(_COMMANDS)}")
+        hint = f", did you mean {near[0]!r}?" if near else ""
+        return _complain(f"unknown command {command!r}{hint} (commands are {', '.join(_COMMANDS)})")
     sys.argv = [f"{os.path.basename(sys.argv[0])} {command}", *rest]
     try:
-        with explained_env_errors():
+        with explained_missing_packages():
+            register_atari(_env_of(rest))
             _COMMANDS[command]()
-    except (ValueError, TypeError, AssertionError, ArithmeticError, OSError, GymnasiumError) as error:
+    except (ValueError, OSError, TypeError, AssertionError, ArithmeticError, GymnasiumError) as error:
         if os.environ.get("SB3_ANO_TRACEBACK"):
             raise
-        return _complain(str(error) or repr(error))
+        # Of these, only ValueError and OSError are surely about the input.
+        hint = "" if isinstance(error, ValueError | OSError) else " (SB3_ANO_TRACEBACK=1 shows where it comes from)"
+        return _complain(f"{error or repr(error)}{hint}")
     return 0
+
+
+def _env_of(arguments: Sequence[str]) -> str:
+    """The environment that a command's arguments name, or an empty string."""
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--env", default="")
+    try:
+        return parser.parse_known_args(arguments)[0].env
+    except argparse.ArgumentError:  # the command itself complains
+        return ""
 
 
 def _complain(message: str) -> int:

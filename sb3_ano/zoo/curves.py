@@ -19,7 +19,7 @@ def read_returns(run: str | Path) -> pd.DataFrame:
     """Returns of the training episodes of a run, in the order in which they ended.
 
     :param run: folder with monitor files, such as the zoo's ``logs/ano/HalfCheetah-v5_1``
-    :return: columns ``timesteps`` (over all environments, at the end of the episode) and ``episode_return``
+    :return: columns ``timesteps`` (steps in this episode and those that ended before it) and ``episode_return``
     :raises ValueError: if the folder holds no finished episode
     """
     try:

@@ -2,10 +2,17 @@
 
 import difflib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
+from sb3_ano.extras import missing_extra
+
+try:
+    import yaml
+except ImportError as error:
+    raise missing_extra("zoo", "pyyaml") from error
 
 # What the RL Zoo reads itself; everything else goes to the constructor of the algorithm.
 _ZOO_KEYS = frozenset(
@@ -38,19 +45,43 @@ def hyperparameter_file(algo: str) -> Path:
     raise FileNotFoundError(f"no hyperparams/{algo}.yml comes with this installation of sb3_ano in {package}")
 
 
-def require_known_keys(keys: Iterable[str], algorithm: type[ShapedPolicyAlgorithm], file: str) -> None:
-    """Complain of a key that neither the zoo nor the algorithm knows.
+def check_file(file: str) -> None:
+    """Complain of a YAML file that is not in the zoo's format: a mapping from environments to mappings.
 
-    :param keys: of one environment's hyperparameters
+    :raises ValueError: naming the file and what is wrong in it
+    """
+    if not file.endswith((".yml", ".yaml")):
+        return
+    try:
+        content = yaml.safe_load(Path(file).read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file} is not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} holds no mapping from environments to hyperparameters")
+    for env_id, settings in content.items():
+        if not isinstance(settings, dict):
+            raise ValueError(f"{file}: {env_id} holds {settings!r}, not a mapping of hyperparameters")
+
+
+def check_hyperparameters(settings: Mapping[str, Any], algorithm: type[ShapedPolicyAlgorithm], file: str) -> None:
+    """Complain of a key that neither the zoo nor the algorithm knows, and of values that the zoo would stumble over.
+
+    :param settings: hyperparameters of one environment
     :param file: where they come from, for the message
-    :raises ValueError: naming the unknown keys and those that are allowed
+    :raises ValueError: naming the key, the value and what is allowed
     """
     allowed = (set(inspect.signature(algorithm.__init__).parameters) - _RESERVED) | _ZOO_KEYS
-    unknown = sorted(set(keys) - allowed)
+    unknown = sorted(set(settings) - allowed)
     if unknown:
         near = difflib.get_close_matches(unknown[0], allowed, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f", did you mean {near[0]!r}?" if near else ""
         raise ValueError(
             f"{file}: unknown key {', '.join(map(repr, unknown))} for {algorithm.__name__}{hint} "
-            f"Allowed are {', '.join(sorted(allowed))}"
+            f"(allowed are {', '.join(sorted(allowed))})"
         )
+    for key in ("policy", "n_timesteps"):
+        if key not in settings:
+            raise ValueError(f"{file}: the key {key!r} is missing; the zoo needs it for every environment")
+    n_envs = settings.get("n_envs", 1)
+    if not isinstance(n_envs, int) or n_envs < 1:
+        raise ValueError(f"{file}: n_envs={n_envs!r} is not allowed; allowed are whole numbers from 1")

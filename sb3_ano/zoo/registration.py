@@ -7,7 +7,7 @@ from typing import Any
 
 from sb3_ano.algorithms import ANO, PAPO, SPO, ShapedPolicyAlgorithm
 from sb3_ano.extras import missing_extra
-from sb3_ano.zoo.hyperparameters import hyperparameter_file, require_known_keys
+from sb3_ano.zoo.hyperparameters import check_file, check_hyperparameters, hyperparameter_file
 
 try:
     import rl_zoo3
@@ -36,10 +36,11 @@ def _read_own_hyperparameters(read: Any) -> Any:
         algorithm = ALGORITHMS.get(self.algo)
         if algorithm is None:
             return read(self)
-        if Path(self.config).parent == Path(rl_zoo3.__file__).parent / "hyperparams":
+        if Path(self.config) == Path(rl_zoo3.__file__).parent / "hyperparams" / f"{self.algo}.yml":
             self.config = str(hyperparameter_file(self.algo))
+        check_file(self.config)
         hyperparameters, saved = read(self)
-        require_known_keys(hyperparameters, algorithm, self.config)
+        check_hyperparameters(hyperparameters, algorithm, self.config)
         return hyperparameters, saved
 
     return read_hyperparameters

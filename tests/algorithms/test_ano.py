@@ -5,12 +5,9 @@ import torch
 
 from sb3_ano import ANO, PAPO, SPO
 from sb3_ano.shaping import ano, surrogate
+from tests.common import parameters, pseudo_huber
 
 SMALL = {"n_steps": 64, "batch_size": 32, "n_epochs": 4, "learning_rate": 3e-3, "seed": 0}
-
-
-def parameters(model) -> torch.Tensor:
-    return torch.nn.utils.parameters_to_vector(model.policy.parameters()).detach()
 
 
 def trained(cls=ANO, **options):
@@ -67,3 +64,11 @@ def leaky(x):
 def test_a_shape_above_the_identity_is_warned_about():
     with pytest.warns(UserWarning, match="violates enclosure: h\\(-5.00098\\) = -5"):
         ANO("MlpPolicy", "CartPole-v1", shaping=leaky)
+
+
+def test_the_model_remembers_the_shape_as_given_and_by_name():
+    model = ANO("MlpPolicy", "CartPole-v1", **SMALL, shaping=("spo", pseudo_huber))
+    assert model.shaping == ("spo", pseudo_huber)
+    assert model.shaping_name == ["spo", "tests.common:pseudo_huber"]
+    model._setup_model()
+    assert model.shaping == ("spo", pseudo_huber)

@@ -2,9 +2,9 @@
 
 import inspect
 import math
-import os
-import shutil
+import types
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -13,13 +13,14 @@ from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
-from stable_baselines3.common.env_checker import check_env
 from stable_baselines3.common.logger import configure
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule
 
-from sb3_ano import ANO, PAPO, SPO
+from sb3_ano import PAPO
+from tests.common import ALGORITHMS, SMALL, needs_compiler, parameters
 from tests.tiny_envs import (
     BOX_ACTIONS,
     BOX_OBSERVATIONS,
@@ -29,14 +30,7 @@ from tests.tiny_envs import (
     tiny_vec_env,
 )
 
-ALGORITHMS = [ANO, SPO, PAPO]
-SMALL = {"n_steps": 32, "batch_size": 32, "n_epochs": 2, "seed": 0}
-
 pytestmark = pytest.mark.parametrize("cls", ALGORITHMS)
-
-
-def parameters(model) -> torch.Tensor:
-    return torch.nn.utils.parameters_to_vector(model.policy.parameters()).detach()
 
 
 def test_a_ppo_user_changes_one_word(cls):
@@ -65,10 +59,6 @@ def test_every_policy_learns_with_every_action_space(cls, policy, observation_sp
     assert model.action_space.contains(model.predict(observation_space.sample())[0].squeeze()[()])
 
 
-def test_tiny_env_follows_the_gymnasium_interface(cls):
-    check_env(TinyEnv(BOX_OBSERVATIONS, spaces.Discrete(2)))
-
-
 def test_the_same_seed_gives_the_same_parameters_bit_for_bit(cls):
     runs = [cls("MlpPolicy", "CartPole-v1", **SMALL).learn(128) for _ in range(2)]
     assert torch.equal(*map(parameters, runs))
@@ -77,21 +67,47 @@ def test_the_same_seed_gives_the_same_parameters_bit_for_bit(cls):
 
 
 @pytest.mark.parametrize(("total", "n_steps"), [(96, 32), (100, 128)])
-def test_schedules_may_end_at_zero_or_overshoot(cls, total, n_steps):
-    to_zero = LinearSchedule(0.2, 0.0, 1.0)
-    model = cls(
-        "MlpPolicy",
-        "CartPole-v1",
-        **{**SMALL, "n_steps": n_steps},
-        learning_rate=LinearSchedule(1e-3, 0.0, 1.0),
-        clip_range=to_zero,
-        clip_range_high="lin_0.3",
-        clip_range_vf=to_zero,
-    ).learn(total)
+@pytest.mark.parametrize("end", [0.0, -0.01])
+def test_schedules_may_end_at_zero_or_slightly_below(cls, total, n_steps, end):
+    def to_the_end(progress_remaining: float) -> float:
+        return 0.2 * progress_remaining + end
+
+    schedules = {"clip_range": to_the_end, "clip_range_high": to_the_end, "clip_range_vf": to_the_end}
+    model = cls("MlpPolicy", "CartPole-v1", **{**SMALL, "n_steps": n_steps}, **schedules).learn(total)
     assert model.num_timesteps >= total
+    assert model.n_skipped_minibatches == 0
     assert parameters(model).isfinite().all()
+    logged = model.logger.name_to_value
+    assert [logged[f"train/{name}"] for name in schedules] == pytest.approx([1e-6, 1e-6, 0.0])
+
+
+@pytest.mark.parametrize(("total", "n_steps"), [(96, 32), (100, 128)])
+def test_a_linear_learning_rate_ends_at_zero_also_where_the_last_rollout_overshoots(cls, total, n_steps):
+    model = cls("MlpPolicy", "CartPole-v1", **{**SMALL, "n_steps": n_steps}, learning_rate=lambda progress: 1e-3 * progress)
+    before = parameters(model)
+    model.learn(total)
     assert model.policy.optimizer.param_groups[0]["lr"] == 0.0
-    assert model.logger.name_to_value["train/clip_range"] == pytest.approx(1e-6)
+    if n_steps > total:  # a single update, with nothing to learn
+        assert torch.equal(parameters(model), before)
+
+
+def test_the_policy_is_in_training_mode_only_while_it_is_updated(cls):
+    modes = []
+
+    class Probe(FlattenExtractor):
+        def forward(self, observations: torch.Tensor) -> torch.Tensor:
+            modes.append((self.training, torch.is_grad_enabled()))
+            return super().forward(observations)
+
+    cls("MlpPolicy", "CartPole-v1", **SMALL, policy_kwargs={"features_extractor_class": Probe}).learn(32)
+    assert set(modes) == {(False, False), (True, True)}
+
+
+def test_a_trained_model_can_be_pickled_like_ppo(cls):
+    model = cls("MlpPolicy", "CartPole-v1", **SMALL).learn(32)
+    again = cloudpickle.loads(cloudpickle.dumps(model))
+    assert torch.equal(parameters(again), parameters(model))
+    again.learn(32)
 
 
 def test_the_radius_is_read_at_each_update(cls):
@@ -109,14 +125,19 @@ def test_the_radius_is_read_at_each_update(cls):
     assert seen[1:] == pytest.approx([0.3, 0.2, 0.1])
 
 
-def test_a_wider_upper_radius_changes_only_positive_advantages(cls):
-    model = cls("MlpPolicy", "CartPole-v1", **SMALL, clip_range=0.1, clip_range_high=0.3).learn(32)
-    log_ratio = torch.tensor([0.2, 0.2, -0.2, -0.2])
-    log = model.logger.name_to_value
-    assert (log["train/clip_range"], log["train/clip_range_high"]) == pytest.approx((0.1, 0.3))
-    region = model._loss_settings().region
-    assert (region.eps_low.item(), region.eps_high.item()) == pytest.approx((0.1, 0.3))
-    assert log_ratio.shape == (4,)
+@pytest.mark.parametrize(("advantage", "acts"), [(1.0, "clip_range_high"), (-1.0, "clip_range")])
+def test_the_upper_radius_acts_on_positive_advantages_and_the_lower_on_negative_ones(cls, advantage, acts):
+    def loss(**radii: float) -> float:
+        model = cls("MlpPolicy", "CartPole-v1", **SMALL, **radii).learn(32)
+        assert model.logger.name_to_value["train/clip_range_high"] == pytest.approx(radii["clip_range_high"])
+        log_ratio = torch.tensor([-0.5, -0.25, 0.25, 0.5])
+        samples = types.SimpleNamespace(td_errors=torch.zeros(4), old_values=torch.zeros(4))
+        return model.policy_loss(log_ratio, torch.full((4,), advantage), model._loss_settings().region, samples).item()
+
+    base = {"clip_range": 0.1, "clip_range_high": 0.1}
+    assert loss(**{**base, acts: 0.2}) != pytest.approx(loss(**base), rel=1e-3)
+    other = ({"clip_range", "clip_range_high"} - {acts}).pop()
+    assert loss(**{**base, other: 0.2}) == pytest.approx(loss(**base), rel=1e-6)
 
 
 def test_target_kl_ends_the_update(cls, capsys):
@@ -125,6 +146,15 @@ def test_target_kl_ends_the_update(cls, capsys):
     assert model._n_updates < 50
     if cls is not PAPO:  # whose own limit may come first
         assert "Early stopping in epoch" in capsys.readouterr().out
+
+
+def test_target_kl_may_end_the_update_at_its_first_minibatch(cls):
+    model = cls("MlpPolicy", "CartPole-v1", **SMALL, target_kl=-1.0)
+    before = parameters(model)
+    model.learn(32)
+    assert torch.equal(parameters(model), before)
+    assert model.logger.name_to_value["train/grad_norm"] == 0.0
+    assert model.logger.name_to_value["train/ratio_mean"] == pytest.approx(1.0)
 
 
 def test_sb3s_log_names_are_there(cls):
@@ -156,8 +186,6 @@ def test_callbacks_loggers_and_continued_training_work_as_in_sb3(cls, tmp_path):
 
 
 def tiny_eval_env():
-    from stable_baselines3.common.monitor import Monitor
-
     return Monitor(gym.make("CartPole-v1"))
 
 
@@ -191,6 +219,9 @@ def test_custom_policies_and_extractors_are_used(cls):
         ({"clip_range": math.nan}, ValueError, "clip_range=nan .*allowed are"),
         ({"clip_range": "0.2"}, ValueError, "clip_range='0.2' is not a schedule; allowed are"),
         ({"clip_range": None}, TypeError, "clip_range=None"),
+        ({"clip_range": math.inf}, ValueError, "clip_range=inf .*allowed are"),
+        ({"learning_rate": "lin_3e-4"}, TypeError, "learning_rate='lin_3e-4' .*allowed are"),
+        ({"max_grad_norm": math.nan}, ValueError, "max_grad_norm=nan .*allowed are"),
         ({"clip_range_high": 0.0}, ValueError, "clip_range_high=0.0"),
         ({"clip_range_high": "cos_0.2"}, ValueError, "clip_range_high='cos_0.2'"),
         ({"clip_range_high": "lin_0"}, ValueError, "clip_range_high='lin_0'"),
@@ -223,10 +254,20 @@ def test_unsupported_action_spaces_are_named_with_what_is_allowed(cls, space, me
         cls("MlpPolicy", TinyEnv(BOX_OBSERVATIONS, space))
 
 
-def test_a_schedule_that_is_not_a_number_is_named(cls):
-    model = cls("MlpPolicy", "CartPole-v1", **SMALL, clip_range=lambda _: math.nan)
-    with pytest.raises(ValueError, match="clip_range is NaN at progress_remaining"):
+@pytest.mark.parametrize("name", ["clip_range", "clip_range_high", "clip_range_vf", "learning_rate"])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_schedule_that_is_not_a_number_is_named_before_it_does_harm(cls, name, number):
+    # finite when the model is made, at progress 1
+    model = cls("MlpPolicy", "CartPole-v1", **SMALL, **{name: lambda progress: 1e-3 if progress == 1.0 else number})
+    before = parameters(model)
+    with pytest.raises(ValueError, match=f"{name} is {number} at progress_remaining=0"):
         model.learn(32)
+    assert torch.equal(parameters(model), before)
+
+
+def test_numpy_numbers_are_numbers(cls):
+    model = cls("MlpPolicy", "CartPole-v1", **SMALL, clip_range=np.float32(0.25), clip_range_high=np.float64(0.5)).learn(32)
+    assert model.logger.name_to_value["train/clip_range"] == pytest.approx(0.25)
 
 
 def test_a_batch_that_does_not_divide_the_rollout_is_warned_about(cls):
@@ -244,7 +285,7 @@ class OwnBuffer(RolloutBuffer):
 
 def test_custom_rollout_buffers_are_used(cls):
     if cls is PAPO:
-        with pytest.raises(ValueError, match="rollout_buffer_class=OwnBuffer gives no td_errors"):
+        with pytest.raises(ValueError, match="OwnBuffer.* gives PAPO no td_errors.*allowed are TDRolloutBuffer"):
             PAPO("MlpPolicy", "CartPole-v1", **SMALL, rollout_buffer_class=OwnBuffer)
         return
     before = OwnBuffer.resets
@@ -254,7 +295,7 @@ def test_custom_rollout_buffers_are_used(cls):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("c++") is None and "CI" not in os.environ, reason="torch.compile needs a C++ compiler")
+@needs_compiler
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_compiled_loss_gives_the_same_parameters(cls):
     eager, compiled = (

@@ -10,41 +10,41 @@ import torch
 from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.torch_layers import FlattenExtractor
 
 from sb3_ano import ANO
+from tests.common import parameters
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env
 
-SMALL = {"n_steps": 64, "batch_size": 32, "n_epochs": 4}
+# Enough samples, epochs and learning rate for the clip to act: a radius of 0.201 differs from one of 0.2 only on samples
+# whose ratio comes to lie between the two. (More of it, and a sample that rounding moves across the edge of the region, where
+# PPO's gradient jumps, would be amplified by the dynamics of Pendulum.)
+SETTINGS = {"n_steps": 256, "batch_size": 64, "n_epochs": 10, "learning_rate": 3e-3, "seed": 3, "device": "cpu"}
 
 CASES: dict[str, tuple[str, Callable, dict]] = {
     "CartPole": ("MlpPolicy", lambda: gym.make("CartPole-v1"), {}),
-    "Pendulum": ("MlpPolicy", lambda: gym.make("Pendulum-v1"), {}),
-    "gSDE": ("MlpPolicy", lambda: gym.make("Pendulum-v1"), {"use_sde": True, "sde_sample_freq": 4}),
+    "Pendulum": ("MlpPolicy", lambda: gym.make("Pendulum-v1"), {"learning_rate": 1e-3}),
+    "gSDE": ("MlpPolicy", lambda: gym.make("Pendulum-v1"), {"use_sde": True, "sde_sample_freq": 4, "learning_rate": 1e-3}),
     "MultiDiscrete": ("MlpPolicy", functools.partial(tiny_vec_env, BOX_OBSERVATIONS, spaces.MultiDiscrete([3, 2])), {}),
     "MultiBinary": ("MlpPolicy", functools.partial(tiny_vec_env, BOX_OBSERVATIONS, spaces.MultiBinary(3)), {}),
     "Dict": ("MultiInputPolicy", functools.partial(tiny_vec_env, DICT_OBSERVATIONS, spaces.Discrete(3)), {}),
     "image": (
         "CnnPolicy",
         functools.partial(tiny_vec_env, IMAGE_OBSERVATIONS, BOX_ACTIONS),
-        {"n_steps": 16, "batch_size": 16, "n_epochs": 2, "policy_kwargs": {"features_extractor_kwargs": {"features_dim": 32}}},
+        {"n_steps": 64, "n_epochs": 6, "policy_kwargs": {"features_extractor_kwargs": {"features_dim": 32}}},
     ),
 }
 OPTIONS = {
     "plain": {},
-    "clip_range_vf": {"clip_range_vf": 0.1},
+    "clip_range_vf": {"clip_range_vf": 1.0},
     "target_kl": {"target_kl": 0.005},
-    "batches that do not divide": {"batch_size": 24, "normalize_advantage": False, "ent_coef": 0.01},
+    "batches that do not divide": {"batch_size": 96, "normalize_advantage": False, "ent_coef": 0.01},
 }
 
 
 def make(cls: type[BaseAlgorithm], case: str, **options) -> BaseAlgorithm:
     policy, env, settings = CASES[case]
-    arguments = {"seed": 3, "device": "cpu", "learning_rate": 3e-3, **SMALL, **settings, **options}
-    return cls(policy, env(), **arguments)
-
-
-def parameters(model: BaseAlgorithm) -> torch.Tensor:
-    return torch.nn.utils.parameters_to_vector(model.policy.parameters()).detach()
+    return cls(policy, env(), **{**SETTINGS, **settings, **options})
 
 
 def relative_difference(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -56,7 +56,12 @@ def after_three_rollouts(cls: type[BaseAlgorithm], case: str, **options) -> Base
     return model.learn(3 * model.n_steps * model.n_envs)
 
 
-@pytest.mark.filterwarnings("ignore:batch_size=24 does not divide")
+def tolerance(case: str) -> float:
+    """Largest ``|d theta| / |theta|`` after three rollouts that counts as rounding."""
+    return 1e-5 if case == "image" else 1e-6
+
+
+@pytest.mark.filterwarnings("ignore:batch_size=96 does not divide")
 @pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("case", CASES)
@@ -64,10 +69,10 @@ def test_parameters_and_actions_are_those_of_ppo_after_three_rollouts(case, opti
     expected = after_three_rollouts(PPO, case, **options)
     found = after_three_rollouts(ANO, case, shaping="ppo", torch_compile=False, **options)
 
-    assert relative_difference(parameters(expected), parameters(found)) <= (1e-5 if case == "image" else 1e-6)
+    assert relative_difference(parameters(expected), parameters(found)) <= tolerance(case)
     actions, expected_actions = found.rollout_buffer.actions, expected.rollout_buffer.actions
     if isinstance(found.action_space, spaces.Box):
-        np.testing.assert_allclose(actions, expected_actions, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(actions, expected_actions, rtol=1e-3, atol=1e-4)
     else:
         np.testing.assert_array_equal(actions, expected_actions)
     for name in ("approx_kl", "clip_fraction", "policy_gradient_loss", "value_loss", "entropy_loss", "loss"):
@@ -75,14 +80,40 @@ def test_parameters_and_actions_are_those_of_ppo_after_three_rollouts(case, opti
         assert logged == pytest.approx(expected_log, rel=1e-3, abs=1e-5), name
 
 
-@pytest.mark.parametrize("different", [{"clip_range": 0.201}, {"shaping": "spo"}], ids=str)
-@pytest.mark.parametrize("case", ["CartPole", "MultiDiscrete", "MultiBinary"])
-def test_another_radius_or_shape_is_told_apart(case, different):
-    # So fast that the clip acts, without which no radius could be told from another.
-    fast = {"learning_rate": 3e-2, "vf_coef": 0.0, "n_epochs": 10}
-    expected = after_three_rollouts(PPO, case, **fast)
-    found = after_three_rollouts(ANO, case, **{"shaping": "ppo", **fast, **different})
-    assert relative_difference(parameters(expected), parameters(found)) > 1e-4
+# Not with target_kl, which ends an update before the clip acts on many samples.
+@pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["clip_range_vf"]], ids=["plain", "clip_range_vf"])
+@pytest.mark.parametrize("different", [{"clip_range": 0.201}, {"shaping": "spo"}], ids=["0.201", "spo"])
+@pytest.mark.parametrize("case", CASES)
+def test_that_test_tells_another_radius_and_another_shape_apart(case, different, options):
+    expected = after_three_rollouts(PPO, case, **options)
+    found = after_three_rollouts(ANO, case, **{"shaping": "ppo", **options, **different})
+    assert relative_difference(parameters(expected), parameters(found)) > 10 * tolerance(case)
+
+
+class NormalisedExtractor(FlattenExtractor):
+    """Batch normalisation and dropout, which differ between collecting and training."""
+
+    def __init__(self, observation_space: spaces.Space) -> None:
+        super().__init__(observation_space)
+        self.layers = torch.nn.Sequential(torch.nn.BatchNorm1d(self.features_dim), torch.nn.Dropout(0.2))
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return self.layers(super().forward(observations))
+
+
+@pytest.mark.filterwarnings("ignore:batch_size=.* does not divide")
+@pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
+@pytest.mark.parametrize(
+    "options",
+    [{"policy_kwargs": {"features_extractor_class": NormalisedExtractor}}, {"n_steps": 129, "batch_size": 64}],
+    ids=["training mode", "last minibatch of one"],
+)
+def test_details_of_ppo_are_kept(options):
+    few = {"n_epochs": 3, "n_steps": 128}
+    expected = after_three_rollouts(PPO, "CartPole", **{**few, **options})
+    found = after_three_rollouts(ANO, "CartPole", shaping="ppo", **{**few, **options})
+    assert found.n_skipped_minibatches == 0
+    assert relative_difference(parameters(expected), parameters(found)) <= 5e-6
 
 
 def loss_and_gradient_of_a_moved_policy(model: BaseAlgorithm) -> tuple[float, torch.Tensor]:
@@ -109,7 +140,7 @@ def loss_and_gradient_of_a_moved_policy(model: BaseAlgorithm) -> tuple[float, to
     return model.logger.name_to_value["train/loss"], gradient
 
 
-@pytest.mark.parametrize("options", [{}, {"clip_range_vf": 0.1}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"clip_range_vf": 0.1}], ids=["plain", "clip_range_vf"])
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradient_of_a_minibatch_are_those_of_ppo(case, options):
     once = {"n_steps": 64, "n_epochs": 1, "batch_size": 64 if case in ("CartPole", "Pendulum", "gSDE") else 128}

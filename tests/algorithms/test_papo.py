@@ -11,10 +11,10 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from sb3_ano import PAPO, SPO
 from sb3_ano.algorithms.papo import TDRolloutBuffer
 from sb3_ano.algorithms.update import TrustRegion
+from tests.common import SMALL
 from tests.tiny_envs import BOX_OBSERVATIONS
 
 REGION = TrustRegion(torch.tensor(0.2, dtype=torch.float64), torch.tensor(0.2, dtype=torch.float64))
-SMALL = {"n_steps": 32, "batch_size": 32, "n_epochs": 2, "seed": 0}
 
 # Worked with a pocket calculator: three samples, eps = 0.2.
 RATIO = [1.5, 0.9, 0.5]
@@ -72,6 +72,39 @@ def test_the_coefficients_of_papo_enter_where_the_formula_has_them():
     mean_variance = 0.01 * (0.512 - 0.184 + 0.105) / 3
     variance_mean = 0.01 * (1 - 0.99**2) / 3 * SECOND_MOMENT
     assert loss_of(model).item() == pytest.approx(-(J - 3 * (mean_variance + variance_mean)), rel=1e-12)
+
+
+def gradient_of(model, gamma: float) -> list[float]:
+    model.gamma = gamma
+    log_ratio = torch.tensor(RATIO, dtype=torch.float64).log().requires_grad_()
+    loss = model.policy_loss(log_ratio, torch.tensor(ADVANTAGES, dtype=torch.float64), REGION, samples())
+    return torch.autograd.grad(loss, log_ratio)[0].tolist()
+
+
+# d/dr of the terms above: rD has slope D where the unclipped branch is the smaller one, which it is for sample 2 only (1 and 3
+# are clipped, at 1.2 and 0.8); (r - 1) d^2 + 2 w2 r d has slope d^2 + 2 w2 d there, which are samples 2 and 3.
+#   dJ/dr  = [0, -0.5, 0] / 3
+#   dMV/dr = 0.005 [0, 0.04 - 0.002, 0.09 + 0.003] / 3
+# and d loss/d log r = r (-(1 + k bracket') dJ/dr + k dMV/dr), with bracket' = d bracket/dJ = 2 J + 2 V or 0.
+@pytest.mark.parametrize(("gamma", "bracket_slope"), [(0.0, 2 * J + 2 * MEAN_VALUE), (0.99, 0.0)])
+def test_the_gradient_of_papo_equals_the_hand_worked_table(gamma, bracket_slope):
+    d_mean = np.array([0.0, -0.5, 0.0]) / 3
+    d_mean_variance = 0.005 * np.array([0.0, 0.038, 0.093]) / 3
+    expected = np.array(RATIO) * (-(1 + 7 * bracket_slope) * d_mean + 7 * d_mean_variance)
+    found = gradient_of(PAPO("MlpPolicy", "CartPole-v1", **SMALL), gamma)
+    assert found == pytest.approx(expected.tolist(), rel=1e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize("log_ratio", [-1e4, -100.0, 25.0, 1e4])
+@pytest.mark.parametrize("advantage", [-2.0, 2.0])
+def test_papo_is_finite_for_every_finite_log_ratio(log_ratio, advantage):
+    model = PAPO("MlpPolicy", "CartPole-v1", **SMALL)
+    region = TrustRegion(torch.tensor(0.2), torch.tensor(0.2))
+    at = torch.tensor([log_ratio, 0.0], requires_grad=True)
+    minibatch = types.SimpleNamespace(td_errors=torch.tensor([0.3, -0.1]), old_values=torch.tensor([1.0, 2.0]))
+    loss = model.policy_loss(at, torch.tensor([advantage, 1.0]), region, minibatch)
+    assert loss.isfinite()
+    assert torch.autograd.grad(loss, at)[0].isfinite().all()
 
 
 def test_spo_equals_the_hand_worked_table():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sb3_ano import ANO
-from sb3_ano.algorithms.update import LossTerms, TrustRegion, UpdateStatistics, approximate_kl, gradient_step
+from sb3_ano.algorithms.update import LossTerms, approximate_kl, gradient_step
 
 
 def snapshot(model) -> dict:
@@ -68,13 +68,23 @@ def test_a_skipped_minibatch_leaves_parameters_and_optimizer_as_they_were():
         assert_equal_state(snapshot(model), before)
 
 
+def not_finite(model, loss: torch.Tensor, **terms: float) -> list[str]:
+    scalars = {"policy_loss": 0.0, "value_loss": 0.0, "entropy_loss": 0.0, **terms}
+    values = {name: torch.tensor(value) for name, value in scalars.items()}
+    return gradient_step(model.policy, LossTerms(loss, log_ratio=None, advantages=None, **values), max_grad_norm=0.5)[1]
+
+
 def test_what_was_not_finite_is_named():
     model = spoiled_model(range(0)).learn(64)
-    parameter = model.policy.log_std if hasattr(model.policy, "log_std") else model.policy.action_net.bias
-    zero = torch.zeros(())
-    loss = (parameter * 0).sum().sqrt()  # 0, with a slope that is not a number
-    _, not_finite = gradient_step(model.policy, LossTerms(loss, loss, zero, zero, zero, zero), max_grad_norm=0.5)
-    assert not_finite == ["gradient of action_net.bias"]
+    policy, bias = model.policy, model.policy.action_net.bias
+    nan = float("nan")
+    assert not_finite(model, bias.sum() * nan, value_loss=nan, entropy_loss=nan) == ["value_loss", "entropy_loss"]
+    assert not_finite(model, bias.sum() * nan) == ["the weighted sum of the losses (vf_coef, ent_coef)"]
+    # A loss of 0 whose slope is not a number, in one parameter and in all.
+    assert not_finite(model, (bias * 0).sum().sqrt()) == ["gradient of action_net.bias"]
+    everywhere = torch.stack([parameter.sum() for parameter in policy.parameters()]).sum()
+    assert not_finite(model, (everywhere * 0).sqrt())[-1] == "9 more gradients"
+    assert not_finite(model, bias.sum() * 1e30 * 1e-20 * 1e20) == ["norm of the gradient (overflow)"]
 
 
 def test_an_update_without_a_single_finite_minibatch_raises():
@@ -92,43 +102,3 @@ def test_approximate_kl_is_schulmans_estimate():
     log_ratio = torch.tensor([0.1, -0.2, 0.0], dtype=torch.float64)
     r = log_ratio.exp()
     assert approximate_kl(log_ratio).item() == pytest.approx(((r - 1) - log_ratio).mean().item(), rel=1e-15)
-
-
-def test_statistics_match_a_hand_worked_update():
-    """Two epochs of one minibatch; eps_low = 0.2, eps_high = 0.3."""
-    statistics = UpdateStatistics(TrustRegion(torch.tensor(0.2), torch.tensor(0.3)))
-    minibatches = [
-        # ratio 1.5 (A > 0, clipped), 0.7 (A < 0, clipped), 1.4 (A < 0, not clipped), 1.0
-        ([1.5, 0.7, 1.4, 1.0], [1.0, -1.0, -1.0, 1.0], [0.3, -0.1, 0.4, 0.2], 2.0),
-        ([1.0, 1.0, 1.0, 1.1], [1.0, -1.0, -1.0, 1.0], [0.0, 0.0, 0.0, 1.0], 4.0),
-    ]
-    for ratio, advantages, gradient, norm in minibatches:
-        statistics.start_epoch()
-        log_ratio = torch.tensor(ratio).log()
-        terms = LossTerms(*torch.tensor([norm, 0.1, 0.2, 0.3]), log_ratio, torch.tensor(advantages))
-        probe = torch.zeros(4, requires_grad=True)
-        probe.grad = torch.tensor(gradient)
-        statistics.add(terms, approximate_kl(log_ratio), probe, torch.tensor(norm))
-    summary = statistics.summary()
-
-    first = np.mean([r - 1 - np.log(r) for r in (1.5, 0.7, 1.4, 1.0)])
-    second = (1.1 - 1 - np.log(1.1)) / 4
-    assert summary["kl_mean"] == pytest.approx((first + second) / 2, rel=1e-5)
-    assert summary["kl_max"] == pytest.approx(first, rel=1e-5)
-    assert summary["approx_kl"] == pytest.approx(second, rel=1e-4)
-    assert statistics.epoch_kl() == pytest.approx(second, rel=1e-4)
-    assert summary["ratio_mean"] == pytest.approx((1.15 + 1.025) / 2)
-    assert summary["ratio_max"] == pytest.approx(1.5)
-    assert summary["fraction_above"] == pytest.approx(2 / 8)
-    assert summary["fraction_below"] == pytest.approx(1 / 8)
-    assert summary["clip_fraction"] == pytest.approx(3 / 8)
-    assert summary["ppo_discarded_gradient"] == pytest.approx((0.3 + 0.1) / (1.0 + 1.0))
-    assert summary["grad_norm"] == pytest.approx(3.0)
-    assert summary["loss"] == pytest.approx(4.0)
-
-
-@pytest.mark.parametrize(("shaping", "discards"), [("ppo", False), ("ano", True)])
-def test_ppos_clip_lets_no_gradient_through_where_ano_restores(shaping, discards):
-    model = ANO("MlpPolicy", "CartPole-v1", n_steps=128, learning_rate=1e-2, seed=0, shaping=shaping).learn(256)
-    assert model.logger.name_to_value["train/clip_fraction"] > 0
-    assert (model.logger.name_to_value["train/ppo_discarded_gradient"] > 0) == discards

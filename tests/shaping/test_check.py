@@ -2,10 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from sb3_ano.shaping import ShapingPair, check, from_ratio, measure, property_table
+from sb3_ano.shaping import check, from_ratio, measure, property_table
+from tests.common import pseudo_huber
 
 
 def test_ppo_has_the_properties_of_table_1():
@@ -46,10 +48,6 @@ def test_identity_rises_for_ever():
     assert properties.slope_right == 1.0
 
 
-def pseudo_huber(x):
-    return 1 + x - torch.sqrt(1 + x.square())
-
-
 def test_a_supremum_that_is_only_approached_is_not_bounded():
     properties = check(pseudo_huber)
     assert properties.smooth
@@ -63,6 +61,19 @@ def test_kinks_and_steps_are_found_where_they_are():
         return torch.where(x > 2.0, torch.full_like(x, -1.0), x.clamp(max=1.25))
 
     assert measure(staircase).kinks == (1.25, 2.0)
+    # Steep elsewhere, so that the change at the kink is not the largest.
+    assert measure(lambda x: x - x**4 - 0.5 * x.abs()).kinks == (0.0,)
+
+
+@pytest.mark.parametrize("shape", [lambda x: 1 - torch.exp(-x), lambda x: x - x**6, lambda x: x - 10 * x.square()])
+def test_steepness_is_not_taken_for_a_kink(shape):
+    assert measure(shape).smooth
+
+
+def test_properties_do_not_depend_on_whether_gradients_are_enabled():
+    with torch.no_grad():
+        assert check("ano") == check("ano")
+        assert check("ano").sup_slope == pytest.approx(45 / 16)
 
 
 def test_inflections_are_counted():
@@ -97,9 +108,15 @@ def test_a_reduction_is_not_elementwise():
         check(lambda x: x.sum())
 
 
+@pytest.mark.parametrize("shape", [lambda x: x if x < 1 else 1, np.tanh], ids=["python", "numpy"])
+def test_a_function_that_is_not_for_tensors_is_refused(shape):
+    with pytest.raises(TypeError, match="cannot be called as h\\(x\\) with a tensor"):
+        check(shape)
+
+
 def test_a_pair_is_checked_one_by_one():
     pair = check(("ano", "spo"))
-    assert isinstance(pair, ShapingPair)
+    assert str(pair).splitlines()[0].split() == ["Property", "ano", "spo"]
     assert (pair.f.inflections, pair.g.inflections) == (1, 0)
 
 

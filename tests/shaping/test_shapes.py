@@ -2,6 +2,8 @@
 
 import functools
 import math
+import sys
+import types
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sb3_ano.shaping import SHAPINGS, ShapingPair, ano, from_ratio, identity, is_importable, name_of, ppo, resolve, spo
+from tests.common import pseudo_huber
 
 deviations = st.floats(-1e3, 1e3, allow_nan=False)
 
@@ -93,10 +96,6 @@ def test_ppo_spo_and_identity_are_their_formulas(x):
     assert h(identity, x) == x
 
 
-def pseudo_huber(x):
-    return 1 + x - torch.sqrt(1 + x.square())
-
-
 def test_resolve_takes_names_paths_callables_and_pairs():
     assert resolve("ano") is ano
     assert resolve(pseudo_huber) is pseudo_huber
@@ -111,7 +110,9 @@ def test_resolve_takes_names_paths_callables_and_pairs():
         ("anno", ValueError, "shaping='anno' is unknown.*'ano'.*did you mean 'ano'"),
         ("no_such_module:h", ValueError, "shaping='no_such_module:h' cannot be imported"),
         ("math:no_such_function", ValueError, "cannot be imported"),
-        ("math:pi", ValueError, "is a float, not a callable"),
+        ("math:pi", ValueError, "is a float; allowed are a callable"),
+        (":f", ValueError, "shaping=':f' is unknown"),
+        (".module:f", ValueError, "shaping='.module:f' cannot be imported"),
         ("__main__:h", ValueError, "main script"),
         (0.2, TypeError, "shaping=0.2 is not a shape; allowed are"),
         (("ano", "spo", "ppo"), TypeError, "or a pair"),
@@ -132,7 +133,7 @@ def test_only_functions_at_the_top_level_of_a_module_can_be_found_again():
     assert not is_importable(functools.partial(pseudo_huber))
     assert not is_importable(from_ratio(lambda r, eps: r))
     assert name_of(ano) == "ano"
-    assert name_of([pseudo_huber, "spo"]) == [f"{__name__}:pseudo_huber", "spo"]
+    assert name_of([pseudo_huber, "spo"]) == ["tests.common:pseudo_huber", "spo"]
 
 
 def f_spo(ratio, eps):
@@ -156,3 +157,18 @@ def test_from_ratio_refuses_a_function_that_does_not_stretch_with_the_radius():
         from_ratio(lambda ratio, eps: 1 + torch.tanh(ratio - 1))
     with pytest.raises(ValueError, match="g\\(ratio, eps\\) is not of the form"):
         from_ratio(f_spo, lambda ratio, eps: ratio**3)
+
+
+def test_from_ratio_says_which_function_cannot_be_called():
+    with pytest.raises(TypeError, match="f cannot be called as f\\(ratio, eps\\)"):
+        from_ratio(lambda ratio: ratio)
+    with pytest.raises(TypeError, match="g cannot be called as g\\(ratio, eps\\) with a tensor and a number"):
+        from_ratio(f_spo, lambda ratio, eps: torch.minimum(ratio, 1 + eps))
+
+
+def test_a_pair_can_be_named_too(monkeypatch):
+    module = types.ModuleType("my_pairs")
+    module.pair = from_ratio(f_spo, f_spo)
+    monkeypatch.setitem(sys.modules, "my_pairs", module)
+    assert resolve("my_pairs:pair") is module.pair
+    assert is_importable("my_pairs:pair")

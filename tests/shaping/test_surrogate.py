@@ -2,14 +2,13 @@
 
 import itertools
 import math
-import os
-import shutil
 
 import mpmath
 import pytest
 import torch
 
 from sb3_ano.shaping import SHAPINGS, ano, ratio_form, spo, surrogate
+from tests.common import needs_compiler
 
 SAMPLES = 100_000
 
@@ -132,11 +131,6 @@ def test_surrogate_stays_in_float32_under_bfloat16_autocast():
     assert torch.equal(inside, outside)
 
 
-needs_compiler = pytest.mark.skipif(
-    shutil.which("c++") is None and "CI" not in os.environ, reason="torch.compile needs a C++ compiler"
-)
-
-
 # aot_eager traces value and gradient without generating code, which is what takes long.
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, needs_compiler])])
 @pytest.mark.parametrize("name", SHAPINGS)
@@ -176,8 +170,12 @@ def test_a_pair_gives_each_sign_of_the_advantage_its_own_shape():
 def test_a_shape_that_breaks_on_the_others_samples_does_not_spoil_the_gradient():
     log_ratio = torch.tensor([1.0, -1.0], dtype=torch.float64, requires_grad=True)
     advantages = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    # sqrt is not differentiable below 0, where only the samples of the other sign lie
-    objective = surrogate(log_ratio, advantages, ("ano", lambda x: x.clamp(min=-0.5) - x.square()), eps_low=0.2, eps_high=0.2)
+
+    def breaks_far_out(x):  # as it would for the rewarded sample, whose deviation is 8.6
+        return x - torch.sqrt(5.0 - x) + 5.0**0.5
+
+    objective = surrogate(log_ratio, advantages, ("ano", breaks_far_out), eps_low=0.2, eps_high=0.2)
+    assert surrogate(log_ratio, advantages, breaks_far_out, eps_low=0.2, eps_high=0.2).isnan().any()
     assert torch.autograd.grad(objective.sum(), log_ratio)[0].isfinite().all()
 
 
@@ -191,7 +189,8 @@ def test_ratio_form_is_the_papers_f_and_its_reflection(name):
 
 
 def test_radii_that_are_none_are_refused():
-    with pytest.raises(ValueError, match="eps_low=nan is not a radius"):
-        surrogate(torch.zeros(1), torch.ones(1), "ano", eps_low=math.nan, eps_high=0.2)
+    for eps in (math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"eps_low={eps} is not a radius"):
+            surrogate(torch.zeros(1), torch.ones(1), "ano", eps_low=eps, eps_high=0.2)
     with pytest.raises(ValueError, match="eps_high=0.0 is not a radius"):
         ratio_form("ano", eps_low=0.2, eps_high=0.0)

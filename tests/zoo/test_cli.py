@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import rl_zoo3
 import yaml
 
 from sb3_ano.zoo.registration import ALGORITHMS
@@ -99,14 +100,15 @@ def test_a_custom_file_and_a_custom_shape_are_used(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian", "--algo", "ano"], "unknown command 'trian'; did you mean 'train'"),
+        (["trian", "--algo", "ano"], "unknown command 'trian', did you mean 'train'?"),
         (["--algo", "ano", "--env", "CartPol-v1"], "CartPol-v1 not found in gym registry, you maybe meant CartPole-v1?"),
         (
             ["--algo", "ano", "--env", "CartPole-v1", "-params", "clip_rang:0.2"],
-            "unknown key 'clip_rang' for ANO; did you mean",
+            "unknown key 'clip_rang' for ANO, did you mean",
         ),
         (["--algo", "ano", "--env", "CartPole-v1", "-params", "shaping:'anno'"], "shaping='anno' is unknown; allowed are"),
         (["--algo", "ano", "--env", "CartPole-v1", "-conf", "nowhere.yml"], "No such file or directory: 'nowhere.yml'"),
+        (["--algo", "ano", "--env", "CartPole-v1", "-params", "n_envs:0"], "n_envs=0 is not allowed"),
         (["enjoy", "--algo", "ano", "--env", "CartPole-v1", "-f", "nothing"], "folder was not found"),
     ],
     ids=str,
@@ -118,6 +120,21 @@ def test_bad_input_is_one_clear_line(arguments, message, tmp_path):
     assert len(lines) == 1
     assert message in lines[0]
     assert "Traceback" not in finished.stderr
+
+
+def test_a_file_of_the_zoo_itself_is_used_when_it_is_asked_for(tmp_path):
+    zoos = str(Path(rl_zoo3.__file__).parent / "hyperparams" / "ppo.yml")
+    options = ["--algo", "ano", "--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1", "-conf", zoos]
+    trained = run(MODULE, "train", *options, cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert f"Loading hyperparameters from: {zoos}" in trained.stdout
+
+
+def test_missing_atari_is_one_line_that_names_the_extra(tmp_path):
+    code = "import sys; sys.modules['ale_py'] = None\nfrom sb3_ano.zoo.cli import main\n"
+    finished = run(["-c", code + "sys.exit(main(['--algo', 'ano', '--env', 'PongNoFrameskip-v4']))"], cwd=tmp_path)
+    assert finished.returncode == 2
+    assert finished.stderr.strip() == "error: ale-py is not installed; install it with: pip install 'sb3-ano[atari]'"
 
 
 def test_help_lists_the_commands_and_each_commands_options(tmp_path):

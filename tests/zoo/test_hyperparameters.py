@@ -8,7 +8,7 @@ import pytest
 import yaml
 from torch import nn  # for the policy arguments, which the zoo evaluates
 
-from sb3_ano.zoo.hyperparameters import hyperparameter_file, require_known_keys
+from sb3_ano.zoo.hyperparameters import check_file, check_hyperparameters, hyperparameter_file
 from sb3_ano.zoo.registration import ALGORITHMS
 
 MUJOCO = ["HalfCheetah", "Ant", "Hopper", "Walker2d", "Humanoid", "Swimmer"]
@@ -21,7 +21,7 @@ def read(algo: str) -> dict:
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_key_is_known_and_every_value_is_taken(algo):
     for name, settings in read(algo).items():
-        require_known_keys(settings, ALGORITHMS[algo], name)
+        check_hyperparameters(settings, ALGORITHMS[algo], name)
         signature = inspect.signature(ALGORITHMS[algo].__init__).parameters
         arguments = {key: value for key, value in settings.items() if key in signature}
         if isinstance(arguments.get("policy_kwargs"), str):
@@ -69,13 +69,42 @@ def test_atari_has_the_settings_of_the_experiments(algo):
     assert settings["ent_coef"] == 0.01
 
 
-def test_an_unknown_key_is_named_with_those_that_are_allowed():
-    with pytest.raises(
-        ValueError, match="my.yml: unknown key 'clip_rang' for ANO; did you mean 'clip_range'.*Allowed are.*n_envs"
-    ):
-        require_known_keys(["n_envs", "clip_rang"], ALGORITHMS["ano"], "my.yml")
-    with pytest.raises(ValueError, match="unknown key 'shaping' for SPO"):
-        require_known_keys(["shaping"], ALGORITHMS["spo"], "my.yml")
+@pytest.mark.parametrize(
+    ("algo", "settings", "message"),
+    [
+        ("ano", {"clip_rang": 0.2}, "my.yml: unknown key 'clip_rang' for ANO, did you mean 'clip_range'.*allowed are.*n_envs"),
+        ("ano", {"xyzzy": 1}, r"my.yml: unknown key 'xyzzy' for ANO \(allowed are"),
+        ("spo", {"shaping": "ano"}, "unknown key 'shaping' for SPO"),
+        ("ano", {"n_envs": 0}, "n_envs=0 is not allowed; allowed are whole numbers from 1"),
+        ("ano", {"n_envs": 1.5}, "n_envs=1.5 is not allowed"),
+    ],
+)
+def test_bad_hyperparameters_are_named_with_what_is_allowed(algo, settings, message):
+    whole = {"policy": "MlpPolicy", "n_timesteps": 1e5, **settings}
+    with pytest.raises(ValueError, match=message):
+        check_hyperparameters(whole, ALGORITHMS[algo], "my.yml")
+
+
+@pytest.mark.parametrize("key", ["policy", "n_timesteps"])
+def test_a_missing_key_is_named(key):
+    settings = {"policy": "MlpPolicy", "n_timesteps": 1e5}
+    del settings[key]
+    with pytest.raises(ValueError, match=f"my.yml: the key '{key}' is missing"):
+        check_hyperparameters(settings, ALGORITHMS["ano"], "my.yml")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("CartPole-v1: {n_envs: 1", "is not valid YAML"),
+        ("- CartPole-v1", "holds no mapping from environments"),
+        ("CartPole-v1:", "CartPole-v1 holds None, not a mapping"),
+    ],
+)
+def test_a_file_that_is_not_in_the_zoos_format_is_named(content, message, tmp_path):
+    (tmp_path / "my.yml").write_text(content)
+    with pytest.raises(ValueError, match=f"my.yml.*{message}"):
+        check_file(str(tmp_path / "my.yml"))
 
 
 def test_an_installation_without_its_files_says_so():
