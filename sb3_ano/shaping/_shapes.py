@@ -42,9 +42,9 @@ def ano(x: torch.Tensor, /) -> torch.Tensor:
     ``phi(z) = softplus(-2 z ln 2) + 4 sigmoid(z ln 2)``. The sigmoid is written as ``4 - 4 sigmoid(-z ln 2)``, because
     the gradient of ``sigmoid`` keeps no digit where it has rounded to 1, and the right tail is where it matters.
     """
-    u = (x - 1.0) * _LN2
+    v = (1.0 - x) * _LN2  # -z ln 2
     # softplus switches to its argument above the threshold; the default of 20 is 2e-9 off there.
-    return _ANO_SCALE * (_ANO_ANCHOR - F.softplus(-2.0 * u, threshold=40.0) + 4.0 * torch.sigmoid(-u))
+    return _ANO_SCALE * (_ANO_ANCHOR - F.softplus(2.0 * v, threshold=40.0) + 4.0 * torch.sigmoid(v))
 
 
 def spo(x: torch.Tensor, /) -> torch.Tensor:

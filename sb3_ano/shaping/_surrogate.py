@@ -41,18 +41,17 @@ def surrogate(
     low, high = (_radius(eps, name, log_ratio) for eps, name in ((eps_low, "eps_low"), (eps_high, "eps_high")))
 
     rewarded = advantages >= 0
-    eps = torch.where(rewarded, high, low)
-    growth = torch.expm1(log_ratio.clamp(max=MAX_LOG_RATIO)) / eps
-    deviation = torch.where(rewarded, growth, -growth)
+    # sign(A) eps: both x = (r - 1) / signed_eps and |A| eps = A signed_eps need nothing else.
+    signed_eps = torch.where(rewarded, high, -low)
+    deviation = torch.expm1(log_ratio.clamp(max=MAX_LOG_RATIO)) / signed_eps
     if shape.f is shape.g:
         h = shape.f(deviation)
     else:
         # Each shape sees zeros in place of the other's samples, so that none can spoil the other's gradient.
         zero = torch.zeros_like(deviation)
-        h = torch.where(
-            rewarded, shape.f(torch.where(rewarded, deviation, zero)), shape.g(torch.where(rewarded, zero, deviation))
-        )
-    return advantages + advantages.abs() * eps * h
+        h_f, h_g = shape.f(torch.where(rewarded, deviation, zero)), shape.g(torch.where(rewarded, zero, deviation))
+        h = torch.where(rewarded, h_f, h_g)
+    return advantages + advantages * signed_eps * h
 
 
 def _radius(eps: float | torch.Tensor, name: str, like: torch.Tensor) -> torch.Tensor:
