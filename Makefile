@@ -58,4 +58,4 @@ figures: $(VENV)/.demo-ready  ## the pictures of README and docs
 	$(BIN)/python examples/plot_shapings.py docs/images/shaping.png
 
 clean:  ## remove everything that the other targets made
-	rm -rf $(VENV) dist docs/_build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist docs/_build demo MUJOCO_LOG.TXT .pytest_cache .mypy_cache .ruff_cache .hypothesis

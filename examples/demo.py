@@ -5,6 +5,7 @@ are settings that show a rising curve early.
 """
 
 import argparse
+import os
 import shlex
 import subprocess
 import sys
@@ -68,6 +69,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed (default: %(default)s)")
     parser.add_argument("--folder", type=Path, default=ROOT / "demo", help="where the results go (default: demo/)")
     arguments = parser.parse_args()
+    if arguments.steps < 10_000:
+        parser.error("--steps must be 10000 or more: an episode has 1000 steps, in each of 8 environments")
 
     start = time.monotonic()
     run = train(arguments.folder, arguments.steps, arguments.seed)
@@ -79,9 +82,10 @@ def main() -> None:
     print(f"Agent:          {run / ENV}.zip")
     print(f"Normalisation:  {run / ENV / 'vecnormalize.pkl'}")
     print(f"Learning curve: {picture}")
+    python = os.path.relpath(sys.executable)
+    enjoy = ["zoo_runner.py", "enjoy", "--algo", "ano", "--env", ENV, "-f", os.path.relpath(arguments.folder), "--no-render"]
     print(
-        f"Done in {time.monotonic() - start:.0f} s. To run it again: python zoo_runner.py enjoy --algo ano --env {ENV} "
-        f"-f {arguments.folder} --no-render"
+        f"Done in {time.monotonic() - start:.0f} s. The agent acts again with: {python} {shlex.join([*enjoy, '-n', '10000'])}"
     )
 
 

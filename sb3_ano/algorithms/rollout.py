@@ -5,10 +5,28 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 Arrays: TypeAlias = np.ndarray | dict[str, np.ndarray] | tuple[np.ndarray, ...]
+
+
+class _FiniteCheck:
+    """Looks at what one step of all environments returned, and counts the steps for the message."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def __call__(self, result: VecEnvStepReturn) -> VecEnvStepReturn:
+        observations, rewards, dones, infos = result
+        self._step += 1
+        require_finite("reward", rewards, self._step)
+        require_finite("observation", observations, self._step)
+        for index in np.flatnonzero(dones):
+            terminal = infos[index].get("terminal_observation")
+            if terminal is not None:
+                require_finite("terminal observation", terminal, self._step, environment=int(index))
+        return result
 
 
 class FiniteGuard(VecEnvWrapper):
@@ -20,28 +38,17 @@ class FiniteGuard(VecEnvWrapper):
 
     def __init__(self, venv: VecEnv, step: int) -> None:
         super().__init__(venv)
-        self._step = step
+        self._check = _FiniteCheck(step)
 
     def reset(self) -> VecEnvObs:
         return self.venv.reset()
 
     def step(self, actions: np.ndarray) -> VecEnvStepReturn:
         # The inner step, not step_async and step_wait: a wrapper may define nothing else.
-        return self._checked(self.venv.step(actions))
+        return self._check(self.venv.step(actions))
 
     def step_wait(self) -> VecEnvStepReturn:
-        return self._checked(self.venv.step_wait())
-
-    def _checked(self, result: VecEnvStepReturn) -> VecEnvStepReturn:
-        observations, rewards, dones, infos = result
-        self._step += 1
-        require_finite("reward", rewards, self._step)
-        require_finite("observation", observations, self._step)
-        for index in np.flatnonzero(dones):
-            terminal = infos[index].get("terminal_observation")
-            if terminal is not None:
-                require_finite("terminal observation", terminal, self._step, environment=int(index))
-        return result
+        return self._check(self.venv.step_wait())
 
 
 @contextlib.contextmanager
@@ -60,18 +67,19 @@ def guarded(env: VecEnv, step: int, last_observations: Any) -> Iterator[VecEnv]:
     if normalize is not None:
         require_finite("observation", normalize.old_obs, step)
     require_finite("observation", last_observations, step)
-    with contextlib.nullcontext() if normalize is None else _guarded_below(normalize, step):
+    with contextlib.nullcontext() if normalize is None else _checked_steps(normalize.venv, step):
         yield FiniteGuard(env, step)
 
 
 @contextlib.contextmanager
-def _guarded_below(normalize: VecNormalize, step: int) -> Iterator[None]:
-    raw = normalize.venv
-    normalize.venv = FiniteGuard(raw, step)
+def _checked_steps(env: VecEnv, step: int) -> Iterator[None]:
+    """Check the steps of ``env`` without a wrapper: SB3's callbacks compare the wrappers of training and evaluation."""
+    check, step_wait = _FiniteCheck(step), env.step_wait
+    env.step_wait = lambda: check(step_wait())  # type: ignore[method-assign]
     try:
         yield
     finally:
-        normalize.venv = raw
+        del env.step_wait  # what is left is the method of the class
 
 
 def require_finite(what: str, values: Arrays, step: int, environment: int | None = None) -> None:

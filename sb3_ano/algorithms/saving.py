@@ -66,7 +66,7 @@ def read_saved_model(path: str | pathlib.Path | io.BufferedIOBase) -> SavedModel
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
         raise ValueError(f"{shown} is not a saved model, or is damaged or cut off: {error}") from error
     except (KeyError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{shown} is a zip archive, but not of a saved model: {error}") from error
+        raise ValueError(f"{shown} is a zip archive, but not of a saved model, or was cut off: {error}") from error
     finally:
         if isinstance(path, str | pathlib.Path):
             file.close()

@@ -170,6 +170,8 @@ def _argmax(x: torch.Tensor, value: torch.Tensor) -> tuple[float, float]:
 def _kinks(shape: Shaping, grid: torch.Tensor, candidates: int = 64) -> tuple[float, ...]:
     """Points where value or slope jumps: halving an interval shrinks the change of a smooth function, not a jump."""
     found: set[float] = set()
+    # Off the round numbers where kinks lie: at a tie, autograd may return the mean of both slopes, which is half a jump.
+    grid = grid[:-1] + 0.382 * GRID_STEP
     for kind in (0, 1):
         change = _value_and_slope(shape, grid)[kind].nan_to_num().diff().abs()
         # A jump stands out from the intervals beside it, however steep the function is elsewhere.

@@ -93,7 +93,7 @@ def _resolve_name(name: str) -> Shaping | ShapingPair:
         return SHAPINGS[name]
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
-        near = difflib.get_close_matches(name, SHAPINGS, n=1)
+        near = difflib.get_close_matches(name.lower(), SHAPINGS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"shaping={name!r} is unknown; allowed are {sorted(SHAPINGS)} and 'module:function'{hint}")
     if module_name == "__main__":
@@ -107,7 +107,8 @@ def _resolve_name(name: str) -> Shaping | ShapingPair:
             target = getattr(target, part)
     except Exception as error:  # importing runs the module, which may fail in any way
         raise ValueError(
-            f"shaping={name!r} cannot be imported ({type(error).__name__}: {error}); pass the function itself as shaping="
+            f"shaping={name!r} cannot be imported ({type(error).__name__}: {error}); "
+            "pass the function itself as shaping=, or put its folder on PYTHONPATH"
         ) from error
     if isinstance(target, ShapingPair) or callable(target):
         return cast(Shaping | ShapingPair, target)
@@ -132,6 +133,8 @@ def name_of(shaping: ShapingLike) -> str | list[str]:
     for name, shape in SHAPINGS.items():
         if shaping is shape:
             return name
+    if isinstance(shaping, _RatioShape):
+        return f"from_ratio({name_of(cast(Shaping, shaping.function))})"
     if hasattr(shaping, "__qualname__"):
         return f"{shaping.__module__}:{shaping.__qualname__}"
     return f"{type(shaping).__module__}:<{type(shaping).__qualname__}>"

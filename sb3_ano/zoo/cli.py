@@ -1,6 +1,8 @@
 """The RL Zoo's command line with this package's algorithms in it."""
 
 import argparse
+import ast
+import builtins
 import difflib
 import os
 import sys
@@ -17,12 +19,12 @@ usage: python zoo_runner.py COMMAND ...      (or: python -m sb3_ano.zoo COMMAND 
 The RL Zoo with ANO, SPO and PAPO (--algo ano|spo|papo) beside its own algorithms.
 
 commands:
-  train    train an agent with tuned hyperparameters; also what bare options mean
-  enjoy    load a trained agent, run it and print its returns
+  train    train an agent with the hyperparameters that come with it; also what bare options mean
+  enjoy    load a trained agent from the folder logs, run it and print its returns
 
 examples:
   python zoo_runner.py train --algo ano --env CartPole-v1 -P
-  python zoo_runner.py enjoy --algo ano --env CartPole-v1 -f logs --no-render
+  python zoo_runner.py enjoy --algo ano --env CartPole-v1 --no-render
   python zoo_runner.py --algo spo --env HalfCheetah-v5 -params clip_range:0.3
 
 'COMMAND --help' shows the options of a command. Set SB3_ANO_TRACEBACK=1 to see where an error comes from."""
@@ -43,12 +45,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         near = difflib.get_close_matches(command, _COMMANDS, n=1)
         hint = f", did you mean {near[0]!r}?" if near else ""
         return _complain(f"unknown command {command!r}{hint} (commands are {', '.join(_COMMANDS)})")
+    named = _named_in(rest)
+    if command == "enjoy" and named.algo in _OWN and named.folder is None:
+        rest += ["-f", "logs"]  # where train writes; the zoo's own default is a folder of agents to download
     sys.argv = [f"{os.path.basename(sys.argv[0])} {command}", *rest]
     try:
+        if named.optimize_hyperparameters and named.algo in _OWN:
+            raise ValueError(f"--optimize-hyperparameters knows no search space for {named.algo} yet")
+        _check_assignments(rest)
         with explained_missing_packages():
-            register_atari(_env_of(rest))
+            register_atari(named.env)
             _COMMANDS[command]()
-    except (ValueError, OSError, TypeError, AssertionError, ArithmeticError, GymnasiumError) as error:
+    except (ValueError, OSError, TypeError, AssertionError, ArithmeticError, ImportError, GymnasiumError) as error:
         if os.environ.get("SB3_ANO_TRACEBACK"):
             raise
         # Of these, only ValueError and OSError are surely about the input.
@@ -57,14 +65,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _env_of(arguments: Sequence[str]) -> str:
-    """The environment that a command's arguments name, or an empty string."""
+def _named_in(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options that are looked at before the zoo parses all of them."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--env", default="")
+    parser.add_argument("--algo", default="")
+    parser.add_argument("-f", "--folder", "--log-folder")
+    parser.add_argument("-optimize", "--optimize-hyperparameters", action="store_true")
     try:
-        return parser.parse_known_args(arguments)[0].env
+        return parser.parse_known_args(arguments)[0]
     except argparse.ArgumentError:  # the command itself complains
-        return ""
+        return parser.parse_args([])
+
+
+def _check_assignments(arguments: Sequence[str]) -> None:
+    """Complain of KEY:VALUE arguments whose value the zoo could not evaluate, most often text without quotes.
+
+    :raises ValueError: naming the argument
+    """
+    assigning = False
+    for argument in arguments:
+        if argument.startswith("-"):
+            assigning = argument in _ASSIGNMENTS
+        elif assigning:
+            key, _, value = argument.partition(":")
+            try:
+                expression = ast.parse(value, mode="eval").body
+            except SyntaxError as error:
+                raise ValueError(
+                    f"{argument} is not of the form KEY:VALUE with a Python value, such as clip_range:0.3"
+                ) from error
+            if isinstance(expression, ast.Name) and not hasattr(builtins, value):
+                raise ValueError(f"{argument} names no Python value; text needs quotes of its own: \"{key}:'{value}'\"")
 
 
 def _complain(message: str) -> int:
@@ -89,4 +121,6 @@ def _enjoy() -> None:
     enjoy()
 
 
+_OWN = ("ano", "spo", "papo")
+_ASSIGNMENTS = ("-params", "--hyperparams", "--env-kwargs", "--eval-env-kwargs")
 _COMMANDS: dict[str, Callable[[], None]] = {"train": _train, "enjoy": _enjoy}

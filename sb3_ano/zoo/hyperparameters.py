@@ -82,6 +82,9 @@ def check_hyperparameters(settings: Mapping[str, Any], algorithm: type[ShapedPol
     for key in ("policy", "n_timesteps"):
         if key not in settings:
             raise ValueError(f"{file}: the key {key!r} is missing; the zoo needs it for every environment")
+    names = settings.get("shaping", "ano")
+    if not all(isinstance(name, str) for name in (names if isinstance(names, list | tuple) else [names])):
+        raise ValueError(f"{file}: shaping={names!r} is not allowed; allowed are names, such as 'spo' or 'module:function'")
     n_envs = settings.get("n_envs", 1)
     if not isinstance(n_envs, int) or n_envs < 1:
         raise ValueError(f"{file}: n_envs={n_envs!r} is not allowed; allowed are whole numbers from 1")

@@ -1,6 +1,7 @@
 """Make the RL Zoo know this package's algorithms and their hyperparameters."""
 
 import functools
+import shutil
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def register_algorithms() -> None:
     rl_zoo3.ALGOS.update(ALGORITHMS)
     if not hasattr(ExperimentManager.read_hyperparameters, "__wrapped__"):
         ExperimentManager.read_hyperparameters = _read_own_hyperparameters(ExperimentManager.read_hyperparameters)
+        ExperimentManager.setup_experiment = _leave_no_empty_run(ExperimentManager.setup_experiment)
 
 
 def _read_own_hyperparameters(read: Any) -> Any:
@@ -44,3 +46,19 @@ def _read_own_hyperparameters(read: Any) -> Any:
         return hyperparameters, saved
 
     return read_hyperparameters
+
+
+def _leave_no_empty_run(setup: Any) -> Any:
+    """A run that could not start leaves a folder without a model, which the zoo's enjoy would pick as the latest."""
+
+    @functools.wraps(setup)
+    def setup_experiment(self: ExperimentManager) -> Any:
+        existed = Path(self.save_path).exists()
+        try:
+            return setup(self)
+        except Exception:
+            if not existed:
+                shutil.rmtree(self.save_path, ignore_errors=True)
+            raise
+
+    return setup_experiment

@@ -61,6 +61,8 @@ def test_kinks_and_steps_are_found_where_they_are():
         return torch.where(x > 2.0, torch.full_like(x, -1.0), x.clamp(max=1.25))
 
     assert measure(staircase).kinks == (1.25, 2.0)
+    # At a tie, minimum returns half a slope.
+    assert measure(lambda x: torch.minimum(x, torch.ones_like(x))).kinks == (1.0,)
     # Steep elsewhere, so that the change at the kink is not the largest.
     assert measure(lambda x: x - x**4 - 0.5 * x.abs()).kinks == (0.0,)
 

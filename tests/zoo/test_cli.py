@@ -52,13 +52,12 @@ def test_bare_options_mean_train(tmp_path):
 
 
 def test_mujoco_trains_with_normalisation(tmp_path):
-    options = ["--algo", "ano", "--env", "Hopper-v5", "-n", "256", "--eval-freq", "-1"]
+    options = ["--algo", "ano", "--env", "Hopper-v5", "-n", "256", "--eval-freq", "64", "--eval-episodes", "1"]
     trained = run(ZOO_RUNNER, "train", *options, "-params", "n_envs:2", "n_steps:64", "batch_size:32", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert (tmp_path / "logs" / "ano" / "Hopper-v5_1" / "Hopper-v5" / "vecnormalize.pkl").is_file()
-    enjoyed = run(
-        ZOO_RUNNER, "enjoy", "--algo", "ano", "--env", "Hopper-v5", "-f", "logs", "--no-render", "-n", "50", cwd=tmp_path
-    )
+    assert (tmp_path / "logs" / "ano" / "Hopper-v5_1" / "best_model.zip").is_file()
+    enjoyed = run(ZOO_RUNNER, "enjoy", "--algo", "ano", "--env", "Hopper-v5", "--no-render", "-n", "50", cwd=tmp_path)
     assert enjoyed.returncode == 0, enjoyed.stderr
 
 
@@ -109,6 +108,10 @@ def test_a_custom_file_and_a_custom_shape_are_used(tmp_path):
         (["--algo", "ano", "--env", "CartPole-v1", "-params", "shaping:'anno'"], "shaping='anno' is unknown; allowed are"),
         (["--algo", "ano", "--env", "CartPole-v1", "-conf", "nowhere.yml"], "No such file or directory: 'nowhere.yml'"),
         (["--algo", "ano", "--env", "CartPole-v1", "-params", "n_envs:0"], "n_envs=0 is not allowed"),
+        (["--algo", "ano", "-params", "shaping:spo"], "text needs quotes of its own: \"shaping:'spo'\""),
+        (["--algo", "ano", "-params", "clip_range=0.3"], "clip_range=0.3 is not of the form KEY:VALUE"),
+        (["--algo", "ano", "--env", "CartPole-v1", "-params", "shaping:lambda x: x"], "allowed are names, such as"),
+        (["--algo", "spo", "--env", "CartPole-v1", "-optimize"], "knows no search space for spo yet"),
         (["enjoy", "--algo", "ano", "--env", "CartPole-v1", "-f", "nothing"], "folder was not found"),
     ],
     ids=str,
@@ -120,6 +123,7 @@ def test_bad_input_is_one_clear_line(arguments, message, tmp_path):
     assert len(lines) == 1
     assert message in lines[0]
     assert "Traceback" not in finished.stderr
+    assert not list(tmp_path.glob("logs/*/*")), "a run that could not start leaves nothing for enjoy to pick"
 
 
 def test_a_file_of_the_zoo_itself_is_used_when_it_is_asked_for(tmp_path):
