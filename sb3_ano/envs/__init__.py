@@ -1,5 +1,7 @@
-"""Environments by id."""
+"""Environments by id, alone and vectorised."""
 
+from sb3_ano.envs.direct import DirectVecEnv
 from sb3_ano.envs.make import explained_missing_packages, make_env, register_atari
+from sb3_ano.envs.vec_env import BACKENDS, make_vec_env
 
-__all__ = ["explained_missing_packages", "make_env", "register_atari"]
+__all__ = ["BACKENDS", "DirectVecEnv", "explained_missing_packages", "make_env", "make_vec_env", "register_atari"]

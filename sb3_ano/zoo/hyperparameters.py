@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
+from sb3_ano.envs import BACKENDS
 from sb3_ano.extras import missing_extra
 
 try:
@@ -17,6 +18,7 @@ except ImportError as error:
 # What the RL Zoo reads itself; everything else goes to the constructor of the algorithm.
 _ZOO_KEYS = frozenset(
     {
+        "backend",
         "callback",
         "env_kwargs",
         "env_wrapper",
@@ -88,3 +90,6 @@ def check_hyperparameters(settings: Mapping[str, Any], algorithm: type[ShapedPol
     n_envs = settings.get("n_envs", 1)
     if not isinstance(n_envs, int) or n_envs < 1:
         raise ValueError(f"{file}: n_envs={n_envs!r} is not allowed; allowed are whole numbers from 1")
+    backend = settings.get("backend", BACKENDS[0])
+    if backend not in BACKENDS:
+        raise ValueError(f"{file}: backend={backend!r} is not allowed; allowed are {', '.join(BACKENDS)}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from sb3_ano.algorithms import ANO, PAPO, SPO, ShapedPolicyAlgorithm
 from sb3_ano.extras import missing_extra
+from sb3_ano.zoo.backends import register_backends
 from sb3_ano.zoo.hyperparameters import check_file, check_hyperparameters, hyperparameter_file
 
 try:
@@ -28,6 +29,7 @@ def register_algorithms() -> None:
     if not hasattr(ExperimentManager.read_hyperparameters, "__wrapped__"):
         ExperimentManager.read_hyperparameters = _read_own_hyperparameters(ExperimentManager.read_hyperparameters)
         ExperimentManager.setup_experiment = _leave_no_empty_run(ExperimentManager.setup_experiment)
+    register_backends()
 
 
 def _read_own_hyperparameters(read: Any) -> Any:

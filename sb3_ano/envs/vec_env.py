@@ -1,0 +1,228 @@
+"""Vectorised environments by id, from the library that steps them fastest."""
+
+import difflib
+import functools
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import gymnasium as gym
+from gymnasium import error
+from stable_baselines3.common import env_util
+from stable_baselines3.common.atari_wrappers import AtariWrapper, EpisodicLifeEnv, MaxAndSkipEnv, NoopResetEnv
+from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecTransposeImage
+
+from sb3_ano.envs.atari import AtariProtocol, atari_protocol
+from sb3_ano.envs.direct import DirectVecEnv
+from sb3_ano.envs.make import explained_missing_packages, register_atari
+
+BACKENDS = ("auto", "gymnasium", "envpool", "ale")
+
+
+def make_vec_env(
+    env_id: str,
+    n_envs: int = 1,
+    backend: str = "auto",
+    *,
+    seed: int | None = None,
+    num_threads: int | None = None,
+    monitor_dir: str | os.PathLike[str] | None = None,
+    env_kwargs: dict[str, Any] | None = None,
+    wrapper_class: Callable[[gym.Env], gym.Env] | None = None,
+    wrapper_kwargs: dict[str, Any] | None = None,
+    monitor_kwargs: dict[str, Any] | None = None,
+) -> VecEnv:
+    """Make environments that keep SB3's contract, whichever library steps them.
+
+    ``"auto"`` takes EnvPool for Atari games, MuJoCo's tasks and what gymnasium does not know, ale-py for Atari games without
+    EnvPool, and gymnasium for the rest, and wherever an argument is given that only gymnasium knows. Atari games are played as
+    in the experiments, on all backends, and may be named ``NAME-v5`` or ``NAMENoFrameskip-v4``, without sticky actions, or
+    ``ALE/NAME-v5``, with. ``env_kwargs`` changes the protocol in the names of ``AtariProtocol``, for example
+    ``{"episodic_life": False}``.
+
+    :param env_id: a task's id
+    :param n_envs: number of environments
+    :param backend: ``"auto"``, ``"gymnasium"``, ``"envpool"`` or ``"ale"``
+    :param seed: environment ``i`` is seeded with ``seed + i`` at the first reset
+    :param num_threads: threads of EnvPool and ale-py; None takes one for each processor. gymnasium has one
+    :param monitor_dir: folder for monitor files; None writes none
+    :param env_kwargs: settings of the task
+    :param wrapper_class: a gymnasium wrapper for each environment; for Atari games it replaces the protocol
+    :param wrapper_kwargs: its arguments
+    :param monitor_kwargs: arguments of SB3's Monitor
+    :return: environments with episode statistics in their infos, as with SB3's Monitor
+    :raises ValueError: for an unknown id or backend, a number that is not allowed, or arguments that a backend cannot have
+    :raises MissingExtraError: if a package is not installed
+    """
+    _check_number("n_envs", n_envs)
+    if num_threads is not None:
+        _check_number("num_threads", num_threads)
+    if backend not in BACKENDS:
+        near = difflib.get_close_matches(str(backend), BACKENDS, n=1)
+        hint = f", did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"backend={backend!r} is unknown{hint}; allowed are {', '.join(BACKENDS)}")
+    given: dict[str, Any] = {
+        "wrapper_class": wrapper_class,
+        "wrapper_kwargs": wrapper_kwargs,
+        "monitor_kwargs": monitor_kwargs,
+    }
+    only_gymnasium = {name: value for name, value in given.items() if value}
+    settings = dict(env_kwargs or {})
+    atari = _existing_game(env_id) if wrapper_class is None else None
+    if backend == "auto":
+        backend = "gymnasium" if only_gymnasium else _fastest(env_id, atari, settings)
+    elif backend == "gymnasium" and num_threads is not None:
+        raise ValueError(f"num_threads={num_threads} is not allowed with backend 'gymnasium', which has one thread")
+    elif backend != "gymnasium" and only_gymnasium:
+        raise ValueError(f"{', '.join(only_gymnasium)} is not allowed with backend {backend!r}; backend 'gymnasium' takes it")
+    if atari is not None:
+        atari, settings = atari.changed(settings)
+
+    common: dict[str, Any] = {"seed": seed, "monitor_dir": monitor_dir, "env_kwargs": settings}
+    if backend == "envpool":
+        return _module("envpool").EnvPoolVecEnv(env_id, n_envs, num_threads=num_threads, atari=atari, **common)
+    if backend == "ale":
+        module = _module("ale")
+        if atari is None:
+            atari = atari_protocol(env_id) or AtariProtocol(env_id)  # which it then names as unknown
+        return module.AleVecEnv(env_id, n_envs, atari, num_threads=num_threads, **common)
+    return _gymnasium(env_id, n_envs, atari, **common, **only_gymnasium)
+
+
+def _check_number(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name}={value!r} is not allowed; allowed are whole numbers from 1")
+
+
+def _module(backend: str) -> ModuleType:
+    """The module of EnvPool or ale-py, which imports what need not be installed."""
+    return importlib.import_module(f"sb3_ano.envs.{backend}_backend")
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _existing_game(env_id: str) -> AtariProtocol | None:
+    """The Atari game that an id names, if an installed package has it."""
+    atari = atari_protocol(env_id)
+    if atari is None:
+        return None
+    for backend, package in (("ale", "ale_py"), ("envpool", "envpool")):
+        if _installed(package) and _module(backend).has_game(atari.game):
+            return atari
+    return None
+
+
+def _fastest(env_id: str, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> str:
+    """The backend that ``"auto"`` stands for: never one on which the id means something else."""
+    if "render_mode" in env_kwargs:
+        return "gymnasium"
+    if atari is not None:
+        rest = atari.changed(env_kwargs)[1]
+        if _installed("envpool") and _module("envpool").has_game(atari.game):
+            return "envpool" if _module("envpool").takes(f"{atari.game}-v5", rest) else "gymnasium"
+        return "gymnasium" if rest else "ale"
+    if _installed("envpool") and _module("envpool").has(env_id):
+        module = _module("envpool")
+        if (env_id not in gym.registry or module.replaces_gymnasium(env_id)) and module.takes(env_id, env_kwargs):
+            return "envpool"
+    return "gymnasium"
+
+
+def _gymnasium(
+    env_id: str,
+    n_envs: int,
+    atari: AtariProtocol | None,
+    *,
+    seed: int | None,
+    monitor_dir: str | os.PathLike[str] | None,
+    env_kwargs: dict[str, Any],
+    wrapper_class: Callable[[gym.Env], gym.Env] | None = None,
+    wrapper_kwargs: dict[str, Any] | None = None,
+    monitor_kwargs: dict[str, Any] | None = None,
+) -> VecEnv:
+    """Python environments, with SB3's wrappers for Atari games."""
+    # Made from its id, SB3 makes an environment ready to be rendered to pictures.
+    make: str | Callable[..., gym.Env] = env_id
+    register_atari(env_id)
+    if atari is not None:
+        register_atari("ALE/")
+        make = functools.partial(_frames_skipped, atari)
+        # The rest of the protocol goes above Monitor, which thus counts the learner's steps and the game's own score.
+        wrapper_class = functools.partial(_LearnersGame, atari=atari)
+    try:
+        with explained_missing_packages():
+            env: VecEnv = env_util.make_vec_env(
+                make,
+                n_envs,
+                seed=seed,
+                monitor_dir=None if monitor_dir is None else str(monitor_dir),
+                wrapper_class=wrapper_class,
+                env_kwargs=env_kwargs,
+                vec_env_cls=DirectVecEnv,
+                wrapper_kwargs=wrapper_kwargs,
+                monitor_kwargs=monitor_kwargs,
+            )
+    except error.DependencyNotInstalled:
+        raise
+    except error.UnregisteredEnv as unknown:
+        near = difflib.get_close_matches(env_id, gym.registry, n=3)
+        hint = f", did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise ValueError(f"env_id={env_id!r} is unknown to backend 'gymnasium'{hint}") from unknown
+    except error.Error as unusable:
+        raise ValueError(f"env_id={env_id!r} cannot be made by backend 'gymnasium': {unusable}") from unusable
+    if atari is None:
+        return env
+    env = VecTransposeImage(env)
+    return VecFrameStack(env, atari.frame_stack) if atari.frame_stack > 1 else env
+
+
+def _frames_skipped(atari: AtariProtocol, **env_kwargs: Any) -> gym.Env:
+    """The game with the part of the protocol that is about frames: no-ops at the start, and several frames a step."""
+    env = gym.make(
+        f"ALE/{atari.game}-v5",
+        frameskip=1,
+        repeat_action_probability=atari.repeat_action_probability,
+        full_action_space=atari.full_action_space,
+        max_num_frames_per_episode=atari.max_frames,
+        **env_kwargs,
+    )
+    if atari.noop_max > 0:
+        env = NoopResetEnv(env, atari.noop_max)
+    return MaxAndSkipEnv(env, atari.frame_skip)
+
+
+class _LearnersGame(gym.Wrapper):
+    """The part of the protocol that is about what the learner sees, by SB3's wrapper.
+
+    :param env: the game, with frames already skipped
+    :param atari: the protocol
+    """
+
+    def __init__(self, env: gym.Env, atari: AtariProtocol) -> None:
+        super().__init__(
+            AtariWrapper(
+                env,
+                noop_max=0,
+                frame_skip=1,
+                screen_size=atari.screen_size,
+                terminal_on_life_loss=atari.episodic_life,
+                clip_reward=atari.clip_reward,
+            )
+        )
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start the next episode of the learner; with a seed, another game.
+
+        SB3's wrapper would go on with a game that is not over, and the seed would have no effect.
+        """
+        env: gym.Env = self.env
+        while seed is not None and isinstance(env, gym.Wrapper):
+            if isinstance(env, EpisodicLifeEnv):
+                env.was_real_done = True
+            env = env.env
+        return self.env.reset(seed=seed, options=options)

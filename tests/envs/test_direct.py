@@ -1,0 +1,103 @@
+"""DirectVecEnv equals SB3's DummyVecEnv, also where environments reuse what they return."""
+
+from copy import deepcopy
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from sb3_ano.envs import DirectVecEnv
+from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, TinyEnv
+
+TUPLE_OBSERVATIONS = spaces.Tuple([BOX_OBSERVATIONS, spaces.Discrete(3)])
+SPACES = {
+    "box": BOX_OBSERVATIONS,
+    "image": IMAGE_OBSERVATIONS,
+    "discrete": spaces.Discrete(5),
+    "multi-binary": spaces.MultiBinary(3),
+    "dict": DICT_OBSERVATIONS,
+    "tuple": TUPLE_OBSERVATIONS,
+}
+
+
+def pair(make) -> tuple[DirectVecEnv, DummyVecEnv]:
+    return DirectVecEnv([make] * 3), DummyVecEnv([make] * 3)
+
+
+@pytest.mark.filterwarnings("ignore:The `render_mode` attribute is not defined:UserWarning")
+@pytest.mark.parametrize("observation_space", SPACES.values(), ids=SPACES)
+@pytest.mark.parametrize("action_space", [BOX_ACTIONS, spaces.Discrete(2)], ids=["box", "discrete"])
+def test_every_step_equals_dummy_vec_envs(observation_space, action_space):
+    envs = pair(lambda: TinyEnv(deepcopy(observation_space), deepcopy(action_space)))
+    for env in envs:
+        env.seed(3)
+    np.testing.assert_equal(*[env.reset() for env in envs])
+    actions = deepcopy(action_space)
+    actions.seed(0)
+    for _ in range(40):
+        action = np.stack([actions.sample() for _ in range(3)])
+        ours, theirs = (env.step(action) for env in envs)
+        np.testing.assert_equal(ours, theirs)
+        assert ours[1].dtype == theirs[1].dtype
+        assert ours[2].dtype == theirs[2].dtype
+        assert envs[0].reset_infos == envs[1].reset_infos
+
+
+class ThriftyEnv(gym.Env):
+    """Returns the same array and the same dictionary at every step and reset; takes options."""
+
+    observation_space = spaces.Box(0, 1000, (2,), np.float64)
+    action_space = spaces.Discrete(2)
+    render_mode = None
+
+    def __init__(self) -> None:
+        self.observation, self.info = np.zeros(2), {"inner": [0]}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.observation[:] = (options or {}).get("start", 0)
+        return self.observation, {"seed": seed, "options": options}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.observation += 1
+        self.info["count"] = self.observation[0]
+        over = self.observation[0] >= 5
+        return self.observation, 1.0, over, over, self.info
+
+
+def test_what_was_returned_stays_though_the_environment_reuses_it():
+    env = DirectVecEnv([ThriftyEnv] * 2)
+    env.reset()
+    steps = [env.step(np.zeros(2, int)) for _ in range(7)]
+    np.testing.assert_array_equal([step[0][0, 0] for step in steps], [1, 2, 3, 4, 0, 1, 2])
+    assert [step[3][0]["count"] for step in steps] == [1, 2, 3, 4, 5, 1, 2]
+    np.testing.assert_array_equal(steps[4][3][1]["terminal_observation"], [5, 5])
+    # The environment keeps its dictionary, and nothing of an episode's end comes back with it.
+    assert "terminal_observation" not in steps[5][3][0]
+    assert [bool(step[2][0]) for step in steps] == [False] * 4 + [True] + [False] * 2
+
+
+def test_an_episode_that_is_terminated_and_truncated_counts_as_terminated():
+    env = DirectVecEnv([ThriftyEnv])
+    env.reset()
+    infos = [env.step(np.zeros(1, int))[3][0] for _ in range(5)]
+    assert [bool(info["TimeLimit.truncated"]) for info in infos] == [False] * 5
+
+
+def test_seeds_and_options_are_used_once():
+    env = DirectVecEnv([ThriftyEnv] * 2)
+    env.seed(7)
+    env.set_options({"start": 3})
+    np.testing.assert_array_equal(env.reset(), [[3, 3], [3, 3]])
+    assert [info["seed"] for info in env.reset_infos] == [7, 8]
+    np.testing.assert_array_equal(env.reset(), np.zeros((2, 2)))
+    assert env.reset_infos == [{"seed": None, "options": None}] * 2
+
+
+def test_two_references_to_one_environment_are_refused():
+    env = ThriftyEnv()
+    with pytest.raises(ValueError, match="returned the same instance"):
+        DirectVecEnv([lambda: env] * 2)
