@@ -16,12 +16,25 @@ ZOO = {"rl_zoo3", "matplotlib", "pandas", "yaml"}
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "sb3_ano.shaping": ({"sb3_ano.shaping"}, {"torch"}),
     "sb3_ano.extras": (set(), set()),
+    "sb3_ano.envs.envpool_backend": ({"sb3_ano.envs", "sb3_ano.extras"}, SB3 | {"envpool"}),
+    "sb3_ano.envs.ale_backend": ({"sb3_ano.envs", "sb3_ano.extras"}, SB3 | {"ale_py"}),
     "sb3_ano.envs": ({"sb3_ano.envs", "sb3_ano.extras"}, SB3),
-    "sb3_ano.algorithms.update": (set(), SB3),
-    "sb3_ano.algorithms.rollout": (set(), SB3),
+    "sb3_ano.algorithms.buffers": (set(), SB3),
+    "sb3_ano.algorithms.parameters": (set(), SB3),
+    "sb3_ano.algorithms.policies": (set(), SB3),
     "sb3_ano.algorithms.schedules": (set(), SB3),
+    "sb3_ano.algorithms.update": (
+        {"sb3_ano.algorithms.buffers", "sb3_ano.algorithms.parameters", "sb3_ano.algorithms.policies"},
+        SB3,
+    ),
+    "sb3_ano.algorithms.actor": ({"sb3_ano.algorithms.policies"}, SB3),
+    "sb3_ano.algorithms.rollout": ({"sb3_ano.algorithms.actor", "sb3_ano.algorithms.buffers"}, SB3),
     "sb3_ano.algorithms": ({"sb3_ano.algorithms", "sb3_ano.shaping", "sb3_ano.envs"}, SB3),
     "sb3_ano.zoo": ({"sb3_ano.zoo", "sb3_ano.algorithms", "sb3_ano.envs", "sb3_ano.extras"}, SB3 | ZOO),
+    "sb3_ano.bench.worker": (set(), SB3),
+    "sb3_ano.bench.paired": ({"sb3_ano.extras"}, {"numpy", "scipy"}),
+    "sb3_ano.bench.plots": ({"sb3_ano.extras"}, {"numpy", "matplotlib"}),
+    "sb3_ano.bench": ({"sb3_ano.bench", "sb3_ano.algorithms", "sb3_ano.envs", "sb3_ano.extras"}, SB3 | {"rich"}),
     "sb3_ano": ({"sb3_ano.algorithms", "sb3_ano.extras"}, set()),
 }
 OPTIONAL = {
@@ -36,6 +49,8 @@ OPTIONAL = {
     "ray",
     "trl",
     "cv2",
+    "sbx",
+    "scipy",
 }
 
 

@@ -1,7 +1,7 @@
 """Anchored Neighborhood Optimization."""
 
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -10,8 +10,9 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
 from sb3_ano.algorithms.base import ShapedPolicyAlgorithm
+from sb3_ano.algorithms.buffers import RolloutSamples
 from sb3_ano.algorithms.saving import SavedModel
-from sb3_ano.algorithms.update import RolloutSamples, TrustRegion
+from sb3_ano.algorithms.update import TrustRegion
 from sb3_ano.shaping import (
     Shaping,
     ShapingLike,
@@ -66,7 +67,8 @@ class ANO(ShapedPolicyAlgorithm):
         *,
         shaping: ShapingLike = "ano",
         clip_range_high: float | str | Schedule | None = None,
-        torch_compile: bool = False,
+        torch_compile: bool | Literal["auto"] = "auto",
+        precision: Literal["float32", "bfloat16"] = "float32",
     ):
         super().__init__(
             policy,
@@ -97,6 +99,7 @@ class ANO(ShapedPolicyAlgorithm):
             _init_setup_model=False,
             clip_range_high=clip_range_high,
             torch_compile=torch_compile,
+            precision=precision,
         )
         #: As given; a saved model carries ``shaping_name``, because a function may be lost with its module.
         self.shaping = shaping

@@ -1,40 +1,41 @@
 """What ANO, SPO and PAPO share: SB3's on-policy loop with the policy loss as a hook."""
 
+import contextlib
 import inspect
 import io
 import pathlib
 import warnings
-from typing import Any, ClassVar, Self
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.distributions import MultiCategoricalDistribution
+from stable_baselines3.common.env_util import is_wrapped
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.policies import ActorCriticCnnPolicy, ActorCriticPolicy, BasePolicy, MultiInputActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import FloatSchedule, explained_variance
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano.algorithms import schedules
-from sb3_ano.algorithms.rollout import guarded
+from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer, RolloutSamples
+from sb3_ano.algorithms.policies import has_native_bfloat16, overridden_method
+from sb3_ano.algorithms.rollout import RolloutCollection
 from sb3_ano.algorithms.saving import SavedModel, read_saved_model
 from sb3_ano.algorithms.statistics import UpdateStatistics
-from sb3_ano.algorithms.update import (
-    LossSettings,
-    LossTerms,
-    RolloutSamples,
-    TrustRegion,
-    approximate_kl,
-    gradient_step,
-    minibatch_loss,
-)
-from sb3_ano.envs import make_env
+from sb3_ano.algorithms.update import LossSettings, MinibatchStep, TrustRegion, approximate_kl, compile_settings
+from sb3_ano.envs import DirectVecEnv, make_env
 from sb3_ano.shaping import MIN_RADIUS
 
+#: From this many minibatches on, ``torch_compile="auto"`` compiles. At the least saving seen, about 0.4 ms each, they pay for
+#: a compilation of 15 s.
+AUTO_COMPILE_MINIBATCHES = 40_000
 
-class ShapedPolicyAlgorithm(OnPolicyAlgorithm):
+
+class ShapedPolicyAlgorithm(RolloutCollection):
     """On-policy training with a pluggable surrogate; a subclass supplies :meth:`policy_loss`.
 
     The arguments up to ``_init_setup_model`` are those of SB3's PPO, in its order and meaning.
@@ -67,7 +68,10 @@ class ShapedPolicyAlgorithm(OnPolicyAlgorithm):
     :param _init_setup_model: whether to build the network when the instance is created
     :param clip_range_high: radius above 1, acting on positive advantages, while ``clip_range`` acts below 1; None takes
         ``clip_range`` for both. Takes ``"lin_0.28"`` too, because the RL Zoo parses schedules for ``clip_range`` only
-    :param torch_compile: whether to compile the minibatch loss with ``torch.compile``
+    :param torch_compile: whether to compile the update with ``torch.compile``; ``"auto"`` does it where the run has so many
+        minibatches that it pays for the compilation, about 15 s. Both give the same parameters, to rounding
+    :param precision: ``"bfloat16"`` computes the layers of features extractor and networks in it, and all that follows in
+        float32
     :raises ValueError: if an argument is out of range, the environment id is unknown, or a space is not supported
     :raises TypeError: if an argument is of the wrong type
     """
@@ -118,7 +122,8 @@ class ShapedPolicyAlgorithm(OnPolicyAlgorithm):
         _init_setup_model: bool = True,
         *,
         clip_range_high: float | str | Schedule | None = None,
-        torch_compile: bool = False,
+        torch_compile: bool | Literal["auto"] = "auto",
+        precision: Literal["float32", "bfloat16"] = "float32",
     ):
         super().__init__(
             policy,
@@ -151,6 +156,7 @@ class ShapedPolicyAlgorithm(OnPolicyAlgorithm):
         self.normalize_advantage = normalize_advantage
         self.target_kl = target_kl
         self.torch_compile = torch_compile
+        self.precision = precision
         self.n_skipped_minibatches = 0
         for name, schedule in self._radii().items():
             schedules.require_positive(schedule, name)
@@ -173,6 +179,16 @@ class ShapedPolicyAlgorithm(OnPolicyAlgorithm):
             raise ValueError(f"env has the unbounded action space {space}; allowed are Box spaces with finite bounds")
         return env
 
+    @staticmethod
+    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        """SB3's wrapping, with :class:`~sb3_ano.envs.DirectVecEnv` in place of its ``DummyVecEnv``."""
+        if not isinstance(env, VecEnv):
+            single = env if is_wrapped(env, Monitor) or not monitor_wrapper else Monitor(env)
+            env = DirectVecEnv([lambda: single])
+            if verbose >= 1:
+                print("Wrapping the env in a DirectVecEnv.")
+        return RolloutCollection._wrap_env(env, verbose, monitor_wrapper)
+
     def _radii(self) -> dict[str, FloatSchedule]:
         """The radii that are set, by argument."""
         optional = {name: getattr(self, name) for name in ("clip_range_high", "clip_range_vf")}
@@ -186,10 +202,37 @@ class ShapedPolicyAlgorithm(OnPolicyAlgorithm):
         self._check_batches()
         if not self.max_grad_norm >= 0.0:
             raise ValueError(f"max_grad_norm={self.max_grad_norm!r} is not allowed; allowed are numbers from 0")
-        if not isinstance(self.torch_compile, bool):
-            raise ValueError(f"torch_compile={self.torch_compile!r} is not allowed; allowed are False and True")
-        self._compiled_loss: Any = None
+        if not (isinstance(self.torch_compile, bool) or self.torch_compile == "auto"):
+            raise ValueError(f"torch_compile={self.torch_compile!r} is not allowed; allowed are 'auto', False and True")
+        if self.precision not in ("float32", "bfloat16"):
+            raise ValueError(f"precision={self.precision!r} is not allowed; allowed are 'float32' and 'bfloat16'")
+        if self.rollout_buffer_class is None:
+            self.rollout_buffer_class = (
+                DictFlatRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else FlatRolloutBuffer
+            )
+        self._step: MinibatchStep | None = None
         super()._setup_model()
+        self._prepare_policy()
+
+    def _prepare_policy(self) -> None:
+        distribution = self.policy.action_dist
+        if isinstance(distribution, MultiCategoricalDistribution):
+            # The compiler takes no NumPy integers.
+            distribution.action_dims = [int(size) for size in distribution.action_dims]
+        if self.precision == "float32":
+            return
+        overridden = overridden_method(self.policy)
+        if overridden is not None:
+            warnings.warn(
+                f"precision='bfloat16' has no effect on {type(self.policy).__name__}, which overrides {overridden}",
+                stacklevel=4,
+            )
+        elif not has_native_bfloat16(self.device):
+            warnings.warn(
+                f"precision='bfloat16': {self.device} computes bfloat16 without instructions of its own, which is slower than "
+                "float32",
+                stacklevel=4,
+            )
 
     def _check_batches(self) -> None:
         for name in ("n_steps", "batch_size", "n_epochs"):
@@ -232,94 +275,102 @@ class ShapedPolicyAlgorithm(OnPolicyAlgorithm):
         # The last rollout may overshoot; a negative progress would make linear learning rates climb the loss.
         self._current_progress_remaining = max(0.0, 1.0 - num_timesteps / total_timesteps)
 
-    def collect_rollouts(
-        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
-    ) -> bool:
-        """SB3's collection; raises ValueError where an environment returns NaN or infinity."""
-        with guarded(env, self.num_timesteps // env.num_envs, self._last_obs) as guarded_env:
-            return super().collect_rollouts(guarded_env, callback, rollout_buffer, n_rollout_steps)
-
     def train(self) -> None:
         """Update the policy on the current rollout (Algorithm 1 of the paper, lines 10 to 22)."""
         self.policy.set_training_mode(True)
         schedules.read(self.lr_schedule, self._current_progress_remaining, "learning_rate")  # before it reaches the optimizer
         self._update_learning_rate(self.policy.optimizer)
-        settings = self._loss_settings()
-        statistics = UpdateStatistics(settings.region)
-        for epoch in range(self.n_epochs):
-            statistics.start_epoch()
-            stopped = self._train_epoch(epoch, settings, statistics)
-            self._n_updates += 1
-            if stopped or self._is_last_epoch(statistics):
-                break
-        self._log_update(settings, statistics)
+        step = self._ready_step()
+        statistics = UpdateStatistics(step.region)
+        with compile_settings() if step.compiled else contextlib.nullcontext():
+            for epoch in range(self.n_epochs):
+                statistics.start_epoch()
+                stopped = self._train_epoch(epoch, step, statistics)
+                self._n_updates += 1
+                if stopped or self._is_last_epoch(statistics):
+                    break
+        step.end()
+        self._report_skipped(step, statistics)
+        self._log_update(step, statistics)
 
-    def _train_epoch(self, epoch: int, settings: LossSettings, statistics: UpdateStatistics) -> bool:
+    def _train_epoch(self, epoch: int, step: MinibatchStep, statistics: UpdateStatistics) -> bool:
         """One pass over the rollout; True if ``target_kl`` ended it."""
-        for samples in self.rollout_buffer.get(self.batch_size):
-            probe = torch.zeros_like(samples.old_log_prob, requires_grad=True)
-            terms = self._minibatch_terms(samples, settings, probe)
-            if self.target_kl is not None:
-                kl = approximate_kl(terms.log_ratio).item()
-                if kl > 1.5 * self.target_kl:
-                    statistics.add(terms, probe, grad_norm=None)
-                    if self.verbose >= 1:
-                        print(f"Early stopping in epoch {epoch}: the KL of a minibatch reached {kl:.2f}")
-                    return True
-            grad_norm, not_finite = gradient_step(self.policy, terms, self.max_grad_norm)
-            if not_finite:
-                self._report_skipped(not_finite)
-                statistics.skip(not_finite)
-            else:
-                statistics.add(terms, probe, grad_norm)
+        for rollout, indices in self._minibatches():
+            result = step(rollout, indices)
+            statistics.add(result, indices)
+            if self.target_kl is not None and bool(result.stop):
+                if self.verbose >= 1:
+                    kl = approximate_kl(result.log_ratio).item()
+                    print(f"Early stopping in epoch {epoch}: the KL of a minibatch reached {kl:.2f}")
+                return True
         return False
 
-    def _minibatch_terms(self, samples: RolloutSamples, settings: LossSettings, probe: torch.Tensor) -> LossTerms:
-        if not self.torch_compile:
-            return minibatch_loss(self.policy, self.policy_loss, samples, settings, probe)
-        if self._compiled_loss is None:
-            self._compiled_loss = torch.compile(minibatch_loss, dynamic=False)
-        return self._compiled_loss(self.policy, self.policy_loss, samples, settings, probe)
+    def _minibatches(self) -> Iterator[tuple[RolloutSamples, torch.Tensor | None]]:
+        """An epoch: the rollout and the indices of each minibatch; or, of a buffer of the user's, its minibatches."""
+        buffer = self.rollout_buffer
+        if not isinstance(buffer, FlatRolloutBuffer) or type(buffer).get is not FlatRolloutBuffer.get:
+            yield from ((samples, None) for samples in buffer.get(self.batch_size))
+            return
+        rollout = buffer.tensors()
+        order = torch.from_numpy(np.random.permutation(buffer.buffer_size * buffer.n_envs)).to(self.device)
+        yield from ((rollout, indices) for indices in order.split(self.batch_size))
 
-    def _loss_settings(self) -> LossSettings:
-        """Coefficients and radii at the current progress."""
+    def _ready_step(self) -> MinibatchStep:
+        """The step for this update: the last one if it can go on, with the radii of the current progress."""
+        settings, compiled = self._loss_settings(), self._compiles()
+        if self._step is None or not self._step.serves(self.policy, settings, compiled):
+            self._step = MinibatchStep(self.policy, self.policy_loss, settings, compiled)
         progress = self._current_progress_remaining
         values = {name: schedules.read(radius, progress, name) for name, radius in self._radii().items()}
         low = max(values["clip_range"], MIN_RADIUS)
         high = max(values.get("clip_range_high", low), MIN_RADIUS)
         vf = values.get("clip_range_vf")
+        self._step.begin(low, high, None if vf is None else max(vf, 0.0))
+        return self._step
 
-        def scalar(value: float) -> torch.Tensor:
-            return torch.tensor(value, dtype=torch.float32, device=self.device)
-
+    def _loss_settings(self) -> LossSettings:
         return LossSettings(
-            region=TrustRegion(scalar(low), scalar(high)),
-            clip_range_vf=None if vf is None else scalar(max(vf, 0.0)),
+            clip_value=self.clip_range_vf is not None,
             normalize_advantage=self.normalize_advantage,
-            ent_coef=self.ent_coef,
-            vf_coef=self.vf_coef,
+            ent_coef=float(self.ent_coef),
+            vf_coef=float(self.vf_coef),
+            max_grad_norm=float(self.max_grad_norm),
+            max_kl=None if self.target_kl is None else 1.5 * float(self.target_kl),
             discrete=isinstance(self.action_space, spaces.Discrete),
+            precision=self.precision,
         )
 
-    def _report_skipped(self, not_finite: list[str]) -> None:
+    def _compiles(self) -> bool:
+        """Whether the update is to be compiled: as asked for, or for "auto" where the run is long enough to pay for it."""
+        if self.torch_compile != "auto":
+            return bool(self.torch_compile)
+        steps = self._total_timesteps - self._num_timesteps_at_start
+        return steps * self.n_epochs / self.batch_size >= AUTO_COMPILE_MINIBATCHES
+
+    def _report_skipped(self, step: MinibatchStep, statistics: UpdateStatistics) -> None:
+        """Count the minibatches of this update that were skipped, warn of the first one ever, and raise if none was left."""
+        skipped = statistics.skipped()
+        if not skipped:
+            return
+        result, indices = statistics.recorded(skipped[-1])
+        rollout = None if indices is None else self.rollout_buffer.tensors()  # type: ignore[attr-defined]
+        culprits = ", ".join(step.not_finite(result, rollout, indices))
+        if len(skipped) == len(statistics):
+            raise FloatingPointError(
+                f"all {len(skipped)} minibatches of the update after {self.num_timesteps} steps were skipped, the last "
+                f"because it is not finite in: {culprits}. Look at the scale of rewards and observations, or lower "
+                "learning_rate"
+            )
         if self.n_skipped_minibatches == 0:
             warnings.warn(
-                f"a minibatch was skipped after {self.num_timesteps} steps, because it is not finite in: "
-                f"{', '.join(not_finite)}. Parameters and optimizer are as before it; "
-                "train/skipped_minibatches counts further ones",
+                f"a minibatch was skipped after {self.num_timesteps} steps, because it is not finite in: {culprits}. "
+                "Parameters and optimizer are as before it; train/skipped_minibatches counts further ones",
                 stacklevel=3,
             )
-        self.n_skipped_minibatches += 1
+        self.n_skipped_minibatches += len(skipped)
 
-    def _log_update(self, settings: LossSettings, statistics: UpdateStatistics) -> None:
-        summary = statistics.summary()
-        if statistics.skipped and not summary:
-            raise FloatingPointError(
-                f"all {statistics.skipped} minibatches of the update after {self.num_timesteps} steps were skipped, the last "
-                f"because it is not finite in: {', '.join(statistics.not_finite)}. Look at the scale of rewards and "
-                "observations, or lower learning_rate"
-            )
-        for name, value in summary.items():
+    def _log_update(self, step: MinibatchStep, statistics: UpdateStatistics) -> None:
+        for name, value in statistics.summary().items():
             self.logger.record(f"train/{name}", value)
         buffer = self.rollout_buffer
         self.logger.record("train/explained_variance", explained_variance(buffer.values.flatten(), buffer.returns.flatten()))
@@ -327,11 +378,11 @@ class ShapedPolicyAlgorithm(OnPolicyAlgorithm):
             self.logger.record("train/std", self.policy.log_std.exp().mean().item())
         self.logger.record("train/skipped_minibatches", self.n_skipped_minibatches)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self.logger.record("train/clip_range", settings.region.eps_low.item())
+        self.logger.record("train/clip_range", step.region.eps_low.item())
         if self.clip_range_high is not None:
-            self.logger.record("train/clip_range_high", settings.region.eps_high.item())
-        if settings.clip_range_vf is not None:
-            self.logger.record("train/clip_range_vf", settings.clip_range_vf.item())
+            self.logger.record("train/clip_range_high", step.region.eps_high.item())
+        if self.clip_range_vf is not None:
+            self.logger.record("train/clip_range_vf", step.clip_range_vf.item())
 
     def learn(
         self,
@@ -352,8 +403,15 @@ class ShapedPolicyAlgorithm(OnPolicyAlgorithm):
             progress_bar=progress_bar,
         )
 
+    def get_parameters(self) -> dict[str, dict]:
+        """Parameters of policy and optimizer; see SB3. Copies, because the originals are views of one vector."""
+        return {name: _unshared(state) for name, state in super().get_parameters().items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_step": None}
+
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_compiled_loss"]
+        return [*super()._excluded_save_params(), "_step"]
 
     @classmethod
     def load(
@@ -388,3 +446,14 @@ class ShapedPolicyAlgorithm(OnPolicyAlgorithm):
         :param replacements: attributes that the caller sets in place of the saved ones
         """
         return {}
+
+
+def _unshared(state: Any) -> Any:
+    """The same nested state with tensors that own their memory."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().clone()
+    if isinstance(state, dict):
+        return type(state)((key, _unshared(value)) for key, value in state.items())
+    if isinstance(state, list):
+        return [_unshared(value) for value in state]
+    return state

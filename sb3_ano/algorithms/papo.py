@@ -1,22 +1,22 @@
 """Proximal Absolute Policy Optimization, and the rollout buffers that give it one-step errors."""
 
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
-import numpy as np
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.buffers import BaseBuffer, DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule, TensorDict
 
 from sb3_ano.algorithms.base import ShapedPolicyAlgorithm
+from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer, RolloutSamples
 from sb3_ano.algorithms.statistics import UpdateStatistics
-from sb3_ano.algorithms.update import RolloutSamples, TrustRegion, approximate_kl
+from sb3_ano.algorithms.update import TrustRegion, approximate_kl
 from sb3_ano.shaping import MAX_LOG_RATIO, ppo, surrogate
 
 
 class TDRolloutSamples(NamedTuple):
-    """A minibatch with the fields of SB3's, and the one-step TD errors, ``(batch,)``."""
+    """Samples with the fields of SB3's, and the one-step TD errors, ``(batch,)``."""
 
     observations: torch.Tensor | TensorDict
     actions: torch.Tensor
@@ -27,31 +27,19 @@ class TDRolloutSamples(NamedTuple):
     td_errors: torch.Tensor
 
 
-class _TDErrors(RolloutBuffer):
-    """Adds ``td_errors`` to a rollout buffer, recovered from the advantages: ``d_t = A_t - gamma lambda A_{t+1}``.
+class _TDErrors(FlatRolloutBuffer):
+    """Hands out the one-step TD errors that the advantages are made of."""
 
-    Within an episode, GAE is ``A_t = d_t + gamma lambda A_{t+1}``; at the end of an episode or of the rollout ``A_t = d_t``.
-    """
-
-    td_errors: np.ndarray
-
-    def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: np.ndarray) -> None:
-        super().compute_returns_and_advantage(last_values, dones)
-        following = np.zeros_like(self.advantages)
-        following[:-1] = self.advantages[1:] * (1.0 - self.episode_starts[1:])
-        self.td_errors = BaseBuffer.swap_and_flatten(self.advantages - self.gamma * self.gae_lambda * following)
-
-    def _get_samples(self, batch_inds: np.ndarray, env: Any = None) -> TDRolloutSamples:  # type: ignore[override]
-        samples = super()._get_samples(batch_inds, env)
-        return TDRolloutSamples(*samples, td_errors=self.to_torch(self.td_errors[batch_inds].flatten()))
+    def tensors(self) -> TDRolloutSamples:  # type: ignore[override]
+        return TDRolloutSamples(**super().tensors()._asdict(), td_errors=self._on_device("td_errors"))
 
 
 class TDRolloutBuffer(_TDErrors):
-    """SB3's rollout buffer with one-step TD errors."""
+    """A rollout buffer with one-step TD errors."""
 
 
-class DictTDRolloutBuffer(_TDErrors, DictRolloutBuffer):  # type: ignore[misc]
-    """SB3's rollout buffer for Dict observations with one-step TD errors."""
+class DictTDRolloutBuffer(_TDErrors, DictFlatRolloutBuffer):  # type: ignore[misc]
+    """A rollout buffer for Dict observations with one-step TD errors."""
 
 
 class PAPO(ShapedPolicyAlgorithm):
@@ -103,7 +91,8 @@ class PAPO(ShapedPolicyAlgorithm):
         omega2: float = 0.005,
         max_epoch_kl: float | None = 0.02,
         clip_range_high: float | str | Schedule | None = None,
-        torch_compile: bool = False,
+        torch_compile: bool | Literal["auto"] = "auto",
+        precision: Literal["float32", "bfloat16"] = "float32",
     ):
         super().__init__(
             policy,
@@ -134,6 +123,7 @@ class PAPO(ShapedPolicyAlgorithm):
             _init_setup_model=False,
             clip_range_high=clip_range_high,
             torch_compile=torch_compile,
+            precision=precision,
         )
         self.k = k
         self.omega1 = omega1

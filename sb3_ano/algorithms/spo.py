@@ -3,7 +3,8 @@
 import torch
 
 from sb3_ano.algorithms.base import ShapedPolicyAlgorithm
-from sb3_ano.algorithms.update import RolloutSamples, TrustRegion
+from sb3_ano.algorithms.buffers import RolloutSamples
+from sb3_ano.algorithms.update import TrustRegion
 from sb3_ano.shaping import spo, surrogate
 
 

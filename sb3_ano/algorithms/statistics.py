@@ -1,67 +1,69 @@
 """Diagnostics of an update, under SB3's names and more."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from sb3_ano.algorithms.update import LossTerms, TrustRegion, approximate_kl
-
-
-class _Minibatch(NamedTuple):
-    """What is kept of a minibatch for the statistics: scalars, and vectors ``(batch,)``."""
-
-    scalars: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-    log_ratio: torch.Tensor
-    advantages: torch.Tensor
-    gradient: torch.Tensor | None
-    grad_norm: torch.Tensor | None
+from sb3_ano.algorithms.update import StepResult, TrustRegion, approximate_kl
 
 
 @dataclass
 class UpdateStatistics:
-    """Diagnostics of one call of ``train``: minibatches are only kept, and :meth:`summary` looks at them all at once."""
+    """Diagnostics of one call of ``train``: results are only kept, and :meth:`summary` looks at them all at once."""
 
     region: TrustRegion
-    skipped: int = 0
-    not_finite: list[str] = field(default_factory=list)
-    _minibatches: list[_Minibatch] = field(default_factory=list)
+    _results: list[StepResult] = field(default_factory=list)
+    _indices: list[torch.Tensor | None] = field(default_factory=list)
     _epoch_start: int = 0
 
     def start_epoch(self) -> None:
         """Mark the beginning of an epoch, because SB3's ``approx_kl`` is the mean of the last one."""
-        self._epoch_start = len(self._minibatches)
+        self._epoch_start = len(self._results)
 
-    def skip(self, not_finite: list[str]) -> None:
-        """Count a minibatch that was skipped, and remember what was not finite in it."""
-        self.skipped += 1
-        self.not_finite = not_finite
+    def add(self, result: StepResult, indices: torch.Tensor | None = None) -> None:
+        """Record a minibatch, and where it lies in the rollout."""
+        self._results.append(result)
+        self._indices.append(indices)
 
-    def add(self, terms: LossTerms, probe: torch.Tensor, grad_norm: torch.Tensor | None) -> None:
-        """Record a minibatch; ``grad_norm`` is None where ``target_kl`` stopped the update before its gradient."""
-        scalars = (terms.policy_loss.detach(), terms.value_loss.detach(), terms.entropy_loss.detach(), terms.loss.detach())
-        self._minibatches.append(_Minibatch(scalars, terms.log_ratio, terms.advantages, probe.grad, grad_norm))
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def recorded(self, minibatch: int) -> tuple[StepResult, torch.Tensor | None]:
+        """What was recorded of a minibatch, counted from 0."""
+        return self._results[minibatch], self._indices[minibatch]
 
     def epoch_kl(self) -> float:
-        """Mean KL of the minibatches of the current epoch; NaN if there was none."""
-        kls = [approximate_kl(minibatch.log_ratio) for minibatch in self._minibatches[self._epoch_start :]]
+        """Mean KL of the finite minibatches of the current epoch; NaN if there was none."""
+        kls = [approximate_kl(result.log_ratio) for result in self._results[self._epoch_start :] if bool(result.finite)]
         return torch.stack(kls).mean().item() if kls else float("nan")
+
+    def skipped(self) -> list[int]:
+        """Minibatches that were not finite, counted from 0."""
+        if not self._results:
+            return []
+        finite = torch.stack([result.finite for result in self._results]) | torch.stack([r.stop for r in self._results])
+        return [] if bool(finite.all()) else torch.nonzero(~finite).flatten().tolist()
 
     def summary(self) -> dict[str, float]:
         """Means over the minibatches of the update, under SB3's names where it has one; empty if there was none.
 
-        ``approx_kl`` and ``loss`` mean what they mean in SB3 (the last epoch, the last minibatch); ``kl_mean`` and
-        ``kl_max`` look at the whole update. ``ppo_discarded_gradient`` is the share of the surrogate's gradient, in
-        absolute value over samples, that comes from samples whose gradient PPO's clip would have set to zero.
+        Skipped minibatches are left out. ``approx_kl`` and ``loss`` mean what they mean in SB3 (the last epoch, the last
+        minibatch); ``kl_mean`` and ``kl_max`` look at the whole update. ``ppo_discarded_gradient`` is the share of the
+        surrogate's gradient, in absolute value over samples, that comes from samples whose gradient PPO's clip would have
+        set to zero.
         """
-        kept = self._minibatches
+        left_out = set(self.skipped())
+        kept = [(number, result) for number, result in enumerate(self._results) if number not in left_out]
         if not kept:
             return {}
-        losses = _read(torch.stack([torch.stack(minibatch.scalars) for minibatch in kept]))
-        log_ratio = _read(torch.cat([minibatch.log_ratio for minibatch in kept]))
-        advantages = _read(torch.cat([minibatch.advantages for minibatch in kept]))
-        sizes = np.array([len(minibatch.log_ratio) for minibatch in kept])
+        results = [result for _, result in kept]
+        scalars = _read(torch.stack([result.scalars for result in results]))
+        log_ratio = _read(torch.cat([result.log_ratio for result in results]))
+        advantages = _read(torch.cat([result.advantages for result in results]))
+        stopped = torch.stack([result.stop for result in results]).cpu().numpy()
+        sizes = np.array([len(result.log_ratio) for result in results])
+        gradient = np.abs(_read(torch.cat([result.gradient for result in results]))) * np.repeat(~stopped, sizes)
         starts = np.cumsum(sizes) - sizes
 
         def means(values: np.ndarray) -> np.ndarray:
@@ -72,13 +74,14 @@ class UpdateStatistics:
             kl = means(ratio - 1.0 - log_ratio)
         above, below = ratio > 1.0 + self.region.eps_high.item(), ratio < 1.0 - self.region.eps_low.item()
         fraction_above, fraction_below = (float(means(side.astype(float)).mean()) for side in (above, below))
-        last_epoch = kl[self._epoch_start :]
-        norms = [minibatch.grad_norm for minibatch in kept if minibatch.grad_norm is not None]
+        last_epoch = kl[[number >= self._epoch_start for number, _ in kept]]
+        clipped = np.where(advantages >= 0.0, above, below)
+        norms = scalars[~stopped, 4]
         return {
-            "policy_gradient_loss": float(losses[:, 0].mean()),
-            "value_loss": float(losses[:, 1].mean()),
-            "entropy_loss": float(losses[:, 2].mean()),
-            "loss": float(losses[-1, 3]),
+            "policy_gradient_loss": float(scalars[:, 0].mean()),
+            "value_loss": float(scalars[:, 1].mean()),
+            "entropy_loss": float(scalars[:, 2].mean()),
+            "loss": float(scalars[-1, 3]),
             "approx_kl": float(last_epoch.mean()) if len(last_epoch) else float(kl.mean()),
             "kl_mean": float(kl.mean()),
             "kl_max": float(kl.max()),
@@ -87,18 +90,9 @@ class UpdateStatistics:
             "clip_fraction": fraction_above + fraction_below,
             "fraction_above": fraction_above,
             "fraction_below": fraction_below,
-            "ppo_discarded_gradient": self._discarded_gradient(np.where(advantages >= 0.0, above, below)),
-            "grad_norm": float(_read(torch.stack(norms)).mean()) if norms else 0.0,
+            "ppo_discarded_gradient": float(gradient[clipped].sum() / gradient.sum()) if gradient.sum() > 0.0 else 0.0,
+            "grad_norm": float(norms.mean()) if len(norms) else 0.0,
         }
-
-    def _discarded_gradient(self, clipped: np.ndarray) -> float:
-        gradients = [
-            torch.zeros_like(minibatch.log_ratio) if minibatch.gradient is None else minibatch.gradient.abs()
-            for minibatch in self._minibatches
-        ]
-        gradient = _read(torch.cat(gradients))
-        total = gradient.sum()
-        return float(gradient[clipped].sum() / total) if total > 0.0 else 0.0
 
 
 def _read(values: torch.Tensor) -> np.ndarray:

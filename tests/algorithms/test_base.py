@@ -132,7 +132,7 @@ def test_the_upper_radius_acts_on_positive_advantages_and_the_lower_on_negative_
         assert model.logger.name_to_value["train/clip_range_high"] == pytest.approx(radii["clip_range_high"])
         log_ratio = torch.tensor([-0.5, -0.25, 0.25, 0.5])
         samples = types.SimpleNamespace(td_errors=torch.zeros(4), old_values=torch.zeros(4))
-        return model.policy_loss(log_ratio, torch.full((4,), advantage), model._loss_settings().region, samples).item()
+        return model.policy_loss(log_ratio, torch.full((4,), advantage), model._step.region, samples).item()
 
     base = {"clip_range": 0.1, "clip_range_high": 0.1}
     assert loss(**{**base, acts: 0.2}) != pytest.approx(loss(**base), rel=1e-3)

@@ -4,12 +4,15 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
-from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecNormalize
 
 from sb3_ano import ANO
-from tests.tiny_envs import BOX_OBSERVATIONS, DICT_OBSERVATIONS, TinyEnv, tiny_vec_env, vec_env_with_bad_number
+from sb3_ano.algorithms.rollout import FiniteCheck, bootstrap_truncations
+from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, TinyEnv, tiny_vec_env, vec_env_with_bad_number
 
 
 def train(env, policy: str = "MlpPolicy") -> ANO:
@@ -114,3 +117,92 @@ def test_evaluation_with_normalised_observations_works_during_training():
     model.learn(128, callback=evaluate)
     assert np.isfinite(evaluate.last_mean_reward)
     np.testing.assert_allclose(evaluate.eval_env.obs_rms.mean, model.env.obs_rms.mean)
+
+
+class Recorder(BaseCallback):
+    """Keeps the local variables that SB3 shows to callbacks, by name: type, shape, and values where they are numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[dict] = []
+
+    def _on_step(self) -> bool:
+        self.steps.append({name: self._kept(value) for name, value in self.locals.items()})
+        return True
+
+    @staticmethod
+    def _kept(value):
+        if isinstance(value, torch.Tensor):
+            return type(value), value.numpy().copy()
+        return (type(value), value.copy()) if isinstance(value, np.ndarray) else type(value)
+
+
+# Left over from SB3's loop over truncated environments.
+LOOP_VARIABLES = {"idx", "done", "terminal_obs", "terminal_value"}
+OTHER_LOCALS = {"actor", "in_bounds", "discrete", "as_tensors", "check", "__class__"}
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions"),
+    [(BOX_OBSERVATIONS, BOX_ACTIONS), (BOX_OBSERVATIONS, spaces.Discrete(3)), (DICT_OBSERVATIONS, spaces.MultiBinary(2))],
+    ids=["Box", "Discrete", "Dict"],
+)
+def test_callbacks_find_the_same_local_variables_as_in_sb3(observations, actions):
+    policy = "MultiInputPolicy" if observations is DICT_OBSERVATIONS else "MlpPolicy"
+    seen = []
+    for cls in (ANO, PPO):
+        recorder = Recorder()
+        model = cls(policy, tiny_vec_env(observations, actions), n_steps=32, batch_size=32, n_epochs=1, seed=0, device="cpu")
+        model.learn(64, callback=recorder)
+        seen.append(recorder.steps)
+    for mine, theirs in zip(*seen, strict=True):
+        assert set(theirs) - LOOP_VARIABLES <= set(mine)
+        assert set(mine) - set(theirs) <= OTHER_LOCALS
+        for name, expected in theirs.items():
+            if name in LOOP_VARIABLES:
+                continue
+            if not isinstance(expected, tuple):
+                assert name in ("self", "rollout_buffer") or mine[name] is expected, name
+            elif expected[1].dtype.kind in "fiub":
+                assert mine[name][0] is expected[0], name
+                np.testing.assert_allclose(mine[name][1], expected[1], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 0.99])
+@pytest.mark.parametrize("observations", [BOX_OBSERVATIONS, DICT_OBSERVATIONS], ids=["Box", "Dict"])
+def test_the_rollout_is_that_of_sb3_with_truncations_bootstrapped(observations, gamma):
+    policy = "MultiInputPolicy" if observations is DICT_OBSERVATIONS else "MlpPolicy"
+    buffers = []
+    for cls in (ANO, PPO):
+        env = tiny_vec_env(observations, spaces.Discrete(3), n_envs=5)  # all of them are truncated after 15 steps
+        model = cls(policy, env, n_steps=40, batch_size=40, seed=0, gamma=gamma, device="cpu")
+        model.train = lambda: None
+        model.learn(200)
+        buffers.append(model.rollout_buffer)
+    for name in ("rewards", "episode_starts", "values", "log_probs", "advantages", "returns", "actions"):
+        np.testing.assert_allclose(*(getattr(buffer, name) for buffer in buffers), rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_only_truncations_are_bootstrapped_and_all_of_one_step_together():
+    asked = []
+
+    class Actor:
+        def values(self, observations):
+            asked.append(observations)
+            return np.arange(1.0, 1.0 + len(observations), dtype=np.float32).reshape(-1, 1)
+
+    rewards = np.zeros(4, np.float32)
+    infos = [
+        {"terminal_observation": np.full(2, 10.0), "TimeLimit.truncated": True},
+        {"terminal_observation": np.full(2, 11.0), "TimeLimit.truncated": False},
+        {"TimeLimit.truncated": True},
+        {"terminal_observation": np.full(2, 13.0), "TimeLimit.truncated": True},
+    ]
+    bootstrap_truncations(rewards, np.array([True, True, True, True]), infos, Actor(), gamma=0.5)
+    np.testing.assert_array_equal(rewards, [0.5, 0.0, 0.0, 1.0])
+    np.testing.assert_array_equal(asked, [[[10.0, 10.0], [13.0, 13.0]]])
+
+
+def test_an_overflowing_sum_of_finite_numbers_is_no_complaint():
+    big = np.full((2, 4), 3e38, np.float32)
+    FiniteCheck(0)(big, big[:, 0], np.zeros(2, bool), [{}, {}])

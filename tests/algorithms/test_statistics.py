@@ -6,7 +6,7 @@ import torch
 
 from sb3_ano import ANO
 from sb3_ano.algorithms.statistics import UpdateStatistics
-from sb3_ano.algorithms.update import LossTerms, TrustRegion
+from sb3_ano.algorithms.update import StepResult, TrustRegion
 
 
 def test_statistics_match_a_hand_worked_update():
@@ -20,10 +20,12 @@ def test_statistics_match_a_hand_worked_update():
     for ratio, advantages, gradient, norm in minibatches:
         statistics.start_epoch()
         log_ratio = torch.tensor(ratio).log()
-        terms = LossTerms(*torch.tensor([norm, 0.1, 0.2, 0.3]), log_ratio, torch.tensor(advantages))
-        probe = torch.zeros(4, requires_grad=True)
-        probe.grad = torch.tensor(gradient)
-        statistics.add(terms, probe, torch.tensor(norm))
+        scalars = torch.tensor([0.1, 0.2, 0.3, norm, norm])
+        statistics.add(
+            StepResult(
+                scalars, log_ratio, torch.tensor(advantages), torch.tensor(gradient), torch.tensor(True), torch.tensor(False)
+            )
+        )
     summary = statistics.summary()
 
     first = np.mean([r - 1 - np.log(r) for r in (1.5, 0.7, 1.4, 1.0)])

@@ -1,13 +1,14 @@
 """The gradient step, and what happens to minibatches that are not finite."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from sb3_ano import ANO
-from sb3_ano.algorithms.update import LossTerms, approximate_kl, gradient_step
+from sb3_ano.algorithms.update import MinibatchStep, StepResult, approximate_kl
 
 
 def snapshot(model) -> dict:
@@ -57,43 +58,74 @@ def test_a_minibatch_that_is_not_finite_is_skipped_counted_and_reported_once(num
     assert steps == {5.0}
 
 
-def test_a_skipped_minibatch_leaves_parameters_and_optimizer_as_they_were():
-    model = spoiled_model(range(0)).learn(64)
+class OwnLoss(ANO):
+    """ANO with another policy loss, a function of the policy, that is turned on by ``loss``."""
+
+    loss = None
+
+    def policy_loss(self, log_ratio, advantages, region, samples):
+        regular = super().policy_loss(log_ratio, advantages, region, samples)
+        return regular if self.loss is None else 0.0 * regular + self.loss(self.policy)
+
+
+def skipped_step(loss, **settings) -> tuple[OwnLoss, StepResult, list[str]]:
+    """A model after an update, the result of one more step with ``loss``, and what it names; nothing may have changed."""
+    model = OwnLoss("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=16, n_epochs=2, seed=0, ent_coef=0.0)
+    model.learn(64)
     before = snapshot(model)
-    parameter = next(model.policy.parameters())
-    zero = torch.zeros(())
-    for loss in (parameter.sum() * float("nan"), (parameter.sum() * 0).sqrt(), parameter.sum() * 1e38 * 1e38):
-        _, not_finite = gradient_step(model.policy, LossTerms(loss, loss, zero, zero, zero, zero), max_grad_norm=0.5)
-        assert not_finite
-        assert_equal_state(snapshot(model), before)
+    model.loss = loss
+    rollout, indices = model.rollout_buffer.tensors(), torch.arange(16)
+    step = MinibatchStep(model.policy, model.policy_loss, replace(model._loss_settings(), **settings))
+    step.begin(0.2, 0.2, None)
+    result = step(rollout, indices)
+    step.end()
+    assert_equal_state(snapshot(model), before)
+    return model, result, step.not_finite(result, rollout, indices)
 
 
-def not_finite(model, loss: torch.Tensor, **terms: float) -> list[str]:
-    scalars = {"policy_loss": 0.0, "value_loss": 0.0, "entropy_loss": 0.0, **terms}
-    values = {name: torch.tensor(value) for name, value in scalars.items()}
-    return gradient_step(model.policy, LossTerms(loss, log_ratio=None, advantages=None, **values), max_grad_norm=0.5)[1]
+def bias(policy) -> torch.Tensor:
+    return policy.action_net.bias
 
 
-def test_what_was_not_finite_is_named():
-    model = spoiled_model(range(0)).learn(64)
-    policy, bias = model.policy, model.policy.action_net.bias
-    nan = float("nan")
-    assert not_finite(model, bias.sum() * nan, value_loss=nan, entropy_loss=nan) == ["value_loss", "entropy_loss"]
-    assert not_finite(model, bias.sum() * nan) == ["the weighted sum of the losses (vf_coef, ent_coef)"]
-    # A loss of 0 whose slope is not a number, in one parameter and in all.
-    assert not_finite(model, (bias * 0).sum().sqrt()) == ["gradient of action_net.bias"]
-    everywhere = torch.stack([parameter.sum() for parameter in policy.parameters()]).sum()
-    assert not_finite(model, (everywhere * 0).sqrt())[-1] == "9 more gradients"
-    assert not_finite(model, bias.sum() * 1e30 * 1e-20 * 1e20) == ["norm of the gradient (overflow)"]
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("loss", "settings", "names"),
+    [
+        (lambda policy: bias(policy).sum() * NAN, {}, ["policy_loss"]),
+        (lambda policy: bias(policy).sum() * 0.0, {"vf_coef": NAN}, ["the weighted sum of the losses (vf_coef, ent_coef)"]),
+        # A loss of 0 whose slope is not a number, in one parameter and in all.
+        (lambda policy: (bias(policy) * 0).sum().sqrt(), {}, ["gradient of action_net.bias"]),
+        (
+            lambda policy: (torch.stack([parameter.sum() for parameter in policy.parameters()]).sum() * 0).sqrt(),
+            {},
+            [
+                "gradient of mlp_extractor.policy_net.0.weight",
+                "gradient of mlp_extractor.policy_net.0.bias",
+                "gradient of mlp_extractor.policy_net.2.weight",
+                "9 more gradients",
+            ],
+        ),
+        (lambda policy: (bias(policy) - bias(policy).detach()).sum() * 1e30, {}, ["norm of the gradient (overflow)"]),
+    ],
+)
+def test_a_step_that_is_not_finite_changes_nothing_and_says_what_was_not(loss, settings, names):
+    _, result, named = skipped_step(loss, **settings)
+    assert not result.finite
+    assert named == names
+
+
+def test_a_kl_beyond_the_limit_changes_nothing_and_stops():
+    _, result, _ = skipped_step(None, max_kl=-1.0)
+    assert result.finite
+    assert result.stop
 
 
 def test_an_update_without_a_single_finite_minibatch_raises():
     model = spoiled_model(range(10**6))
     before = snapshot(model)
-    with (
-        pytest.warns(UserWarning, match="a minibatch was skipped"),
-        pytest.raises(FloatingPointError, match="all 8 minibatches .* were skipped.*policy_loss"),
-    ):
+    with pytest.raises(FloatingPointError, match="all 8 minibatches .* were skipped.*policy_loss"):
         model.learn(64)
     assert_equal_state(snapshot(model), before)
 

@@ -1,0 +1,261 @@
+"""The policy as the collection uses it: from the observations of one step to actions, values and log-probabilities."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.distributions import (
+    BernoulliDistribution,
+    CategoricalDistribution,
+    DiagGaussianDistribution,
+    MultiCategoricalDistribution,
+)
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
+from stable_baselines3.common.utils import obs_as_tensor
+from torch import nn
+
+from sb3_ano.algorithms.policies import PolicyEvaluation, overridden_method
+
+Observations: TypeAlias = np.ndarray | dict[str, np.ndarray]
+#: Actions ``(n_envs, ...)``, values ``(n_envs, 1)``, log-probabilities ``(n_envs,)``.
+Acted: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+class Actor(Protocol):
+    """Samples actions; valid for one rollout, in which the parameters do not change."""
+
+    def __call__(self, observations: Observations) -> Acted: ...
+
+    def values(self, observations: Observations) -> np.ndarray:
+        """Values of observations, ``(batch, 1)``."""
+        ...
+
+
+def make_actor(model: Any) -> Actor:
+    """The fastest actor that gives what ``model.policy(observations)`` gives, random numbers included.
+
+    :param model: an on-policy algorithm with ``policy``, ``n_envs``, ``n_steps`` and ``precision``
+    """
+    if model.precision == "float32" and NumpyActor.supports(model.policy):
+        return NumpyActor(model.policy, model.n_envs, model.n_steps)
+    return TorchActor(model.policy, model.precision)
+
+
+class TorchActor:
+    """Any policy, on any device.
+
+    :param policy: actor and critic
+    :param precision: of its layers
+    """
+
+    def __init__(self, policy: ActorCriticPolicy, precision: str) -> None:
+        self._evaluation = PolicyEvaluation(policy, precision)
+        self._device = policy.device
+        if self._device.type == "cpu":
+            self._evaluation.freeze()
+
+    @torch.no_grad()
+    def __call__(self, observations: Observations) -> Acted:
+        actions, values, log_probs = self._evaluation.act(obs_as_tensor(observations, self._device))
+        return actions.cpu().numpy(), values.cpu().numpy(), log_probs.cpu().numpy()
+
+    @torch.no_grad()
+    def values(self, observations: Observations) -> np.ndarray:
+        return self._evaluation.values(obs_as_tensor(observations, self._device)).cpu().numpy()
+
+
+class _Layer(NamedTuple):
+    """``activation(x @ weight + bias)``; the activation works in place."""
+
+    weight: np.ndarray
+    bias: np.ndarray
+    activation: Callable[[np.ndarray], Any] | None
+
+
+def _tanh(x: np.ndarray) -> None:
+    np.tanh(x, out=x)
+
+
+def _relu(x: np.ndarray) -> None:
+    np.maximum(x, np.float32(0.0), out=x)
+
+
+_ACTIVATIONS: dict[type[nn.Module], Callable[[np.ndarray], None]] = {nn.Tanh: _tanh, nn.ReLU: _relu}
+#: Up to this many multiplications, a layer costs less than the two calls that it takes.
+_CHEAP_PRODUCT = 64 * 64 * 4
+
+
+class NumpyActor:
+    """SB3's MlpPolicy on the CPU without PyTorch's cost a call, which is ten times that of NumPy.
+
+    Actor and critic are one network: their first layers see the same input, and where the layers are small, the following ones
+    are stacked into block-diagonal matrices, because a call costs more there than multiplying by zeros.
+
+    :param policy: one that :meth:`supports` accepts
+    :param n_envs: observations in a step
+    :param n_steps: steps of the rollout
+    """
+
+    @staticmethod
+    def supports(policy: ActorCriticPolicy) -> bool:
+        """Whether this is SB3's MlpPolicy on the CPU, with Tanh or ReLU, a vector of numbers, and no gSDE."""
+        if overridden_method(policy) or policy.device.type != "cpu" or policy.squash_output:
+            return False
+        if type(policy.mlp_extractor) is not MlpExtractor or not isinstance(policy.observation_space, spaces.Box):
+            return False
+        if type(policy.features_extractor) is not FlattenExtractor or not policy.share_features_extractor:
+            return False
+        if type(policy.action_dist) not in _SAMPLERS or len(policy.observation_space.shape) == 3:
+            return False
+        layers = [*policy.mlp_extractor.policy_net, *policy.mlp_extractor.value_net, policy.action_net, policy.value_net]
+        modules = [policy, *policy.modules()]
+        hooked = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+        return not hooked and all(type(layer) is nn.Linear or type(layer) in _ACTIVATIONS for layer in layers)
+
+    def __init__(self, policy: ActorCriticPolicy, n_envs: int, n_steps: int) -> None:
+        actor = _layers(policy.mlp_extractor.policy_net, policy.action_net)
+        critic = _layers(policy.mlp_extractor.value_net, policy.value_net)
+        widest = max(layer.weight.size for layer in actor + critic)
+        self._critic = critic
+        self._joint: list[_Layer] = []
+        if len(actor) == len(critic) and n_envs * widest <= _CHEAP_PRODUCT:
+            self._joint = [_stacked(*pair, shared_input=i == 0) for i, pair in enumerate(zip(actor, critic, strict=True))]
+        self._actor = actor
+        self._head_size = actor[-1].weight.shape[1]
+        self._sample = _SAMPLERS[type(policy.action_dist)](policy, n_envs, n_steps)
+
+    def __call__(self, observations: Observations) -> Acted:
+        inputs = _flat(observations)
+        if self._joint:
+            outputs = _run(self._joint, inputs)
+            head, values = outputs[:, : self._head_size], outputs[:, self._head_size :].copy()
+        else:
+            head, values = _run(self._actor, inputs), _run(self._critic, inputs)
+        actions, log_probs = self._sample(head)
+        return actions, values, log_probs
+
+    def values(self, observations: Observations) -> np.ndarray:
+        return _run(self._critic, _flat(observations))
+
+
+def _flat(observations: Observations) -> np.ndarray:
+    """One float32 row an environment."""
+    array = np.asarray(observations)
+    return array.reshape(len(array), -1).astype(np.float32)
+
+
+def _run(layers: list[_Layer], x: np.ndarray) -> np.ndarray:
+    for weight, bias, activation in layers:
+        x = x.dot(weight)
+        x += bias
+        if activation is not None:
+            activation(x)
+    return x
+
+
+def _layers(network: nn.Module, head: nn.Module) -> list[_Layer]:
+    """The network and its head, weights transposed; arrays share memory with the parameters."""
+    modules = [*network, head]  # type: ignore[misc]
+    layers: list[_Layer] = []
+    for module in modules:
+        if isinstance(module, nn.Linear):
+            weight, bias = module.weight.detach().numpy().T, module.bias.detach().numpy()
+            layers.append(_Layer(weight, bias, None))
+        else:
+            layers[-1] = layers[-1]._replace(activation=_ACTIVATIONS[type(module)])
+    return layers
+
+
+def _stacked(actor: _Layer, critic: _Layer, shared_input: bool) -> _Layer:
+    """One layer that computes both; block-diagonal unless their input is the same."""
+    bias = np.concatenate([actor.bias, critic.bias])
+    if shared_input:
+        return _Layer(np.concatenate([actor.weight, critic.weight], axis=1), bias, actor.activation)
+    rows, columns = actor.weight.shape
+    weight = np.zeros((rows + critic.weight.shape[0], columns + critic.weight.shape[1]), dtype=np.float32)
+    weight[:rows, :columns] = actor.weight
+    weight[rows:, columns:] = critic.weight
+    return _Layer(weight, bias, actor.activation)
+
+
+#: From the output of the action head ``(n_envs, n)`` to actions, shaped as the action space, and log-probabilities.
+_Sampler: TypeAlias = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
+def _standard_normal(n_envs: int, size: int, n_steps: int) -> Callable[[], np.ndarray]:
+    """The numbers that SB3's policy would draw step by step, ``(n_envs, size)`` a call.
+
+    Of 16 numbers on, PyTorch's CPU generator fills a tensor in a vectorised way. Fewer are drawn one by one, and so are the
+    numbers of a tensor that is not contiguous: those of a whole rollout, drawn at once, are the same.
+    """
+    if n_envs * size >= 16:
+        return lambda: torch.randn(n_envs, size).numpy()
+    drawn = torch.empty(n_steps * n_envs * size, 2)[:, 0].normal_().numpy()
+    return iter(np.ascontiguousarray(drawn).reshape(n_steps, n_envs, size)).__next__
+
+
+def _gaussian_sampler(policy: ActorCriticPolicy, n_envs: int, n_steps: int) -> _Sampler:
+    log_std = policy.log_std.detach().numpy()
+    std = np.exp(log_std)
+    constant = np.float32(np.log(std).sum() + len(std) * math.log(math.sqrt(2.0 * math.pi)))
+    minus_half = np.full(len(std), -0.5, dtype=np.float32)
+    shape = policy.action_space.shape or ()
+    draw = _standard_normal(n_envs, len(std), n_steps)
+
+    def sample(mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        noise = draw()
+        actions = noise * std
+        actions += mean
+        noise *= noise
+        log_probs = noise.dot(minus_half)
+        log_probs -= constant
+        return actions.reshape(-1, *shape), log_probs
+
+    return sample
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def _sample_index(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    log_probs = _log_softmax(logits)
+    indices = torch.multinomial(torch.from_numpy(np.exp(log_probs)), 1, replacement=True).numpy()
+    return indices[:, 0], np.take_along_axis(log_probs, indices, axis=1)[:, 0]
+
+
+def _categorical_sampler(policy: ActorCriticPolicy, n_envs: int, n_steps: int) -> _Sampler:
+    return _sample_index
+
+
+def _multi_categorical_sampler(policy: ActorCriticPolicy, n_envs: int, n_steps: int) -> _Sampler:
+    ends = np.cumsum(policy.action_dist.action_dims)[:-1]  # type: ignore[attr-defined]
+
+    def sample(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        parts = [_sample_index(part) for part in np.split(logits, ends, axis=1)]
+        return np.stack([indices for indices, _ in parts], axis=1), np.sum([log_probs for _, log_probs in parts], axis=0)
+
+    return sample
+
+
+def _bernoulli_sampler(policy: ActorCriticPolicy, n_envs: int, n_steps: int) -> _Sampler:
+    def sample(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        actions = torch.bernoulli(torch.from_numpy(logits).sigmoid()).numpy()
+        # log sigmoid(l) where the action is 1, log sigmoid(-l) where it is 0
+        log_probs = -np.logaddexp(np.float32(0.0), np.where(actions > 0.0, -logits, logits))
+        return actions, log_probs.sum(axis=1)
+
+    return sample
+
+
+_SAMPLERS: dict[type, Callable[[ActorCriticPolicy, int, int], _Sampler]] = {
+    DiagGaussianDistribution: _gaussian_sampler,
+    CategoricalDistribution: _categorical_sampler,
+    MultiCategoricalDistribution: _multi_categorical_sampler,
+    BernoulliDistribution: _bernoulli_sampler,
+}

@@ -1,0 +1,141 @@
+"""The trained parameters of a policy and their Adam moments, as one vector each."""
+
+import torch
+from stable_baselines3.common.policies import ActorCriticPolicy
+from torch.optim import Adam, Optimizer
+
+# Each tensor starts at a multiple of this many numbers: a cache line of float32, for aligned vector instructions.
+_ALIGNMENT = 16
+
+
+class FlatParameters:
+    """The trained parameters of a policy as views of one vector, so that they are clipped and updated in one go.
+
+    :param policy: whose parameters are made to share the vector's memory; their values stay
+    """
+
+    def __init__(self, policy: ActorCriticPolicy) -> None:
+        trained = [(name, parameter) for name, parameter in policy.named_parameters() if parameter.requires_grad]
+        self.names = [name for name, _ in trained]
+        self.tensors = [parameter for _, parameter in trained]
+        self._sizes = [-(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in self.tensors]
+        self.vector = self.flattened([parameter.detach() for parameter in self.tensors])
+        for parameter, view in zip(self.tensors, self.views(self.vector), strict=True):
+            parameter.data = view
+
+    def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """A vector like :attr:`vector` as tensors with the shapes of the parameters."""
+        parts = vector.split(self._sizes)
+        return [part[: like.numel()].view(like.shape) for part, like in zip(parts, self.tensors, strict=True)]
+
+    def flattened(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        """Tensors with the shapes of the parameters as a vector like :attr:`vector`, its gaps filled with zeros."""
+        parts = []
+        for tensor, size in zip(tensors, self._sizes, strict=True):
+            parts.append(tensor.reshape(-1))
+            if size > tensor.numel():
+                parts.append(tensor.new_zeros(size - tensor.numel()))
+        return torch.cat(parts)
+
+    def are_those_of(self, policy: ActorCriticPolicy) -> bool:
+        """Whether the policy still trains these parameters, in this memory."""
+        trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+        if len(trained) != len(self.tensors):
+            return False
+        expected = self.views(self.vector)
+        return all(
+            mine is theirs and mine.data_ptr() == view.data_ptr()
+            for mine, theirs, view in zip(self.tensors, trained, expected, strict=True)
+        )
+
+
+def has_tied_parameters(module: torch.nn.Module) -> bool:
+    """Whether two modules own the same parameter."""
+    owned = [id(parameter) for part in module.modules() for parameter in part.parameters(recurse=False)]
+    return len(owned) > len(set(owned))
+
+
+class FlatAdam:
+    """The step of ``torch.optim.Adam`` on a :class:`FlatParameters`, whose state stays that of the optimizer it stands for.
+
+    :param optimizer: one that :meth:`supports` accepts; its moments become views of the vectors here
+    :param parameters: that it trains
+    """
+
+    @staticmethod
+    def supports(optimizer: Optimizer, parameters: FlatParameters) -> bool:
+        """Whether the optimizer is a plain Adam of exactly these parameters."""
+        if type(optimizer) is not Adam or len(optimizer.param_groups) != 1:
+            return False
+        group = optimizer.param_groups[0]
+        plain = not (group["weight_decay"] or group["amsgrad"] or group["maximize"] or group["differentiable"])
+        trained = [parameter for parameter in group["params"] if parameter.requires_grad]
+        same = len(trained) == len(parameters.tensors) and all(map(lambda a, b: a is b, trained, parameters.tensors))
+        return plain and same and all(parameter.dtype == torch.float32 for parameter in trained)
+
+    def __init__(self, optimizer: Optimizer, parameters: FlatParameters) -> None:
+        self._optimizer, self._parameters = optimizer, parameters
+        group = optimizer.param_groups[0]
+        self.beta1, self.beta2 = (float(beta) for beta in group["betas"])
+        self.eps = float(group["eps"])
+        device = parameters.vector.device
+        self.learning_rate = torch.zeros((), dtype=torch.float64, device=device)
+        steps: list[float] = []
+        first: list[torch.Tensor] = []
+        second: list[torch.Tensor] = []
+        for parameter in parameters.tensors:
+            state = optimizer.state.get(parameter) or {"step": 0.0, "exp_avg": None, "exp_avg_sq": None}
+            steps.append(float(state["step"]))
+            for moments, name in ((first, "exp_avg"), (second, "exp_avg_sq")):
+                moments.append(torch.zeros_like(parameter.data) if state[name] is None else state[name])
+        self.count = torch.tensor(max(steps), dtype=torch.float64, device=device)
+        self.first, self.second = parameters.flattened(first), parameters.flattened(second)
+
+    def begin(self) -> None:
+        """Read the learning rate from the optimizer."""
+        self.learning_rate.fill_(self._optimizer.param_groups[0]["lr"])
+
+    def publish(self) -> None:
+        """Let the optimizer's state show the moments and the number of steps."""
+        parameters = self._parameters
+        count = self.count.to(device="cpu", dtype=torch.float32)
+        if not count:
+            return
+        moments = zip(parameters.tensors, parameters.views(self.first), parameters.views(self.second), strict=True)
+        for parameter, first, second in moments:
+            self._optimizer.state[parameter] = {"step": count.clone(), "exp_avg": first, "exp_avg_sq": second}
+
+    def is_current(self) -> bool:
+        """Whether the optimizer's state is still what was published, and its settings are unchanged."""
+        group = self._optimizer.param_groups[0]
+        if (self.beta1, self.beta2, self.eps) != (*map(float, group["betas"]), float(group["eps"])):
+            return False
+        states = [self._optimizer.state.get(parameter) or None for parameter in self._parameters.tensors]
+        count = float(self.count)
+        if count == 0.0:
+            return not any(states)
+        firsts, seconds = self._parameters.views(self.first), self._parameters.views(self.second)
+        return all(
+            state is not None
+            and float(state["step"]) == count
+            and state["exp_avg"].data_ptr() == first.data_ptr()
+            and state["exp_avg_sq"].data_ptr() == second.data_ptr()
+            for state, first, second in zip(states, firsts, seconds, strict=True)
+        )
+
+    @torch.no_grad()
+    def step(self, gradient: torch.Tensor, go: torch.Tensor) -> None:
+        """One step of Adam (Kingma & Ba 2015, Algorithm 1), or none.
+
+        :param gradient: of the parameters, a vector; finite where ``go``
+        :param go: 0-d, 1 or 0 in float64; with 0 everything stays as it is
+        """
+        self.count += go
+        count = self.count.clamp(min=1.0)
+        gradient = torch.where(go > 0.0, gradient, 0.0)
+        weight = ((1.0 - self.beta2) * go).float()
+        self.first.lerp_(gradient, ((1.0 - self.beta1) * go).float())
+        self.second.mul_(1.0 - weight).add_(weight * gradient * gradient)
+        scale = (1.0 - self.beta2**count).sqrt().float()
+        size = (go * self.learning_rate / (1.0 - self.beta1**count)).float()
+        self._parameters.vector.sub_(size * self.first / (self.second.sqrt() / scale + self.eps))

@@ -1,0 +1,108 @@
+"""The policy as the collection uses it, against ``policy(observations)`` with the same random numbers."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from sb3_ano import ANO
+from sb3_ano.algorithms.actor import NumpyActor, TorchActor, make_actor
+from tests.algorithms.test_policies import ACTIONS, POLICIES, Overriding, model, tensors
+from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS
+
+NETS = {
+    "default": {},
+    "ReLU": {"activation_fn": nn.ReLU},
+    "different": {"net_arch": {"pi": [16], "vf": [32, 8]}},
+    "wide": {"net_arch": [256, 256]},
+    "none": {"net_arch": []},
+}
+
+
+def moved(made: ANO) -> ANO:
+    """The model with parameters away from their symmetric beginning."""
+    with torch.no_grad():
+        for parameter in made.policy.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return made
+
+
+def assert_acts_like_the_policy(made: ANO, actor, n_envs: int, steps: int = 5) -> None:
+    observations = [tensors(made.observation_space, n_envs) for _ in range(steps)]
+    torch.manual_seed(7)
+    with torch.no_grad():
+        expected = [made.policy(observation) for observation in observations]
+    torch.manual_seed(7)
+    actor = actor()
+    for observation, (actions, values, log_probs) in zip(observations, expected, strict=True):
+        arrays = {k: v.numpy() for k, v in observation.items()} if isinstance(observation, dict) else observation.numpy()
+        found = actor(arrays)
+        for mine, theirs in zip(found, (actions, values, log_probs), strict=True):
+            assert mine.shape == theirs.shape
+            assert mine.dtype == theirs.numpy().dtype
+        if isinstance(made.action_space, spaces.Box):
+            np.testing.assert_allclose(found[0], actions.numpy(), rtol=1e-5, atol=1e-5)
+        else:
+            np.testing.assert_array_equal(found[0], actions.numpy())
+        np.testing.assert_allclose(found[1], values.numpy(), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(found[2], log_probs.numpy(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(actor.values(arrays), values.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("n_envs", [1, 2, 40])
+@pytest.mark.parametrize("net", NETS.values(), ids=NETS)
+@pytest.mark.parametrize("actions", ACTIONS, ids=lambda space: type(space).__name__)
+def test_the_numpy_actor_acts_like_the_policy(actions, net, n_envs):
+    made = moved(model("MlpPolicy", BOX_OBSERVATIONS, actions, policy_kwargs=net))
+    assert NumpyActor.supports(made.policy)
+    assert_acts_like_the_policy(made, lambda: NumpyActor(made.policy, n_envs, 5), n_envs)
+
+
+@pytest.mark.parametrize("use_sde", [False, True])
+@pytest.mark.parametrize(("policy", "observations"), POLICIES, ids=["Mlp", "Cnn", "MultiInput"])
+def test_the_torch_actor_acts_like_the_policy(policy, observations, use_sde):
+    made = model(policy, observations, BOX_ACTIONS, use_sde=use_sde)
+    made.policy.reset_noise(3) if use_sde else None
+    assert_acts_like_the_policy(made, lambda: TorchActor(made.policy, "float32"), 3)
+
+
+def test_observations_of_any_type_and_rank_are_flattened_as_sb3_does():
+    made = model("MlpPolicy", spaces.Box(-1.0, 1.0, (3, 2), np.float64), BOX_ACTIONS)
+    assert_acts_like_the_policy(made, lambda: NumpyActor(made.policy, 2, 5), 2)
+
+
+@pytest.mark.parametrize(("n_envs", "size"), [(1, 6), (3, 5), (1, 1), (4, 4)])
+def test_numbers_drawn_at_once_are_those_drawn_step_by_step(n_envs, size):
+    made = model("MlpPolicy", BOX_OBSERVATIONS, spaces.Box(-1.0, 1.0, (size,), np.float32))
+    assert_acts_like_the_policy(made, lambda: NumpyActor(made.policy, n_envs, 5), n_envs)
+    state = torch.get_rng_state()
+    torch.manual_seed(7)
+    for _ in range(5):
+        torch.normal(torch.zeros(n_envs, size), torch.ones(n_envs, size))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_numpy_actor_is_taken_where_it_can_be():
+    made = model("MlpPolicy", BOX_OBSERVATIONS, BOX_ACTIONS)
+    assert isinstance(make_actor(made), NumpyActor)
+    made.policy.mlp_extractor.register_forward_hook(lambda *_: None)
+    assert isinstance(make_actor(made), TorchActor)
+
+
+@pytest.mark.parametrize(
+    ("policy", "env", "options"),
+    [
+        ("MlpPolicy", "Pendulum-v1", {"use_sde": True}),
+        ("MlpPolicy", "Pendulum-v1", {"precision": "bfloat16"}),
+        ("MlpPolicy", "Pendulum-v1", {"policy_kwargs": {"activation_fn": nn.GELU}}),
+        ("MlpPolicy", "Pendulum-v1", {"policy_kwargs": {"share_features_extractor": False}}),
+        ("MlpPolicy", "Taxi-v4", {}),
+        (Overriding, "Pendulum-v1", {}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:precision='bfloat16'")
+def test_other_policies_are_left_to_pytorch(policy, env, options):
+    made = ANO(policy, gym.make(env), n_steps=16, batch_size=16, **options)
+    assert isinstance(make_actor(made), TorchActor)
