@@ -1,0 +1,1 @@
+"""Measurements of this package: ``python -m sb3_ano.bench speed`` and ``parity``."""
