@@ -23,8 +23,9 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "sb3_ano.algorithms.parameters": (set(), SB3),
     "sb3_ano.algorithms.policies": (set(), SB3),
     "sb3_ano.algorithms.schedules": (set(), SB3),
+    "sb3_ano.algorithms.compiled": (set(), SB3),
     "sb3_ano.algorithms.update": (
-        {"sb3_ano.algorithms.buffers", "sb3_ano.algorithms.parameters", "sb3_ano.algorithms.policies"},
+        {f"sb3_ano.algorithms.{name}" for name in ("buffers", "compiled", "parameters", "policies")},
         SB3,
     ),
     "sb3_ano.algorithms.actor": ({"sb3_ano.algorithms.policies"}, SB3),

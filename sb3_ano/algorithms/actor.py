@@ -1,7 +1,7 @@
 """The policy as the collection uses it: from the observations of one step to actions, values and log-probabilities."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -35,13 +35,16 @@ class Actor(Protocol):
         ...
 
 
-def make_actor(model: Any) -> Actor:
+def make_actor(model: Any, n_envs: int, n_steps: int, previous: Actor | None = None) -> Actor:
     """The fastest actor that gives what ``model.policy(observations)`` gives, random numbers included.
 
-    :param model: an on-policy algorithm with ``policy``, ``n_envs``, ``n_steps`` and ``precision``
+    :param model: an on-policy algorithm with ``policy`` and ``precision``
+    :param n_envs: observations in a step
+    :param n_steps: steps of the rollout
+    :param previous: the actor of this rollout so far, if a callback has changed the policy
     """
     if model.precision == "float32" and NumpyActor.supports(model.policy):
-        return NumpyActor(model.policy, model.n_envs, model.n_steps)
+        return NumpyActor(model.policy, n_envs, n_steps, previous if isinstance(previous, NumpyActor) else None)
     return TorchActor(model.policy, model.precision)
 
 
@@ -98,6 +101,7 @@ class NumpyActor:
     :param policy: one that :meth:`supports` accepts
     :param n_envs: observations in a step
     :param n_steps: steps of the rollout
+    :param previous: the actor whose random numbers to go on with
     """
 
     @staticmethod
@@ -111,12 +115,20 @@ class NumpyActor:
             return False
         if type(policy.action_dist) not in _SAMPLERS or len(policy.observation_space.shape) == 3:
             return False
-        layers = [*policy.mlp_extractor.policy_net, *policy.mlp_extractor.value_net, policy.action_net, policy.value_net]
-        modules = [policy, *policy.modules()]
-        hooked = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
-        return not hooked and all(type(layer) is nn.Linear or type(layer) in _ACTIVATIONS for layer in layers)
+        if any(module._forward_hooks or module._forward_pre_hooks for module in policy.modules()):
+            return False
+        actor, critic = [*policy.mlp_extractor.policy_net], [*policy.mlp_extractor.value_net]
+        linear = [*actor[::2], *critic[::2], policy.action_net, policy.value_net]
+        activations = [*actor[1::2], *critic[1::2]]
+        return (
+            len(actor) % 2 == len(critic) % 2 == 0
+            and all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
+            and len({type(layer) for layer in activations} | set(_ACTIVATIONS)) == len(_ACTIVATIONS)
+            and len({type(layer) for layer in activations}) <= 1
+            and all(parameter.dtype == torch.float32 for parameter in policy.parameters())
+        )
 
-    def __init__(self, policy: ActorCriticPolicy, n_envs: int, n_steps: int) -> None:
+    def __init__(self, policy: ActorCriticPolicy, n_envs: int, n_steps: int, previous: "NumpyActor | None" = None) -> None:
         actor = _layers(policy.mlp_extractor.policy_net, policy.action_net)
         critic = _layers(policy.mlp_extractor.value_net, policy.value_net)
         widest = max(layer.weight.size for layer in actor + critic)
@@ -126,7 +138,8 @@ class NumpyActor:
             self._joint = [_stacked(*pair, shared_input=i == 0) for i, pair in enumerate(zip(actor, critic, strict=True))]
         self._actor = actor
         self._head_size = actor[-1].weight.shape[1]
-        self._sample = _SAMPLERS[type(policy.action_dist)](policy, n_envs, n_steps)
+        self._draw = _standard_normal(n_envs, self._head_size, n_steps) if previous is None else previous._draw
+        self._sample = _SAMPLERS[type(policy.action_dist)](policy, self._draw)
 
     def __call__(self, observations: Observations) -> Acted:
         inputs = _flat(observations)
@@ -186,7 +199,11 @@ def _stacked(actor: _Layer, critic: _Layer, shared_input: bool) -> _Layer:
 _Sampler: TypeAlias = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
-def _standard_normal(n_envs: int, size: int, n_steps: int) -> Callable[[], np.ndarray]:
+#: Standard normal numbers for one step, ``(n_envs, size of an action)``.
+_Draw: TypeAlias = Callable[[], np.ndarray]
+
+
+def _standard_normal(n_envs: int, size: int, n_steps: int) -> _Draw:
     """The numbers that SB3's policy would draw step by step, ``(n_envs, size)`` a call.
 
     Of 16 numbers on, PyTorch's CPU generator fills a tensor in a vectorised way. Fewer are drawn one by one, and so are the
@@ -194,24 +211,30 @@ def _standard_normal(n_envs: int, size: int, n_steps: int) -> Callable[[], np.nd
     """
     if n_envs * size >= 16:
         return lambda: torch.randn(n_envs, size).numpy()
-    drawn = torch.empty(n_steps * n_envs * size, 2)[:, 0].normal_().numpy()
-    return iter(np.ascontiguousarray(drawn).reshape(n_steps, n_envs, size)).__next__
+
+    def rollouts() -> Iterator[np.ndarray]:
+        while True:
+            drawn = torch.empty(n_steps * n_envs * size, 2)[:, 0].normal_().numpy()
+            yield from np.ascontiguousarray(drawn).reshape(n_steps, n_envs, size)
+
+    return rollouts().__next__
 
 
-def _gaussian_sampler(policy: ActorCriticPolicy, n_envs: int, n_steps: int) -> _Sampler:
+def _gaussian_sampler(policy: ActorCriticPolicy, draw: _Draw) -> _Sampler:
     log_std = policy.log_std.detach().numpy()
     std = np.exp(log_std)
     constant = np.float32(np.log(std).sum() + len(std) * math.log(math.sqrt(2.0 * math.pi)))
     minus_half = np.full(len(std), -0.5, dtype=np.float32)
     shape = policy.action_space.shape or ()
-    draw = _standard_normal(n_envs, len(std), n_steps)
 
     def sample(mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        noise = draw()
-        actions = noise * std
+        actions = draw() * std
         actions += mean
-        noise *= noise
-        log_probs = noise.dot(minus_half)
+        # Of the action as it was rounded, not of the number drawn: the update looks at the action.
+        deviation = actions - mean
+        deviation /= std
+        deviation *= deviation
+        log_probs = deviation.dot(minus_half)
         log_probs -= constant
         return actions.reshape(-1, *shape), log_probs
 
@@ -229,11 +252,11 @@ def _sample_index(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return indices[:, 0], np.take_along_axis(log_probs, indices, axis=1)[:, 0]
 
 
-def _categorical_sampler(policy: ActorCriticPolicy, n_envs: int, n_steps: int) -> _Sampler:
+def _categorical_sampler(policy: ActorCriticPolicy, draw: _Draw) -> _Sampler:
     return _sample_index
 
 
-def _multi_categorical_sampler(policy: ActorCriticPolicy, n_envs: int, n_steps: int) -> _Sampler:
+def _multi_categorical_sampler(policy: ActorCriticPolicy, draw: _Draw) -> _Sampler:
     ends = np.cumsum(policy.action_dist.action_dims)[:-1]  # type: ignore[attr-defined]
 
     def sample(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -243,7 +266,7 @@ def _multi_categorical_sampler(policy: ActorCriticPolicy, n_envs: int, n_steps: 
     return sample
 
 
-def _bernoulli_sampler(policy: ActorCriticPolicy, n_envs: int, n_steps: int) -> _Sampler:
+def _bernoulli_sampler(policy: ActorCriticPolicy, draw: _Draw) -> _Sampler:
     def sample(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         actions = torch.bernoulli(torch.from_numpy(logits).sigmoid()).numpy()
         # log sigmoid(l) where the action is 1, log sigmoid(-l) where it is 0
@@ -253,7 +276,7 @@ def _bernoulli_sampler(policy: ActorCriticPolicy, n_envs: int, n_steps: int) -> 
     return sample
 
 
-_SAMPLERS: dict[type, Callable[[ActorCriticPolicy, int, int], _Sampler]] = {
+_SAMPLERS: dict[type, Callable[[ActorCriticPolicy, _Draw], _Sampler]] = {
     DiagGaussianDistribution: _gaussian_sampler,
     CategoricalDistribution: _categorical_sampler,
     MultiCategoricalDistribution: _multi_categorical_sampler,

@@ -3,10 +3,11 @@
 import contextlib
 import inspect
 import io
+import math
 import pathlib
 import warnings
-from collections.abc import Iterator
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal, Self, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -22,17 +23,23 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano.algorithms import schedules
 from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer, RolloutSamples
+from sb3_ano.algorithms.compiled import compiling
 from sb3_ano.algorithms.policies import has_native_bfloat16, overridden_method
 from sb3_ano.algorithms.rollout import RolloutCollection
 from sb3_ano.algorithms.saving import SavedModel, read_saved_model
 from sb3_ano.algorithms.statistics import UpdateStatistics
-from sb3_ano.algorithms.update import LossSettings, MinibatchStep, TrustRegion, approximate_kl, compile_settings
+from sb3_ano.algorithms.update import MinibatchStep, StepSettings, TrustRegion, approximate_kl
 from sb3_ano.envs import DirectVecEnv, make_env
 from sb3_ano.shaping import MIN_RADIUS
 
-#: From this many minibatches on, ``torch_compile="auto"`` compiles. At the least saving seen, about 0.4 ms each, they pay for
-#: a compilation of 15 s.
-AUTO_COMPILE_MINIBATCHES = 40_000
+#: The rollout and the indices of a minibatch; or a minibatch and None.
+_Minibatch: TypeAlias = tuple[RolloutSamples, torch.Tensor | None]
+
+#: What a compilation costs, seconds: 10 to 20 on two cores with an empty cache.
+COMPILE_SECONDS = 16.0
+#: What a compiled minibatch saves, seconds: at least so much, and so much for each sample and parameter. Both are low guesses,
+#: from networks of 64-64 and 256-256; convolutions save several times more.
+SAVED_SECONDS, SAVED_SECONDS_PER_PRODUCT = 4e-4, 2e-11
 
 
 class ShapedPolicyAlgorithm(RolloutCollection):
@@ -56,7 +63,8 @@ class ShapedPolicyAlgorithm(RolloutCollection):
     :param max_grad_norm: the gradient is scaled down to this norm
     :param use_sde: whether to explore with gSDE instead of action noise
     :param sde_sample_freq: steps between new gSDE noise matrices, -1 for one a rollout
-    :param rollout_buffer_class: rollout buffer to use; None picks SB3's for the observation space
+    :param rollout_buffer_class: rollout buffer to use; None picks
+        :class:`~sb3_ano.algorithms.buffers.FlatRolloutBuffer`, or the one for Dict observations
     :param rollout_buffer_kwargs: arguments of the rollout buffer
     :param target_kl: stop the update where a minibatch's KL exceeds 1.5 times this, or None
     :param stats_window_size: episodes over which rollout statistics are averaged
@@ -68,8 +76,8 @@ class ShapedPolicyAlgorithm(RolloutCollection):
     :param _init_setup_model: whether to build the network when the instance is created
     :param clip_range_high: radius above 1, acting on positive advantages, while ``clip_range`` acts below 1; None takes
         ``clip_range`` for both. Takes ``"lin_0.28"`` too, because the RL Zoo parses schedules for ``clip_range`` only
-    :param torch_compile: whether to compile the update with ``torch.compile``; ``"auto"`` does it where the run has so many
-        minibatches that it pays for the compilation, about 15 s. Both give the same parameters, to rounding
+    :param torch_compile: whether to compile the update with ``torch.compile``; ``"auto"`` does it where the run is long enough
+        to pay for that, with SB3's defaults from 260,000 steps. Compiled or not, parameters are the same to rounding
     :param precision: ``"bfloat16"`` computes the layers of features extractor and networks in it, and all that follows in
         float32
     :raises ValueError: if an argument is out of range, the environment id is unknown, or a space is not supported
@@ -282,10 +290,12 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         self._update_learning_rate(self.policy.optimizer)
         step = self._ready_step()
         statistics = UpdateStatistics(step.region)
-        with compile_settings() if step.compiled else contextlib.nullcontext():
+        minibatches = self._minibatches()
+        with compiling() if step.compiled else contextlib.nullcontext():
             for epoch in range(self.n_epochs):
                 statistics.start_epoch()
-                stopped = self._train_epoch(epoch, step, statistics)
+                step.start_epoch()
+                stopped = self._train_epoch(epoch, minibatches(), step, statistics)
                 self._n_updates += 1
                 if stopped or self._is_last_epoch(statistics):
                     break
@@ -293,9 +303,11 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         self._report_skipped(step, statistics)
         self._log_update(step, statistics)
 
-    def _train_epoch(self, epoch: int, step: MinibatchStep, statistics: UpdateStatistics) -> bool:
+    def _train_epoch(
+        self, epoch: int, minibatches: Iterator[_Minibatch], step: MinibatchStep, statistics: UpdateStatistics
+    ) -> bool:
         """One pass over the rollout; True if ``target_kl`` ended it."""
-        for rollout, indices in self._minibatches():
+        for rollout, indices in minibatches:
             result = step(rollout, indices)
             statistics.add(result, indices)
             if self.target_kl is not None and bool(result.stop):
@@ -305,47 +317,57 @@ class ShapedPolicyAlgorithm(RolloutCollection):
                 return True
         return False
 
-    def _minibatches(self) -> Iterator[tuple[RolloutSamples, torch.Tensor | None]]:
-        """An epoch: the rollout and the indices of each minibatch; or, of a buffer of the user's, its minibatches."""
+    def _minibatches(self) -> Callable[[], Iterator[_Minibatch]]:
+        """A function that goes once through the rollout, in random order.
+
+        It yields the rollout and the indices of each minibatch; or, of a buffer that takes samples in its own way, its
+        minibatches and None.
+        """
         buffer = self.rollout_buffer
-        if not isinstance(buffer, FlatRolloutBuffer) or type(buffer).get is not FlatRolloutBuffer.get:
-            yield from ((samples, None) for samples in buffer.get(self.batch_size))
-            return
-        rollout = buffer.tensors()
-        order = torch.from_numpy(np.random.permutation(buffer.buffer_size * buffer.n_envs)).to(self.device)
-        yield from ((rollout, indices) for indices in order.split(self.batch_size))
+        own = isinstance(buffer, FlatRolloutBuffer)
+        if not own or any(
+            getattr(type(buffer), name) is not getattr(FlatRolloutBuffer, name) for name in ("get", "_get_samples")
+        ):
+            return lambda: ((samples, None) for samples in buffer.get(self.batch_size))
+        rollout = cast(FlatRolloutBuffer, buffer).tensors()
+
+        def epoch() -> Iterator[_Minibatch]:
+            order = torch.from_numpy(np.random.permutation(buffer.buffer_size * buffer.n_envs)).to(self.device)
+            yield from ((rollout, indices) for indices in order.split(self.batch_size))
+
+        return epoch
 
     def _ready_step(self) -> MinibatchStep:
-        """The step for this update: the last one if it can go on, with the radii of the current progress."""
-        settings, compiled = self._loss_settings(), self._compiles()
-        if self._step is None or not self._step.serves(self.policy, settings, compiled):
-            self._step = MinibatchStep(self.policy, self.policy_loss, settings, compiled)
-        progress = self._current_progress_remaining
-        values = {name: schedules.read(radius, progress, name) for name, radius in self._radii().items()}
-        low = max(values["clip_range"], MIN_RADIUS)
-        high = max(values.get("clip_range_high", low), MIN_RADIUS)
-        vf = values.get("clip_range_vf")
-        self._step.begin(low, high, None if vf is None else max(vf, 0.0))
-        return self._step
-
-    def _loss_settings(self) -> LossSettings:
-        return LossSettings(
+        """The step for this update: the last one if it can go on, with the numbers of the current progress."""
+        settings = StepSettings(
             clip_value=self.clip_range_vf is not None,
             normalize_advantage=self.normalize_advantage,
-            ent_coef=float(self.ent_coef),
-            vf_coef=float(self.vf_coef),
-            max_grad_norm=float(self.max_grad_norm),
-            max_kl=None if self.target_kl is None else 1.5 * float(self.target_kl),
             discrete=isinstance(self.action_space, spaces.Discrete),
             precision=self.precision,
         )
+        compiled = self._compiles()
+        if self._step is None or not self._step.serves(self.policy, self.policy_loss, settings, compiled):
+            self._step = MinibatchStep(self.policy, self.policy_loss, settings, compiled)
+        progress = self._current_progress_remaining
+        radii = {name: schedules.read(radius, progress, name) for name, radius in self._radii().items()}
+        low = max(radii["clip_range"], MIN_RADIUS)
+        coefficients = {
+            "clip_range_vf": max(radii.get("clip_range_vf", 0.0), 0.0),
+            "ent_coef": self.ent_coef,
+            "vf_coef": self.vf_coef,
+            "max_grad_norm": self.max_grad_norm,
+            "max_kl": math.inf if self.target_kl is None else 1.5 * self.target_kl,
+        }
+        self._step.begin((low, max(radii.get("clip_range_high", low), MIN_RADIUS)), coefficients)
+        return self._step
 
     def _compiles(self) -> bool:
         """Whether the update is to be compiled: as asked for, or for "auto" where the run is long enough to pay for it."""
         if self.torch_compile != "auto":
             return bool(self.torch_compile)
-        steps = self._total_timesteps - self._num_timesteps_at_start
-        return steps * self.n_epochs / self.batch_size >= AUTO_COMPILE_MINIBATCHES
+        minibatches = (self._total_timesteps - self._num_timesteps_at_start) * self.n_epochs / self.batch_size
+        products = self.batch_size * sum(parameter.numel() for parameter in self.policy.parameters())
+        return minibatches * (SAVED_SECONDS + SAVED_SECONDS_PER_PRODUCT * products) >= COMPILE_SECONDS
 
     def _report_skipped(self, step: MinibatchStep, statistics: UpdateStatistics) -> None:
         """Count the minibatches of this update that were skipped, warn of the first one ever, and raise if none was left."""
@@ -382,7 +404,7 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         if self.clip_range_high is not None:
             self.logger.record("train/clip_range_high", step.region.eps_high.item())
         if self.clip_range_vf is not None:
-            self.logger.record("train/clip_range_vf", step.clip_range_vf.item())
+            self.logger.record("train/clip_range_vf", step.coefficients.clip_range_vf.item())
 
     def learn(
         self,

@@ -25,7 +25,7 @@ class FlatRolloutBuffer(RolloutBuffer):
     td_errors: np.ndarray
 
     def reset(self) -> None:
-        if not hasattr(self, "_flat"):
+        if not hasattr(self, "_flat") or self.rewards.shape != (self.buffer_size, self.n_envs):
             super().reset()
             self.td_errors = np.zeros_like(self.advantages)
             self._lay_out()
@@ -35,12 +35,14 @@ class FlatRolloutBuffer(RolloutBuffer):
     def _lay_out(self) -> None:
         """Replace SB3's arrays by views of memory in which each environment's steps lie together."""
         self._flat: dict[str, Any] = {}
+        self._views: dict[str, Any] = {}
         self._copies: dict[str, dict[str, torch.Tensor]] = {}
         for name in (*_SAMPLED, "td_errors"):
             views = {key: self._environment_major(array) for key, array in _items(getattr(self, name))}
             flat = {key: torch.from_numpy(_flattened(view)) for key, view in views.items()}
             single = isinstance(getattr(self, name), np.ndarray)
-            setattr(self, name, views[""] if single else views)
+            self._views[name] = views[""] if single else views
+            setattr(self, name, self._views[name])
             self._flat[name] = flat[""] if single else flat
 
     @staticmethod
@@ -48,7 +50,7 @@ class FlatRolloutBuffer(RolloutBuffer):
         return np.zeros((array.shape[1], array.shape[0], *array.shape[2:]), dtype=array.dtype).swapaxes(0, 1)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_flat", "_copies")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_flat", "_views", "_copies")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -110,7 +112,18 @@ class FlatRolloutBuffer(RolloutBuffer):
 
         They share the memory of the arrays on the CPU, and are copies on another device.
         """
+        self._adopt()
         return RolloutBufferSamples(*map(self._on_device, _SAMPLED))
+
+    def _adopt(self) -> None:
+        """Copy in what a callback or a subclass put in the place of an array, as SB3 itself does with ``returns``."""
+        for name, views in self._views.items():
+            arrays = getattr(self, name)
+            if arrays is views:
+                continue
+            for (_, view), (_, array) in zip(_items(views), _items(arrays), strict=True):
+                view[...] = array
+            setattr(self, name, views)
 
     def _on_device(self, name: str) -> Any:
         """A flat tensor, or a dictionary of those; on another device always in the same memory, for CUDA graphs."""
@@ -144,6 +157,7 @@ class DictFlatRolloutBuffer(FlatRolloutBuffer, DictRolloutBuffer):  # type: igno
             row[...] = observations[key].reshape(row.shape)
 
     def tensors(self) -> RolloutSamples:
+        self._adopt()
         return DictRolloutBufferSamples(*map(self._on_device, _SAMPLED))
 
 

@@ -1,5 +1,7 @@
 """The trained parameters of a policy and their Adam moments, as one vector each."""
 
+import operator
+
 import torch
 from stable_baselines3.common.policies import ActorCriticPolicy
 from torch.optim import Adam, Optimizer
@@ -9,9 +11,9 @@ _ALIGNMENT = 16
 
 
 class FlatParameters:
-    """The trained parameters of a policy as views of one vector, so that they are clipped and updated in one go.
+    """The trained parameters of a policy in the order of one vector, and, after :meth:`share`, as views of it.
 
-    :param policy: whose parameters are made to share the vector's memory; their values stay
+    :param policy: whose parameters those are
     """
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
@@ -19,6 +21,10 @@ class FlatParameters:
         self.names = [name for name, _ in trained]
         self.tensors = [parameter for _, parameter in trained]
         self._sizes = [-(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in self.tensors]
+        self.vector = torch.zeros(0)
+
+    def share(self) -> None:
+        """Make the parameters views of :attr:`vector`; their values stay."""
         self.vector = self.flattened([parameter.detach() for parameter in self.tensors])
         for parameter, view in zip(self.tensors, self.views(self.vector), strict=True):
             parameter.data = view
@@ -38,15 +44,15 @@ class FlatParameters:
         return torch.cat(parts)
 
     def are_those_of(self, policy: ActorCriticPolicy) -> bool:
-        """Whether the policy still trains these parameters, in this memory."""
+        """Whether the policy still trains these parameters."""
         trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-        if len(trained) != len(self.tensors):
-            return False
-        expected = self.views(self.vector)
-        return all(
-            mine is theirs and mine.data_ptr() == view.data_ptr()
-            for mine, theirs, view in zip(self.tensors, trained, expected, strict=True)
-        )
+        return len(trained) == len(self.tensors) and all(map(operator.is_, self.tensors, trained))
+
+    def are_shared_with(self, policy: ActorCriticPolicy) -> bool:
+        """Whether it does, and they still lie in the vector's memory."""
+        views = self.views(self.vector)
+        addresses = ((mine.data_ptr(), view.data_ptr()) for mine, view in zip(self.tensors, views, strict=True))
+        return self.are_those_of(policy) and all(mine == view for mine, view in addresses)
 
 
 def has_tied_parameters(module: torch.nn.Module) -> bool:
@@ -64,14 +70,20 @@ class FlatAdam:
 
     @staticmethod
     def supports(optimizer: Optimizer, parameters: FlatParameters) -> bool:
-        """Whether the optimizer is a plain Adam of exactly these parameters."""
+        """Whether the optimizer is a plain Adam of exactly these parameters, which have made the same number of steps."""
         if type(optimizer) is not Adam or len(optimizer.param_groups) != 1:
             return False
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            return False
         group = optimizer.param_groups[0]
-        plain = not (group["weight_decay"] or group["amsgrad"] or group["maximize"] or group["differentiable"])
+        if group["weight_decay"] or group["amsgrad"] or group["maximize"] or group["differentiable"]:
+            return False
         trained = [parameter for parameter in group["params"] if parameter.requires_grad]
-        same = len(trained) == len(parameters.tensors) and all(map(lambda a, b: a is b, trained, parameters.tensors))
-        return plain and same and all(parameter.dtype == torch.float32 for parameter in trained)
+        if len(trained) != len(parameters.tensors) or not all(map(operator.is_, trained, parameters.tensors)):
+            return False
+        steps = {float(optimizer.state[each]["step"]) if optimizer.state.get(each) else 0.0 for each in trained}
+        kinds = {(each.dtype, each.device) for each in trained}
+        return len(steps) == 1 and len(kinds) == 1 and trained[0].dtype == torch.float32
 
     def __init__(self, optimizer: Optimizer, parameters: FlatParameters) -> None:
         self._optimizer, self._parameters = optimizer, parameters
@@ -111,7 +123,7 @@ class FlatAdam:
         if (self.beta1, self.beta2, self.eps) != (*map(float, group["betas"]), float(group["eps"])):
             return False
         states = [self._optimizer.state.get(parameter) or None for parameter in self._parameters.tensors]
-        count = float(self.count)
+        count = float(self.count.float())
         if count == 0.0:
             return not any(states)
         firsts, seconds = self._parameters.views(self.first), self._parameters.views(self.second)

@@ -22,7 +22,12 @@ _REPLACED = ("forward", "evaluate_actions", "extract_features", "predict_values"
 
 
 def overridden_method(policy: ActorCriticPolicy) -> str | None:
-    """The first method of SB3's own policy that this one overrides, among those that matter here; None if it is standard."""
+    """The first method of SB3's own policy that this one overrides, among those that matter here; None if it is standard.
+
+    A hook on the policy counts, because it is called with ``forward``.
+    """
+    if policy._forward_hooks or policy._forward_pre_hooks:
+        return "forward"
     for name in _REPLACED:
         if name in vars(policy) or getattr(type(policy), name) is not getattr(ActorCriticPolicy, name):
             return name
@@ -105,10 +110,11 @@ class PolicyEvaluation(torch.nn.Module):
         latent_pi, latent_vf = self.latents(observations)
         distribution = self.policy._get_action_dist_from_latent(latent_pi)
         log_prob, entropy = distribution.log_prob(actions), distribution.entropy()
-        # The distribution belongs to the policy. A compiled step must leave no tensor of its graph behind in it.
-        distribution.distribution = None  # type: ignore[assignment]
-        if hasattr(distribution, "_latent_sde"):
-            distribution._latent_sde = None
+        if torch.compiler.is_compiling():
+            # The distribution belongs to the policy: no tensor of the graph may stay behind in it.
+            distribution.distribution = None  # type: ignore[assignment]
+            if hasattr(distribution, "_latent_sde"):
+                distribution._latent_sde = None
         return self.policy.value_net(latent_vf), log_prob, entropy
 
     def act(self, observations: PyTorchObs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -48,12 +48,14 @@ class RolloutCollection(OnPolicyAlgorithm):
         rollout_buffer.reset()
         if self.use_sde:
             self.policy.reset_noise(env.num_envs)
-        actor = make_actor(self)
         in_bounds = self._to_action_space()
         discrete = isinstance(self.action_space, spaces.Discrete)
         # Tensors are for callbacks, and for buffers that are not ours.
-        as_tensors = not (_sees_nothing(callback) and isinstance(rollout_buffer, FlatRolloutBuffer))
+        takes_arrays = getattr(type(rollout_buffer), "add", None) is FlatRolloutBuffer.add
+        as_tensors = not (_sees_nothing(callback) and takes_arrays)
         callback.on_rollout_start()
+        actor = make_actor(self, env.num_envs, n_rollout_steps)
+        version = self._parameter_version()
         values: Any
         log_probs: Any
 
@@ -65,6 +67,8 @@ class RolloutCollection(OnPolicyAlgorithm):
             if as_tensors:
                 obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
                 values, log_probs = self._as_tensor(values), self._as_tensor(log_probs)
+            if actions.dtype.kind == "f" and not math.isfinite(np.vdot(actions, actions)):
+                require_finite_actions(actions, self.num_timesteps)
             clipped_actions = in_bounds(actions)
             new_obs, rewards, dones, infos = env.step(clipped_actions)
             check(new_obs, rewards, dones, infos)
@@ -74,6 +78,9 @@ class RolloutCollection(OnPolicyAlgorithm):
                 callback.update_locals(locals())
             if not callback.on_step():
                 return False
+            if as_tensors and self._parameter_version() != version:  # a callback changed the policy
+                actor = make_actor(self, env.num_envs, n_rollout_steps, actor)
+                version = self._parameter_version()
 
             self._update_info_buffer(infos, dones)
             n_steps += 1
@@ -99,6 +106,10 @@ class RolloutCollection(OnPolicyAlgorithm):
         callback.on_rollout_end()
         return True
 
+    def _parameter_version(self) -> int:
+        """A number that grows when a parameter is changed in place."""
+        return sum(parameter._version for parameter in self.policy.parameters())
+
     def _as_tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(array, device=self.device)
 
@@ -111,6 +122,15 @@ class RolloutCollection(OnPolicyAlgorithm):
             return self.policy.unscale_action
         low, high = space.low, space.high
         return lambda actions: np.minimum(np.maximum(actions, low), high)
+
+
+def require_finite_actions(actions: np.ndarray, step: int) -> None:
+    """Complain of a policy that has become not a number, before an environment is blamed.
+
+    :raises ValueError: if an action is NaN or infinite
+    """
+    if not np.isfinite(actions).all():
+        raise ValueError(f"the policy returned actions that are not finite after {step} steps; look at its parameters")
 
 
 def _sees_nothing(callback: BaseCallback) -> bool:

@@ -47,7 +47,7 @@ class AtariProtocol:
     def __post_init__(self) -> None:
         for name, least in {"noop_max": 0, "frame_skip": 1, "frame_stack": 1, "screen_size": 1, "max_frames": 1}.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
+            if not isinstance(value, int | np.integer) or value < least:
                 raise ValueError(f"{name}={value!r} is not allowed; allowed are whole numbers from {least}")
         if not 0.0 <= self.repeat_action_probability <= 1.0:
             raise ValueError(

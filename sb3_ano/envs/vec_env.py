@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from gymnasium import error
 from stable_baselines3.common import env_util
 from stable_baselines3.common.atari_wrappers import AtariWrapper, EpisodicLifeEnv, MaxAndSkipEnv, NoopResetEnv
@@ -72,6 +73,9 @@ def make_vec_env(
     only_gymnasium = {name: value for name, value in given.items() if value}
     settings = dict(env_kwargs or {})
     atari = _existing_game(env_id) if wrapper_class is None else None
+    if wrapper_kwargs and wrapper_class is None:
+        where = "; the settings of an Atari game go into env_kwargs" if atari is not None else ""
+        raise ValueError(f"wrapper_kwargs={wrapper_kwargs!r} is not allowed without wrapper_class{where}")
     if backend == "auto":
         backend = "gymnasium" if only_gymnasium else _fastest(env_id, atari, settings)
     elif backend == "gymnasium" and num_threads is not None:
@@ -93,7 +97,7 @@ def make_vec_env(
 
 
 def _check_number(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name}={value!r} is not allowed; allowed are whole numbers from 1")
 
 

@@ -82,6 +82,9 @@ def _backend_in(hyperparams: dict[str, Any], env_id: str) -> Backend | None:
     if ExperimentManager.is_atari(env_id):
         wrapper_kwargs = _atari_wrapper_kwargs(hyperparams.get("env_wrapper"))
         if wrapper_kwargs is not None:
+            unknown = sorted(set(wrapper_kwargs) - set(_ARGUMENTS))
+            if unknown:
+                raise ValueError(f"AtariWrapper has no argument {', '.join(unknown)}; allowed are {', '.join(_ARGUMENTS)}")
             env_kwargs = {_ARGUMENTS[key]: value for key, value in wrapper_kwargs.items()}
             del hyperparams["env_wrapper"]
             env_kwargs["frame_stack"] = hyperparams.pop("frame_stack", 1)
@@ -143,6 +146,8 @@ def _test_with_backend(create: Any) -> Callable[..., VecEnv]:
         backend = _backend_in(hyperparams, env_id)
         if backend is not None and should_render and backend.name in ("envpool", "ale"):
             backend = _rendering(backend)
+        if backend is not None and kwargs.get("vec_env_cls") is None:
+            kwargs["vec_env_cls"] = DummyVecEnv  # which is replaced; the zoo would take processes for several environments
         with _using(backend):
             return create(env_id, n_envs, stats_path, seed, log_dir, should_render, hyperparams, **kwargs)
 

@@ -86,9 +86,9 @@ def test_numbers_drawn_at_once_are_those_drawn_step_by_step(n_envs, size):
 
 def test_the_numpy_actor_is_taken_where_it_can_be():
     made = model("MlpPolicy", BOX_OBSERVATIONS, BOX_ACTIONS)
-    assert isinstance(make_actor(made), NumpyActor)
+    assert isinstance(make_actor(made, 2, 5), NumpyActor)
     made.policy.mlp_extractor.register_forward_hook(lambda *_: None)
-    assert isinstance(make_actor(made), TorchActor)
+    assert isinstance(make_actor(made, 2, 5), TorchActor)
 
 
 @pytest.mark.parametrize(
@@ -105,4 +105,34 @@ def test_the_numpy_actor_is_taken_where_it_can_be():
 @pytest.mark.filterwarnings("ignore:precision='bfloat16'")
 def test_other_policies_are_left_to_pytorch(policy, env, options):
     made = ANO(policy, gym.make(env), n_steps=16, batch_size=16, **options)
-    assert isinstance(make_actor(made), TorchActor)
+    assert isinstance(make_actor(made, 2, 5), TorchActor)
+
+
+def test_an_actor_may_act_longer_than_it_was_made_for():
+    made = model("MlpPolicy", BOX_OBSERVATIONS, BOX_ACTIONS)
+    assert_acts_like_the_policy(made, lambda: NumpyActor(made.policy, 2, 2), 2, steps=5)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda policy: policy.mlp_extractor.policy_net.append(nn.ReLU()),
+        lambda policy: policy.mlp_extractor.value_net.append(nn.Linear(64, 64)),
+        lambda policy: policy.mlp_extractor.value_net.__setitem__(1, nn.ReLU()),
+        lambda policy: setattr(policy, "action_net", nn.Linear(64, 2, bias=False)),
+        lambda policy: policy.double(),
+    ],
+    ids=["two activations", "two layers", "different activations", "no bias", "float64"],
+)
+def test_a_network_that_was_edited_is_left_to_pytorch(edit):
+    made = model("MlpPolicy", BOX_OBSERVATIONS, BOX_ACTIONS)
+    edit(made.policy)
+    assert not NumpyActor.supports(made.policy)
+
+
+def test_a_hook_on_the_policy_is_called_at_every_step():
+    calls = []
+    made = model("MlpPolicy", BOX_OBSERVATIONS, BOX_ACTIONS)
+    made.policy.register_forward_hook(lambda *_: calls.append(1))
+    made.learn(64)
+    assert len(calls) == 32

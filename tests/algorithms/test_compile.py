@@ -7,11 +7,15 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ano import ANO, PAPO
-from sb3_ano.algorithms import base, update
-from sb3_ano.algorithms.update import CapturedStep, StepResult
+from sb3_ano.algorithms import base
+from sb3_ano.algorithms import compiled as compiled_module
+from sb3_ano.algorithms.compiled import CapturedStep
+from sb3_ano.algorithms.update import StepResult
 from tests.algorithms.test_equals_sb3_ppo import CASES, after_three_rollouts, make, relative_difference, tolerance
 from tests.algorithms.test_policies import Overriding
 from tests.common import ALGORITHMS, SMALL, needs_compiler, parameters
@@ -31,10 +35,9 @@ def traced(monkeypatch) -> list:
 
     def trace(function, fullgraph, dynamic, options):
         assert fullgraph
-        kept = {"guard_filter_fn": options["guard_filter_fn"]}
-        return compile_it(function, fullgraph=fullgraph, dynamic=dynamic, backend=backend, options=kept)
+        return compile_it(function, fullgraph=fullgraph, dynamic=dynamic, backend=backend)
 
-    monkeypatch.setattr(update.torch, "compile", trace)
+    monkeypatch.setattr(compiled_module.torch, "compile", trace)
     return graphs
 
 
@@ -155,44 +158,167 @@ def test_code_that_cannot_be_traced_is_warned_about_once_and_trains_the_same():
     assert relative_difference(parameters(expected), parameters(found)) <= 1e-6
 
 
-@pytest.mark.parametrize(("minibatches", "compiles"), [(100, False), (4, True)])
-def test_auto_compiles_where_the_run_is_long_enough(minibatches, compiles, traced, monkeypatch):
-    monkeypatch.setattr(base, "AUTO_COMPILE_MINIBATCHES", minibatches)
+@pytest.mark.parametrize(("seconds", "compiles"), [(1.0, False), (4 * 4e-4, True)])
+def test_auto_compiles_where_the_run_is_long_enough(seconds, compiles, traced, monkeypatch):
+    monkeypatch.setattr(base, "COMPILE_SECONDS", seconds)
     model = ANO("MlpPolicy", "CartPole-v1", **SMALL)
     assert model.torch_compile == "auto"
     assert is_compiled(model.learn(64)) is compiles  # 2 epochs of 64 / 32 minibatches
+
+
+@pytest.mark.parametrize(("width", "batch_size", "steps"), [(64, 64, 256_000), (256, 1024, 500_000)])
+def test_auto_compiles_wide_networks_after_fewer_minibatches(width, batch_size, steps):
+    model = ANO("MlpPolicy", "CartPole-v1", batch_size=batch_size, policy_kwargs={"net_arch": [width, width]})
+    model._total_timesteps = steps // 2
+    assert not model._compiles()
+    model._total_timesteps = 2 * steps
+    assert model._compiles()
 
 
 def test_a_short_run_does_not_compile():
     assert not is_compiled(ANO("MlpPolicy", "CartPole-v1", **SMALL).learn(64))
 
 
-def test_a_captured_step_replays_the_graph_on_the_indices_of_the_call(monkeypatch):
-    """No CUDA here: the graph is one that remembers what it would run."""
-    calls, captured = [], []
+class FakeCuda:
+    """CUDA's graphs without CUDA: capturing remembers the step's arguments and result, replaying computes on them."""
 
-    class Graph:
-        def replay(self) -> None:
-            calls.append(("replayed", captured[0].tolist()))
+    def __init__(self, monkeypatch) -> None:
+        self.calls: list[tuple] = []
+        self.capturing = False
+        for name, fake in (("CUDAGraph", lambda: self), ("graph", lambda graph: self), ("device", lambda device: self)):
+            monkeypatch.setattr(torch.cuda, name, fake)
 
-    class Capturing:
-        def __init__(self, graph) -> None: ...
-        def __enter__(self) -> None: ...
-        def __exit__(self, *_) -> None: ...
+    def __enter__(self) -> None:
+        self.capturing = True
 
-    def step(rollout, indices):
-        if len(calls) == 3:
-            captured.append(indices)
-        else:
-            calls.append(("ran", indices.tolist()))
-        return StepResult(*torch.zeros(6))
+    def __exit__(self, *_) -> None:
+        self.capturing = False
 
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph", Capturing)
-    each = CapturedStep(step)
-    for i in range(5):
-        each(None, torch.tensor([i, i + 1]))
-    assert calls == [("ran", [0, 1]), ("ran", [1, 2]), ("ran", [2, 3]), ("replayed", [3, 4]), ("replayed", [4, 5])]
+    def step(self, rollout, indices) -> StepResult:
+        self.indices, self.rollout = indices, rollout
+        self.result = StepResult(*(torch.zeros(2) for _ in StepResult._fields))
+        self._run("captured" if self.capturing else "ran")
+        return self.result
+
+    def replay(self) -> None:
+        self._run("replayed")
+
+    def _run(self, how: str) -> None:
+        self.calls.append((how, self.indices.tolist()))
+        if how != "captured":
+            self.result.log_ratio.copy_(self.rollout[0][self.indices])
+
+
+def test_a_captured_step_replays_on_the_indices_of_the_call_and_keeps_results_apart(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+    captured = CapturedStep(cuda.step, torch.device("cuda"))
+    rollout, other = (torch.arange(8.0),), (torch.arange(8.0) * 10,)
+    given = [torch.tensor([i, i + 1]) for i in range(5)]
+    results = [captured(rollout, indices) for indices in given]
+    assert [how for how, _ in cuda.calls] == ["ran"] * 3 + ["captured", "replayed", "replayed"]
+    assert [result.log_ratio.tolist() for result in results] == [[i, i + 1] for i in range(5)]
+    given[4].fill_(7)  # the graph has indices of its own
+    assert cuda.calls[-1] == ("replayed", [4, 5])
+    assert captured(other, torch.tensor([2, 3])).log_ratio.tolist() == [20.0, 30.0]
+    assert cuda.calls[-2][0] == "captured"
+    captured.forget()
+    captured(other, torch.tensor([0, 1]))
+    assert cuda.calls[-2][0] == "captured"
+
+
+def changed(attribute: str, compiled: bool, value) -> torch.Tensor:
+    """Parameters after an update, a change of what the loss or the policy reads, and another update."""
+
+    class Extractor(FlattenExtractor):
+        scale = 1.0
+        doubled = False
+
+        def forward(self, observations: torch.Tensor) -> torch.Tensor:
+            return super().forward(observations) * self.scale * (2.0 if self.doubled else 1.0)
+
+    class Loss(ANO):
+        bonus = None
+        squared = False
+
+        def policy_loss(self, log_ratio, advantages, region, samples):
+            loss = super().policy_loss(log_ratio, advantages, region, samples)
+            if self.bonus is not None:
+                loss = loss + self.bonus * log_ratio.mean()
+            return loss + 0.1 * self.kernel(log_ratio.square() if self.squared else log_ratio).mean()
+
+    extractor = {"features_extractor_class": Extractor}
+    model = Loss("MlpPolicy", "Pendulum-v1", **SMALL, policy_kwargs=extractor, torch_compile=compiled)
+    model.kernel = torch.tanh
+    model.learn(32)
+    owner, name = model, attribute
+    if attribute.startswith("extractor."):
+        owner, name = model.policy.features_extractor, attribute.removeprefix("extractor.")
+    if value is not None:
+        setattr(owner, name, value)
+    return parameters(model.learn(32))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [("bonus", 0.5), ("squared", True), ("kernel", torch.neg), ("extractor.scale", 3.0), ("extractor.doubled", True)],
+)
+def test_what_the_loss_or_the_policy_reads_acts_when_it_is_changed(attribute, value, traced):
+    expected = changed(attribute, False, value)
+    assert relative_difference(expected, changed(attribute, True, value)) <= 1e-6
+    assert relative_difference(expected, changed(attribute, True, None)) > 5e-6
+
+
+def test_a_loss_that_looks_at_the_policy_itself_has_its_gradient(traced):
+    class Regularised(ANO):
+        def policy_loss(self, log_ratio, advantages, region, samples):
+            penalty = sum(parameter.square().sum() for parameter in self.policy.parameters())
+            latent = self.policy.mlp_extractor.forward_actor(samples.observations)
+            return super().policy_loss(log_ratio, advantages, region, samples) + 0.1 * penalty + latent.square().mean()
+
+    runs = [Regularised("MlpPolicy", "Pendulum-v1", **SMALL, torch_compile=compiled).learn(96) for compiled in (False, True)]
+    assert is_compiled(runs[1])
+    assert relative_difference(*map(parameters, runs)) <= 1e-6
+    plain = ANO("MlpPolicy", "Pendulum-v1", **SMALL).learn(96)
+    assert relative_difference(parameters(plain), parameters(runs[1])) > 1e-4
+
+
+def test_annealed_coefficients_need_one_graph(traced):
+    class Anneal(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_end(self) -> None:
+            self.model.ent_coef *= 0.5
+            self.model.vf_coef *= 0.9
+            self.model.max_grad_norm *= 0.9
+
+    def run(compiled: bool) -> torch.Tensor:
+        model = ANO("MlpPolicy", "CartPole-v1", **SMALL, ent_coef=0.1, torch_compile=compiled)
+        return parameters(model.learn(320, callback=Anneal()))
+
+    assert relative_difference(run(False), run(True)) <= 1e-6
+    assert len(traced) == 1
+
+
+def test_what_changes_at_every_update_ends_compilation_with_one_warning(traced):
+    class Counting(ANO):
+        def policy_loss(self, log_ratio, advantages, region, samples):
+            return super().policy_loss(log_ratio, advantages, region, samples) * (1.0 + 1e-5 * self._n_updates)
+
+    def run(compiled: bool) -> torch.Tensor:
+        return parameters(Counting("MlpPolicy", "CartPole-v1", **SMALL, torch_compile=compiled).learn(32 * 14))
+
+    with pytest.warns(UserWarning, match="torch_compile: the update cannot be compiled") as warned:
+        found = run(True)
+    assert len(warned) == 1
+    assert relative_difference(run(False), found) <= 1e-6
+
+
+def test_a_short_training_may_be_followed_by_a_long_one(traced, monkeypatch):
+    model = ANO("MlpPolicy", "CartPole-v1", **SMALL).learn(32)
+    assert not is_compiled(model)
+    monkeypatch.setattr(base, "COMPILE_SECONDS", 1e-4)
+    assert is_compiled(model.learn(64))
 
 
 # The compiler's own code warns.

@@ -166,3 +166,27 @@ def test_loss_and_gradient_of_a_minibatch_are_those_of_ppo(case, options):
 
     assert loss == pytest.approx(expected_loss, rel=1e-6)
     assert relative_difference(expected_gradient, gradient) <= 1e-6
+
+
+def test_parameters_that_join_late_are_trained_as_in_ppo():
+    def run(cls, **options) -> torch.Tensor:
+        model = make(cls, "CartPole", n_steps=64, n_epochs=2, **options)
+        model.policy.mlp_extractor.requires_grad_(False)
+        model.learn(256)
+        model.policy.mlp_extractor.requires_grad_(True)
+        return parameters(model.learn(128))
+
+    assert relative_difference(run(PPO), run(ANO, shaping="ppo")) <= 1e-6
+
+
+class WithUnusedLayer(FlattenExtractor):
+    def __init__(self, observation_space: spaces.Space) -> None:
+        super().__init__(observation_space)
+        self.unused = torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("optimizer", [{}, {"optimizer_class": torch.optim.AdamW, "optimizer_kwargs": {"weight_decay": 1.0}}])
+def test_parameters_that_are_never_used_stay_as_in_ppo(optimizer):
+    few = {"n_steps": 64, "n_epochs": 2, "policy_kwargs": {"features_extractor_class": WithUnusedLayer, **optimizer}}
+    runs = [after_three_rollouts(PPO, "CartPole", **few), after_three_rollouts(ANO, "CartPole", shaping="ppo", **few)]
+    assert relative_difference(*map(parameters, runs)) <= 1e-6

@@ -16,6 +16,12 @@ def a_policy(**optimizer_kwargs):
     return made.policy
 
 
+def shared(policy) -> FlatParameters:
+    parameters = FlatParameters(policy)
+    parameters.share()
+    return parameters
+
+
 def gradients(policy, steps: int) -> list[list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
     return [[torch.randn(p.shape, generator=generator) * 0.1 for p in policy.parameters()] for _ in range(steps)]
@@ -29,7 +35,7 @@ def torch_steps(policy, all_gradients) -> None:
 
 
 def flat_steps(policy, all_gradients, go: float = 1.0) -> FlatAdam:
-    parameters = FlatParameters(policy)
+    parameters = shared(policy)
     adam = FlatAdam(policy.optimizer, parameters)
     adam.begin()
     for each in all_gradients:
@@ -80,9 +86,9 @@ def test_a_step_that_is_not_to_go_changes_nothing():
 def test_parameters_keep_their_values_and_share_the_vector():
     policy = a_policy()
     before = copy.deepcopy(policy.state_dict())
-    parameters = FlatParameters(policy)
+    parameters = shared(policy)
     assert all(torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items())
-    assert parameters.are_those_of(policy)
+    assert parameters.are_shared_with(policy)
     with torch.no_grad():
         parameters.vector.fill_(3.0)
     assert all(bool((parameter == 3.0).all()) for parameter in policy.parameters())
@@ -98,7 +104,7 @@ def test_frozen_parameters_are_left_alone():
 
 def test_a_change_behind_its_back_is_noticed():
     policy = a_policy()
-    parameters = FlatParameters(policy)
+    parameters = shared(policy)
     adam = FlatAdam(policy.optimizer, parameters)
     assert adam.is_current()
     policy.optimizer.load_state_dict(copy.deepcopy(policy.optimizer.state_dict()))
@@ -109,7 +115,8 @@ def test_a_change_behind_its_back_is_noticed():
     policy.optimizer.load_state_dict(copy.deepcopy(policy.optimizer.state_dict()))
     assert not adam.is_current()
     policy.action_net.weight.data = policy.action_net.weight.data.clone()
-    assert not parameters.are_those_of(policy)
+    assert parameters.are_those_of(policy)
+    assert not parameters.are_shared_with(policy)
 
 
 @pytest.mark.parametrize(
@@ -126,3 +133,17 @@ def test_layers_that_share_a_parameter_are_noticed():
     assert not has_tied_parameters(policy)
     policy.mlp_extractor.value_net[0].weight = policy.mlp_extractor.policy_net[0].weight
     assert has_tied_parameters(policy)
+
+
+def test_an_optimizer_with_hooks_makes_its_own_steps():
+    policy = a_policy()
+    policy.optimizer.register_step_post_hook(lambda *_: None)
+    assert not FlatAdam.supports(policy.optimizer, FlatParameters(policy))
+
+
+def test_parameters_that_join_late_are_left_to_torch():
+    policy = a_policy()
+    policy.action_net.weight.requires_grad_(False)
+    flat_steps(policy, [[torch.ones_like(p) for p in policy.parameters() if p.requires_grad]] * 3)
+    policy.action_net.weight.requires_grad_(True)
+    assert not FlatAdam.supports(policy.optimizer, FlatParameters(policy))

@@ -11,7 +11,9 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecNormalize
 
 from sb3_ano import ANO
+from sb3_ano.algorithms.buffers import FlatRolloutBuffer
 from sb3_ano.algorithms.rollout import FiniteCheck, bootstrap_truncations
+from tests.common import parameters
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, TinyEnv, tiny_vec_env, vec_env_with_bad_number
 
 
@@ -139,7 +141,7 @@ class Recorder(BaseCallback):
 
 # Left over from SB3's loop over truncated environments.
 LOOP_VARIABLES = {"idx", "done", "terminal_obs", "terminal_value"}
-OTHER_LOCALS = {"actor", "in_bounds", "discrete", "as_tensors", "check", "__class__"}
+OTHER_LOCALS = {"takes_arrays", "version", "actor", "in_bounds", "discrete", "as_tensors", "check", "__class__"}
 
 
 @pytest.mark.parametrize(
@@ -206,3 +208,82 @@ def test_only_truncations_are_bootstrapped_and_all_of_one_step_together():
 def test_an_overflowing_sum_of_finite_numbers_is_no_complaint():
     big = np.full((2, 4), 3e38, np.float32)
     FiniteCheck(0)(big, big[:, 0], np.zeros(2, bool), [{}, {}])
+
+
+class AtRolloutStart(BaseCallback):
+    """Changes the policy before the rollout, and again in the middle of it."""
+
+    def _on_rollout_start(self) -> None:
+        with torch.no_grad():
+            self.model.policy.log_std.fill_(-3.0)
+
+    def _on_step(self) -> bool:
+        if self.n_calls == 16:
+            with torch.no_grad():
+                self.model.policy.action_net.bias.fill_(0.5)
+        return True
+
+
+class BetterReturns(BaseCallback):
+    """Puts another array in the place of the buffer's."""
+
+    def _on_rollout_end(self) -> None:
+        buffer = self.model.rollout_buffer
+        buffer.advantages = -buffer.advantages
+        buffer.returns = buffer.returns + 5.0
+
+    def _on_step(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("callback", [AtRolloutStart, BetterReturns])
+def test_what_a_callback_changes_acts_as_in_sb3(callback):
+    def run(cls, callback=None) -> torch.Tensor:
+        env = tiny_vec_env(BOX_OBSERVATIONS, BOX_ACTIONS)
+        options = {"shaping": "ppo"} if cls is ANO else {}
+        model = cls("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=2, seed=0, device="cpu", **options)
+        return parameters(model.learn(128, callback=callback))
+
+    expected = run(PPO, callback())
+    torch.testing.assert_close(run(ANO, callback()), expected, rtol=1e-5, atol=1e-6)
+    assert (run(ANO) - expected).norm() > 1e-3
+
+
+def test_the_length_of_a_rollout_may_be_changed_between_two_trainings():
+    def run(cls) -> torch.Tensor:
+        env = tiny_vec_env(BOX_OBSERVATIONS, BOX_ACTIONS)
+        options = {"shaping": "ppo"} if cls is ANO else {}
+        model = cls("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=2, seed=0, device="cpu", **options).learn(128)
+        for n_steps in (16, 64):
+            model.n_steps = model.rollout_buffer.buffer_size = n_steps
+            model.learn(256)
+        return parameters(model)
+
+    torch.testing.assert_close(run(ANO), run(PPO), rtol=1e-5, atol=1e-6)
+
+
+class OwnSamples(FlatRolloutBuffer):
+    """A buffer of a user's that overrides what ours never calls in the fast way."""
+
+    def add(self, obs, action, reward, episode_start, value, log_prob):
+        super().add(obs, action, reward, episode_start, value.clone(), log_prob.clone())
+
+    def _get_samples(self, batch_inds, env=None):
+        samples = super()._get_samples(batch_inds, env)
+        return samples._replace(advantages=-samples.advantages)
+
+
+def test_methods_that_a_users_buffer_overrides_are_called():
+    env = tiny_vec_env(BOX_OBSERVATIONS, BOX_ACTIONS)
+    settings = {"n_steps": 32, "batch_size": 32, "n_epochs": 1, "seed": 0}
+    found = ANO("MlpPolicy", env, rollout_buffer_class=OwnSamples, **settings).learn(64)
+    plain = ANO("MlpPolicy", tiny_vec_env(BOX_OBSERVATIONS, BOX_ACTIONS), **settings).learn(64)
+    assert not torch.equal(parameters(found), parameters(plain))
+
+
+def test_a_policy_that_is_not_a_number_is_named_and_not_the_environment():
+    model = ANO("MlpPolicy", tiny_vec_env(BOX_OBSERVATIONS, BOX_ACTIONS), n_steps=32, batch_size=32, seed=0)
+    with torch.no_grad():
+        model.policy.action_net.bias.fill_(math.nan)
+    with pytest.raises(ValueError, match="the policy returned actions that are not finite after 0 steps"):
+        model.learn(64)

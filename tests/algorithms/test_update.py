@@ -1,7 +1,6 @@
 """The gradient step, and what happens to minibatches that are not finite."""
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -75,8 +74,9 @@ def skipped_step(loss, **settings) -> tuple[OwnLoss, StepResult, list[str]]:
     before = snapshot(model)
     model.loss = loss
     rollout, indices = model.rollout_buffer.tensors(), torch.arange(16)
-    step = MinibatchStep(model.policy, model.policy_loss, replace(model._loss_settings(), **settings))
-    step.begin(0.2, 0.2, None)
+    step = MinibatchStep(model.policy, model.policy_loss, model._step.settings)
+    coefficients = {name: float(value) for name, value in model._step.coefficients._asdict().items()}
+    step.begin((0.2, 0.2), coefficients | settings)
     result = step(rollout, indices)
     step.end()
     assert_equal_state(snapshot(model), before)

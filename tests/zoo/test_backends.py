@@ -202,3 +202,21 @@ def test_what_gymnasium_would_show_differently_is_not_shown(monkeypatch):
     monkeypatch.setitem(gym.registry, "Pendulum-v1", other)
     with pytest.raises(ValueError, match="Pendulum-v1 cannot be shown: gymnasium's observations .* use --no-render"):
         rl_zoo3.utils.create_test_env("Pendulum-v1", hyperparams={"backend": "envpool"})
+
+
+def test_enjoy_may_run_several_environments_of_a_backend():
+    import rl_zoo3.utils
+
+    env = rl_zoo3.utils.create_test_env("CartPole-v1", n_envs=2, should_render=False, hyperparams={"backend": "gymnasium"})
+    assert env.num_envs == 2
+    env.close()
+
+
+def test_an_unknown_argument_of_the_atari_wrapper_is_named():
+    import rl_zoo3.utils
+
+    wrapper = {"stable_baselines3.common.atari_wrappers.AtariWrapper": {"bad": 1}}
+    with pytest.raises(ValueError, match="AtariWrapper has no argument bad; allowed are"):
+        rl_zoo3.utils.create_test_env(
+            "PongNoFrameskip-v4", should_render=False, hyperparams={"backend": "gymnasium", "env_wrapper": wrapper}
+        )
