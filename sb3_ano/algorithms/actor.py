@@ -138,7 +138,7 @@ class NumpyActor:
             self._joint = [_stacked(*pair, shared_input=i == 0) for i, pair in enumerate(zip(actor, critic, strict=True))]
         self._actor = actor
         self._head_size = actor[-1].weight.shape[1]
-        self._draw = _standard_normal(n_envs, self._head_size, n_steps) if previous is None else previous._draw
+        self._draw: _Draw = _standard_normal(n_envs, self._head_size, n_steps) if previous is None else previous._draw
         self._sample = _SAMPLERS[type(policy.action_dist)](policy, self._draw)
 
     def __call__(self, observations: Observations) -> Acted:
