@@ -43,7 +43,7 @@ def make_actor(model: Any, n_envs: int, n_steps: int, previous: Actor | None = N
     :param n_steps: steps of the rollout
     :param previous: the actor of this rollout so far, if a callback has changed the policy
     """
-    if model.precision == "float32" and NumpyActor.supports(model.policy):
+    if model.precision == "float32" and NumpyActor.supports(model.policy, n_envs):
         return NumpyActor(model.policy, n_envs, n_steps, previous if isinstance(previous, NumpyActor) else None)
     return TorchActor(model.policy, model.precision)
 
@@ -88,15 +88,16 @@ def _relu(x: np.ndarray) -> None:
 
 
 _ACTIVATIONS: dict[type[nn.Module], Callable[[np.ndarray], None]] = {nn.Tanh: _tanh, nn.ReLU: _relu}
-#: Up to this many multiplications, a layer costs less than the two calls that it takes.
-_CHEAP_PRODUCT = 64 * 64 * 4
+#: OpenBLAS multiplies matrices with more than this many products in several threads. They go on spinning for a while, on the
+#: processors that environments could use.
+_ONE_THREAD = 4 * 65536
 
 
 class NumpyActor:
     """SB3's MlpPolicy on the CPU without PyTorch's cost a call, which is ten times that of NumPy.
 
-    Actor and critic are one network: their first layers see the same input, and where the layers are small, the following ones
-    are stacked into block-diagonal matrices, because a call costs more there than multiplying by zeros.
+    Where the layers are small, actor and critic are one network: their first layers see the same input, and the following ones
+    are stacked into block-diagonal matrices, because a call costs more than multiplying by zeros.
 
     :param policy: one that :meth:`supports` accepts
     :param n_envs: observations in a step
@@ -105,8 +106,8 @@ class NumpyActor:
     """
 
     @staticmethod
-    def supports(policy: ActorCriticPolicy) -> bool:
-        """Whether this is SB3's MlpPolicy on the CPU, with Tanh or ReLU, a vector of numbers, and no gSDE."""
+    def supports(policy: ActorCriticPolicy, n_envs: int) -> bool:
+        """Whether this is SB3's MlpPolicy on the CPU, with Tanh or ReLU, numbers as observations, no gSDE, and small layers."""
         if overridden_method(policy) or policy.device.type != "cpu" or policy.squash_output:
             return False
         if type(policy.mlp_extractor) is not MlpExtractor or not isinstance(policy.observation_space, spaces.Box):
@@ -126,16 +127,18 @@ class NumpyActor:
             and len({type(layer) for layer in activations} | set(_ACTIVATIONS)) == len(_ACTIVATIONS)
             and len({type(layer) for layer in activations}) <= 1
             and all(parameter.dtype == torch.float32 for parameter in policy.parameters())
+            and n_envs * max(layer.weight.numel() for layer in linear) <= _ONE_THREAD
         )
 
     def __init__(self, policy: ActorCriticPolicy, n_envs: int, n_steps: int, previous: "NumpyActor | None" = None) -> None:
         actor = _layers(policy.mlp_extractor.policy_net, policy.action_net)
         critic = _layers(policy.mlp_extractor.value_net, policy.value_net)
-        widest = max(layer.weight.size for layer in actor + critic)
         self._critic = critic
         self._joint: list[_Layer] = []
-        if len(actor) == len(critic) and n_envs * widest <= _CHEAP_PRODUCT:
-            self._joint = [_stacked(*pair, shared_input=i == 0) for i, pair in enumerate(zip(actor, critic, strict=True))]
+        if len(actor) == len(critic):
+            joint = [_stacked(*pair, shared_input=i == 0) for i, pair in enumerate(zip(actor, critic, strict=True))]
+            if n_envs * max(layer.weight.size for layer in joint) <= _ONE_THREAD:
+                self._joint = joint
         self._actor = actor
         self._head_size = actor[-1].weight.shape[1]
         self._draw: _Draw = _standard_normal(n_envs, self._head_size, n_steps) if previous is None else previous._draw

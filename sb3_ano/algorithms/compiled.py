@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+_WORTH_A_THREAD = 10_000_000
+
 
 class CompilationError(RuntimeError):
     """A step could not be compiled; nothing was changed."""
@@ -21,9 +23,10 @@ class CompiledStep:
 
     :param step: ``step(rollout, indices)``, a NamedTuple of tensors
     :param device: where it computes
+    :param products: samples of a minibatch times parameters; with few of them, one thread is faster than waking others
     """
 
-    def __init__(self, step: Any, device: torch.device) -> None:
+    def __init__(self, step: Any, device: torch.device, products: int) -> None:
         function = step.__func__
         # Compiled code is cached with the code object of a function. With a copy of its own, calls without guards can only
         # find what was compiled for this step.
@@ -33,6 +36,8 @@ class CompiledStep:
         options: dict[str, Any] = {"size_asserts": False, "alignment_asserts": False}
         if device.type == "cpu":
             options |= {"cpp_wrapper": True, "cpp.use_decompose_tanh": True}
+            if products < _WORTH_A_THREAD:
+                options["cpp.threads"] = 1
         self._step = types.MethodType(torch.compile(copy, fullgraph=True, dynamic=False, options=options), step.__self__)
         self._captured = CapturedStep(self._step, device) if device.type == "cuda" else None
         self._checked = False

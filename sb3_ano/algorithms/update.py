@@ -180,7 +180,8 @@ class MinibatchStep:
             return self._step(rollout, indices)
         length = len(rollout.advantages if indices is None else indices)
         if length not in self._variants:
-            self._variants[length] = CompiledStep(self._step, self._policy.device)
+            products = length * len(self.parameters.vector)
+            self._variants[length] = CompiledStep(self._step, self._policy.device, products)
         try:
             return self._variants[length](rollout, indices)
         except CompilationError as error:

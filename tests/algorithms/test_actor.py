@@ -56,7 +56,7 @@ def assert_acts_like_the_policy(made: ANO, actor, n_envs: int, steps: int = 5) -
 @pytest.mark.parametrize("actions", ACTIONS, ids=lambda space: type(space).__name__)
 def test_the_numpy_actor_acts_like_the_policy(actions, net, n_envs):
     made = moved(model("MlpPolicy", BOX_OBSERVATIONS, actions, policy_kwargs=net))
-    assert NumpyActor.supports(made.policy)
+    assert NumpyActor.supports(made.policy, n_envs) or net == NETS["wide"]
     assert_acts_like_the_policy(made, lambda: NumpyActor(made.policy, n_envs, 5), n_envs)
 
 
@@ -127,7 +127,13 @@ def test_an_actor_may_act_longer_than_it_was_made_for():
 def test_a_network_that_was_edited_is_left_to_pytorch(edit):
     made = model("MlpPolicy", BOX_OBSERVATIONS, BOX_ACTIONS)
     edit(made.policy)
-    assert not NumpyActor.supports(made.policy)
+    assert not NumpyActor.supports(made.policy, 2)
+
+
+def test_many_observations_and_wide_layers_are_left_to_pytorch():
+    made = model("MlpPolicy", BOX_OBSERVATIONS, BOX_ACTIONS)
+    assert NumpyActor.supports(made.policy, 64)
+    assert not NumpyActor.supports(made.policy, 65)
 
 
 def test_a_hook_on_the_policy_is_called_at_every_step():
