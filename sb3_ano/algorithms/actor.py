@@ -107,7 +107,7 @@ class NumpyActor:
 
     @staticmethod
     def supports(policy: ActorCriticPolicy, n_envs: int) -> bool:
-        """Whether this is SB3's MlpPolicy on the CPU, with Tanh or ReLU, numbers as observations, no gSDE, and small layers."""
+        """Whether this is SB3's MlpPolicy on the CPU: Tanh or ReLU, observations of numbers, no gSDE, and small layers."""
         if overridden_method(policy) or policy.device.type != "cpu" or policy.squash_output:
             return False
         if type(policy.mlp_extractor) is not MlpExtractor or not isinstance(policy.observation_space, spaces.Box):
