@@ -291,15 +291,17 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         step = self._ready_step()
         statistics = UpdateStatistics(step.region)
         minibatches = self._minibatches()
-        with compiling() if step.compiled else contextlib.nullcontext():
-            for epoch in range(self.n_epochs):
-                statistics.start_epoch()
-                step.start_epoch()
-                stopped = self._train_epoch(epoch, minibatches(), step, statistics)
-                self._n_updates += 1
-                if stopped or self._is_last_epoch(statistics):
-                    break
-        step.end()
+        try:
+            with compiling() if step.compiled else contextlib.nullcontext():
+                for epoch in range(self.n_epochs):
+                    statistics.start_epoch()
+                    step.start_epoch()
+                    stopped = self._train_epoch(epoch, minibatches(), step, statistics)
+                    self._n_updates += 1
+                    if stopped or self._is_last_epoch(statistics):
+                        break
+        finally:  # an interrupted update leaves an optimizer that can be saved
+            step.end()
         self._report_skipped(step, statistics)
         self._log_update(step, statistics)
 

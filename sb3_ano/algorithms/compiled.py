@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+# Samples times parameters of a minibatch from which on its loops are worth a second thread.
 _WORTH_A_THREAD = 10_000_000
 
 

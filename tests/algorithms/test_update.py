@@ -122,6 +122,19 @@ def test_a_kl_beyond_the_limit_changes_nothing_and_stops():
     assert result.stop
 
 
+def test_an_interrupted_update_leaves_an_optimizer_that_goes_on():
+    class Interrupted(ANO):
+        def policy_loss(self, log_ratio, advantages, region, samples):
+            if self._n_updates == 3:
+                raise KeyboardInterrupt
+            return super().policy_loss(log_ratio, advantages, region, samples)
+
+    model = Interrupted("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=16, n_epochs=2, seed=0)
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(128)
+    assert {state["step"].item() for state in model.policy.optimizer.state.values()} == {12.0}
+
+
 def test_an_update_without_a_single_finite_minibatch_raises():
     model = spoiled_model(range(10**6))
     before = snapshot(model)

@@ -332,7 +332,7 @@ def test_ppo_trains_and_its_model_is_loaded_with_environments_of_another_number(
     atari = env.observation_space.dtype == np.uint8
     small = {"n_steps": 16, "batch_size": 32, "n_epochs": 1, "seed": 0, "device": "cpu"}
     PPO("CnnPolicy" if atari else "MlpPolicy", env, **small).learn(32).save(tmp_path / "model")
-    PPO.load(tmp_path / "model", env=make(1), device="cpu").learn(16)
+    assert PPO.load(tmp_path / "model", env=make(1), device="cpu").learn(16).num_timesteps == 16
 
 
 @every_backend
@@ -350,7 +350,7 @@ def test_closing_twice_is_harmless(make):
     env = make(2)
     env.reset()
     env.close()
-    env.close()
+    assert env.close() is None
 
 
 @pytest.mark.parametrize("case", BATCHED)
