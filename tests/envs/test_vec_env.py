@@ -1,6 +1,8 @@
 """Which backend an id and its arguments get, what the ids mean, and the errors."""
 
+import os
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -11,6 +13,7 @@ from stable_baselines3.common.vec_env import VecFrameStack
 from sb3_ano import MissingExtraError
 from sb3_ano.envs import DirectVecEnv, make_vec_env, vec_env
 from sb3_ano.envs.atari import AtariProtocol, atari_protocol
+from sb3_ano.envs.batched import processors
 from tests.envs.backends import needs_atari, needs_envpool, needs_mujoco
 
 
@@ -175,6 +178,32 @@ def test_gymnasiums_environments_are_ready_to_be_rendered():
     assert isinstance(env, DirectVecEnv)
     assert env.render_mode == "rgb_array"
     env.close()
+
+
+def processors_of_threads() -> dict[int, set[int]]:
+    """The processors that each thread of this process may run on."""
+    return {int(task.name): os.sched_getaffinity(int(task.name)) for task in Path("/proc/self/task").iterdir()}
+
+
+@needs_envpool
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.skipif(processors() != os.cpu_count(), reason="not all processors may be used")
+def test_envpools_threads_stay_on_a_processor_each_only_if_there_is_one_for_each():
+    everywhere = os.sched_getaffinity(0)
+    n_processors = len(everywhere)
+
+    def threads_made_for(num_threads: int) -> list[set[int]]:
+        before = processors_of_threads()
+        env = make_vec_env("HalfCheetah-v4", n_processors + 1, "envpool", num_threads=num_threads)
+        env.reset()
+        made = [allowed for task, allowed in processors_of_threads().items() if task not in before]
+        env.close()
+        return made
+
+    pinned = [allowed for allowed in threads_made_for(n_processors) if len(allowed) == 1]
+    assert set.union(*pinned) == everywhere
+    assert len(pinned) == n_processors
+    assert all(allowed == everywhere for allowed in threads_made_for(n_processors + 1))
 
 
 @pytest.mark.parametrize("n_envs", [0, -1, 1.5, "2", True, None])
