@@ -19,7 +19,7 @@ from tests.envs.backends import needs_atari, needs_envpool, needs_mujoco
 
 def kind(env_id: str, **kwargs) -> str:
     """The name of the class of environments that ``"auto"`` takes."""
-    env = make_vec_env(env_id, 2, **kwargs)
+    env = make_vec_env(env_id, **{"n_envs": 2, **kwargs})
     env.close()
     return type(env.unwrapped).__name__
 
@@ -41,6 +41,14 @@ def without(monkeypatch):
 )
 def test_auto_takes_envpool_for_atari_mujoco_and_what_only_it_has(env_id):
     assert kind(env_id) == "EnvPoolVecEnv"
+
+
+@needs_envpool
+@needs_mujoco
+def test_auto_takes_gymnasium_for_a_single_mujoco_task(without):
+    assert kind("HalfCheetah-v4", n_envs=1) == "DirectVecEnv"
+    without("mujoco", "mujoco")
+    assert kind("HalfCheetah-v4", n_envs=1) == "EnvPoolVecEnv"
 
 
 @needs_envpool
