@@ -38,10 +38,10 @@ def make_vec_env(
 ) -> VecEnv:
     """Make environments that keep SB3's contract, whichever library steps them.
 
-    ``"auto"`` takes EnvPool for Atari games, several of MuJoCo's tasks and what gymnasium does not know, ale-py for Atari games without
-    EnvPool, and gymnasium for the rest, and wherever an argument is given that only gymnasium knows. Atari games are played as
-    in the experiments, on all backends, and may be named ``NAME-v5`` or ``NAMENoFrameskip-v4``, without sticky actions, or
-    ``ALE/NAME-v5``, with. ``env_kwargs`` changes the protocol in the names of ``AtariProtocol``, for example
+    ``"auto"`` takes EnvPool for Atari games, several of MuJoCo's tasks and what gymnasium does not know, ale-py for Atari
+    games without EnvPool, and gymnasium for the rest, and wherever an argument is given that only gymnasium knows. Atari games
+    are played as in the experiments, on all backends, and may be named ``NAME-v5`` or ``NAMENoFrameskip-v4``, without sticky
+    actions, or ``ALE/NAME-v5``, with. ``env_kwargs`` changes the protocol in the names of ``AtariProtocol``, for example
     ``{"episodic_life": False}``.
 
     :param env_id: a task's id
