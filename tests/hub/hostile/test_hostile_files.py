@@ -1,0 +1,214 @@
+"""Hostile files: none runs code, none is read or written outside of its folder, none takes memory it has no bytes for.
+
+Each case spoils a sound agent as someone could who knows the format: unless a case is about the fingerprints, those in the
+JSON are made to fit. A process that is watched by an audit hook, with little memory, loads the result.
+"""
+
+import functools
+import io
+import json
+import os
+import struct
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from tests.hub.hostile.common import (
+    HUGE,
+    TENSOR_FILES,
+    WATCHED_LOADER,
+    Evil,
+    everything_in,
+    evil_pickle,
+    refused_by,
+    spots,
+    write_tensors,
+)
+
+COUNTER_TEST = """
+import importlib, io, os, pickle, runpy, sys
+loader, sound, evil, elsewhere = sys.argv[1:]
+sys.argv, sys.stdin = [loader, sound], io.StringIO("")
+globals_of_loader = runpy.run_path(loader, run_name="__main__")["watch"].__globals__
+from pathlib import Path
+globals_of_loader["watching"] = Path(sound)
+pickle.loads(bytes.fromhex(evil))
+os.system("true")
+open(elsewhere).close()
+importlib.import_module("canary_module")  # seen by the code that it runs
+import canary_package
+globals_of_loader["watching"] = None
+print(globals_of_loader["seen"])
+"""
+
+
+def test_the_watch_sees_what_no_folder_may_do(sound, folder):
+    for name in ("canary_module.py", "canary_package.py"):
+        (folder.parent / name).write_text("")
+    (folder.parent / "elsewhere").write_text("")
+    arguments = [str(WATCHED_LOADER), str(sound), evil_pickle(folder).hex(), str(folder.parent / "elsewhere")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder.parent), str(WATCHED_LOADER.parents[3])])}
+    command = [sys.executable, "-c", COUNTER_TEST, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    for expected in ("pickle.find_class", "canary w", "os.system", "elsewhere r", "canary_module.py", "import canary_package"):
+        assert expected in done.stdout, done.stderr
+
+
+def test_a_sound_agent_does_none_of_it(watched, sound):
+    assert watched(sound) == {"error": None, "message": "", "seen": []}
+
+
+def with_header(header, data=b""):
+    content = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(content)) + content + data
+
+
+def entry(shape, begin, end, dtype="F32"):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+TENSORS = {
+    "empty": b"",
+    "shorter than a length": b"\1\0\0",
+    "a length only": struct.pack("<Q", 0),
+    "a length beyond everything": struct.pack("<Q", 2**63) + b"{}" * 100,
+    "a length beyond the file": struct.pack("<Q", 1000) + b"{}",
+    "no JSON": with_header(b"\xff" * 64),
+    "deep JSON": with_header(b'{"a":' * 10_000),
+    "a list": with_header(b"[]"),
+    "no tensors": with_header({}),
+    "terabytes without data": with_header({"value_net.bias": entry([HUGE], 0, 4 * HUGE)}),
+    "terabytes beside their data": with_header({"value_net.bias": entry([HUGE], 0, 4)}, b"\0" * 4),
+    "overflowing shape": with_header({"value_net.bias": entry([2**33, 2**33], 0, 4)}, b"\0" * 4),
+    "negative offsets": with_header({"value_net.bias": entry([1], -4, 0)}, b"\0" * 4),
+    "negative shape": with_header({"value_net.bias": entry([-1], 0, 4)}, b"\0" * 4),
+    "offsets the wrong way": with_header({"value_net.bias": entry([1], 4, 0)}, b"\0" * 4),
+    "overlapping": with_header({"a": entry([2], 0, 8), "b": entry([2], 4, 12)}, b"\0" * 12),
+    "a hole": with_header({"a": entry([1], 0, 4), "b": entry([1], 8, 12)}, b"\0" * 12),
+    "data without a tensor": with_header({"a": entry([1], 0, 4)}, b"\0" * 400),
+    "an unknown type": with_header({"a": entry([1], 0, 4, "OBJECT")}, b"\0" * 4),
+    "names that are paths": with_header({"../../evil": entry([1], 0, 4)}, b"\0" * 4),
+    "names with line breaks": with_header({"a\nb\x1b[31m": entry([1], 0, 4)}, b"\0" * 4),
+    "a name of a megabyte": with_header({"x" * 2**20: entry([1], 0, 4)}, b"\0" * 4),
+    "many tensors": with_header({str(i): entry([0], 0, 0) for i in range(20_000)}),
+    "metadata that is code": with_header({"__metadata__": {"__reduce__": "os.system"}, "a": entry([1], 0, 4)}, b"\0" * 4),
+}
+
+
+# Without tensors, a file is that of an optimizer which has made no step.
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind in TENSORS for name in TENSOR_FILES if (kind, name) != ("no tensors", "optimizer.safetensors")],
+)
+def test_what_is_no_file_of_these_tensors_is_refused(kind, name, watched, folder):
+    write_tensors(folder, name, TENSORS[kind])
+    refused_by(watched, folder, name)
+
+
+def torch_file(folder, zipped):
+    stream = io.BytesIO()
+    torch.save({"value_net.bias": Evil(folder.parent / "canary")}, stream, _use_new_zipfile_serialization=zipped)
+    return stream.getvalue()
+
+
+def zip_bomb(folder):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("data.pkl", b"\0" * 2**24)
+    return stream.getvalue()
+
+
+PICKLES = {
+    "pickle": evil_pickle,
+    "PyTorch's old format": functools.partial(torch_file, zipped=False),
+    "PyTorch's zip": functools.partial(torch_file, zipped=True),
+    "zip bomb": zip_bomb,
+}
+
+
+@pytest.mark.parametrize("name", ["sb3_ano.json", *TENSOR_FILES])
+@pytest.mark.parametrize("kind", PICKLES)
+def test_pickles_in_place_of_files_are_not_unpickled(kind, name, watched, folder):
+    content = PICKLES[kind](folder)
+    if name == "sb3_ano.json":
+        (folder / name).write_bytes(content)
+    else:
+        write_tensors(folder, name, content)
+    refused_by(watched, folder, name)
+
+
+def test_pickles_and_code_beside_the_files_are_not_looked_at(watched, folder):
+    evil = evil_pickle(folder)
+    beside = ("vec_normalize.pkl", "model.zip", "policy.pth", "ano-CartPole-v1.zip", "data", "pytorch_variables.pth")
+    for name in beside:
+        (folder / name).write_bytes(evil)
+    for name in ("config.yml", "args.yml", "env_kwargs.yml"):
+        (folder / name).write_text("!!python/object/apply:os.system ['touch canary']\n")
+    for name in ("__init__.py", "setup.py", "sitecustomize.py", "conftest.py"):
+        (folder / name).write_text(f"open({str(folder.parent / 'canary')!r}, 'w')")
+    before = everything_in(folder.parent)
+    assert watched(folder) == {"error": None, "message": "", "seen": []}
+    assert everything_in(folder.parent) == before
+
+
+SPOILT = {
+    "transposed": lambda tensors, key: tensors.update({key: tensors[key].reshape(*tensors[key].shape, 1)}),
+    "half precision": lambda tensors, key: tensors.update({key: tensors[key].half()}),
+    "integers": lambda tensors, key: tensors.update({key: tensors[key].int()}),
+    "missing": lambda tensors, key: tensors.pop(key),
+    "one more": lambda tensors, key: tensors.update({"evil": torch.zeros(1)}),
+    "renamed": lambda tensors, key: tensors.update({f"{key}x": tensors.pop(key)}),
+    "larger": lambda tensors, key: tensors.update({key: torch.zeros(1_000_000)}),
+    "empty": lambda tensors, key: tensors.update({key: torch.zeros(0)}),
+}
+
+
+@pytest.mark.parametrize("name", TENSOR_FILES)
+@pytest.mark.parametrize("kind", SPOILT)
+def test_tensors_of_other_names_shapes_and_types_are_refused(kind, name, watched, folder):
+    tensors = load((folder / name).read_bytes())
+    SPOILT[kind](tensors, max(tensors, key=lambda key: (tensors[key].numel(), key)))
+    write_tensors(folder, name, save(tensors))
+    refused_by(watched, folder, name)
+
+
+@pytest.mark.parametrize("name", ["sb3_ano.json", *TENSOR_FILES])
+@pytest.mark.parametrize("kind", ["missing", "folder", "link out", "link to a device", "dangling link", "loop", "pipe"])
+def test_files_that_are_no_files_are_refused(kind, name, watched, folder, sound):
+    path = folder / name
+    path.unlink()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind != "missing":
+        targets = {"link out": sound / name, "link to a device": "/dev/zero", "dangling link": "/nowhere", "loop": path}
+        path.symlink_to(targets[kind])
+    refused_by(watched, folder, name)
+
+
+def test_a_folder_that_is_none_is_refused(watched, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    refused_by(watched, tmp_path / "file", "is a file; the safe format is a folder")
+    refused_by(watched, tmp_path / "nowhere", "is no agent in the safe format: it has no sb3_ano.json")
+
+
+# Damage without intent: cuts and flipped bits, the fingerprints as they were.
+
+
+@pytest.mark.parametrize("name", TENSOR_FILES)
+def test_damaged_tensors_are_always_noticed(name, watched, folder):
+    whole = (folder / name).read_bytes()
+    for size in spots(len(whole), 6):
+        (folder / name).write_bytes(whole[:size])
+        refused_by(watched, folder, "damaged or cut off")
+    for position in [0, 7, 8, 9, *spots(len(whole), 12)]:
+        bit = 1 << (position % 8)
+        (folder / name).write_bytes(whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :])
+        refused_by(watched, folder, name)
+    (folder / name).write_bytes(whole + b"\0")
+    refused_by(watched, folder, "damaged or cut off")
