@@ -429,7 +429,8 @@ class ShapedPolicyAlgorithm(RolloutCollection):
 
     def get_parameters(self) -> dict[str, dict]:
         """Parameters of policy and optimizer; see SB3. Copies, because the originals are views of one vector."""
-        return {name: _unshared(state) for name, state in super().get_parameters().items()}
+        # Layers that the policy names twice are stored once; what an optimizer keeps for each parameter stays apart.
+        return {name: _unshared(state, {} if name == "policy" else None) for name, state in super().get_parameters().items()}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_step": None}
@@ -472,12 +473,20 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         return {}
 
 
-def _unshared(state: Any) -> Any:
-    """The same nested state with tensors that own their memory."""
+def _unshared(state: Any, copies: dict[tuple, torch.Tensor] | None) -> Any:
+    """The same nested state with tensors that own their memory.
+
+    :param copies: those made so far, by what they are copies of, to be used again for the same; None makes one for each
+    """
     if isinstance(state, torch.Tensor):
-        return state.detach().clone()
+        if copies is None:
+            return state.detach().clone()
+        place = (state.device, state.data_ptr(), state.dtype, state.shape, state.stride())
+        if place not in copies:
+            copies[place] = state.detach().clone()
+        return copies[place]
     if isinstance(state, dict):
-        return type(state)((key, _unshared(value)) for key, value in state.items())
+        return type(state)((key, _unshared(value, copies)) for key, value in state.items())
     if isinstance(state, list):
-        return [_unshared(value) for value in state]
+        return [_unshared(value, copies) for value in state]
     return state

@@ -134,9 +134,11 @@ def require_finite_actions(actions: np.ndarray, step: int) -> None:
 
 
 def _sees_nothing(callback: BaseCallback) -> bool:
-    """Whether this is what SB3 puts in place of no callback, and at most a progress bar."""
+    """Whether this is what SB3 puts in place of no callback, a progress bar, or one that says ``reads_locals = False``."""
     if isinstance(callback, CallbackList):
         return all(map(_sees_nothing, callback.callbacks))
+    if getattr(callback, "reads_locals", True) is False:
+        return True
     return type(callback) is ProgressBarCallback or (type(callback) is ConvertCallback and callback.callback is None)
 
 

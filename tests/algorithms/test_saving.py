@@ -18,7 +18,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from sb3_ano import ANO, SPO
 from sb3_ano.shaping import from_ratio, spo
 from tests.common import ALGORITHMS, SMALL, parameters, pseudo_huber
-from tests.tiny_envs import BOX_OBSERVATIONS, DICT_OBSERVATIONS, tiny_vec_env
+from tests.tiny_envs import BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env
 
 
 def trained(cls=ANO, **options):
@@ -250,6 +250,16 @@ def test_dict_observations_come_back(cls, tmp_path):
     loaded = cls.load(tmp_path / "model", env=tiny_vec_env(DICT_OBSERVATIONS, spaces.Discrete(3)))
     assert torch.equal(parameters(loaded), parameters(model))
     loaded.learn(64)
+
+
+def test_a_layer_that_the_policy_names_twice_is_stored_once(tmp_path):
+    sizes = []
+    for cls in (ANO, PPO):
+        env = tiny_vec_env(IMAGE_OBSERVATIONS, spaces.Discrete(3))
+        cls("CnnPolicy", env, n_steps=16, batch_size=16, n_epochs=1).learn(32).save(tmp_path / cls.__name__)
+        with zipfile.ZipFile(tmp_path / f"{cls.__name__}.zip") as archive:
+            sizes.append(archive.getinfo("policy.pth").file_size)
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
 
 
 def test_an_environment_with_other_spaces_is_refused(tmp_path):

@@ -1,0 +1,6 @@
+"""Checkpoints from which a training goes on as if it had never been interrupted."""
+
+from sb3_ano.checkpoints.callback import TrainingCheckpoints
+from sb3_ano.checkpoints.files import Checkpoint, newest_checkpoint, read_checkpoint
+
+__all__ = ["Checkpoint", "TrainingCheckpoints", "newest_checkpoint", "read_checkpoint"]
