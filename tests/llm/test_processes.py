@@ -1,0 +1,86 @@
+"""Two processes against one, on the same completions."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.llm.tiny import model
+
+# A group is as large as a generation, so that two processes hold half of it each. Completions depend on the prompt and on
+# which of its group it is, so that they are the same on any number of processes.
+SCRIPT = """
+import json, os, sys
+import torch
+from tests.llm.tiny import SMALL, prompts, tokenizer, model, reward
+from sb3_ano.llm import GANOConfig, GANOTrainer
+from pathlib import Path
+
+folder, out, processes = Path(sys.argv[1]), sys.argv[2], int(os.environ.get("WORLD_SIZE", 1))
+torch.set_num_threads(1)
+settings = {**SMALL, "beta": 0.3, "max_steps": 6, "num_generations": 16, "gradient_accumulation_steps": 1,
+            "per_device_train_batch_size": 16 // processes, "ddp_find_unused_parameters": False, "loss_type": sys.argv[3]}
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+
+def rollout(prompts, trainer):
+    completions = []
+    for row, prompt in enumerate(prompts):
+        member = (trainer.accelerator.process_index * len(prompts) + row) % 16
+        generator = torch.Generator().manual_seed(sum(map(ord, prompt)) * 16 + member + trainer.state.global_step)
+        completions.append(torch.randint(3, 30, (3 + member % 5,), generator=generator).tolist() + [0])
+    return {"prompt_ids": tokenizer()(text=prompts)["input_ids"], "completion_ids": completions, "logprobs": None}
+
+args = GANOConfig(out, **settings)
+trainer = GANOTrainer(model(folder), reward, args, prompts(), None, tokenizer(), rollout_func=rollout)
+trainer.train()
+if trainer.accelerator.is_main_process:
+    torch.save({"parameters": torch.nn.utils.parameters_to_vector(trainer.model.parameters()).detach(),
+                "log": trainer.state.log_history}, out + ".pt")
+"""
+
+
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def run(tmp_path: Path, processes: int, loss_type: str) -> dict:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    out = tmp_path / f"{processes}_{loss_type}"
+    root = Path(__file__).resolve().parents[2]
+    launch = (
+        ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", f"--master_port={port()}"] if processes > 1 else []
+    )
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    finished = subprocess.run(
+        [sys.executable, *launch, str(tmp_path / "script.py"), str(tmp_path), str(out), loss_type],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    return torch.load(f"{out}.pt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
+def test_two_processes_are_one(loss_type, tmp_path):
+    """Parameters, and what is reported: the divergence in the reward, ratios and their extremes."""
+    before = torch.nn.utils.parameters_to_vector(model(tmp_path).parameters()).detach()
+    one, two = run(tmp_path, 1, loss_type), run(tmp_path, 2, loss_type)
+    # Adam divides by the size of a gradient, so that those next to 0 show rounding as differences of a whole step.
+    moved = (one["parameters"] - before).norm()
+    assert moved > 0.01
+    assert (two["parameters"] - one["parameters"]).norm() < 1e-3 * moved
+    for first, second in zip(one["log"][:-1], two["log"][:-1], strict=True):
+        for name in ("rewards/kl/mean", "reward", "ratio/mean", "ratio/max", "ratio/outside_high", "approx_kl", "kl"):
+            if name in first:
+                assert second[name] == pytest.approx(first[name], rel=1e-3, abs=1e-5), name
+    assert any(abs(entry.get("rewards/kl/mean", 0.0)) > 1e-3 for entry in one["log"])
+    assert any(entry.get("ratio/outside_high", 0.0) > 0 for entry in one["log"])
