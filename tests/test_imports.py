@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "sb3_ano"
 OURS = {"sb3_ano"}
 SB3 = {"numpy", "torch", "stable_baselines3", "gymnasium"}
 ZOO = {"rl_zoo3", "matplotlib", "pandas", "yaml"}
+LLM = {"torch", "trl", "transformers", "datasets", "tokenizers", "safetensors", "peft", "matplotlib", "tqdm"}
 
 # Layer: (parts of this package, and other distributions, that it may import). The first matching prefix counts.
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
@@ -31,11 +32,37 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "sb3_ano.algorithms.actor": ({"sb3_ano.algorithms.policies"}, SB3),
     "sb3_ano.algorithms.rollout": ({"sb3_ano.algorithms.actor", "sb3_ano.algorithms.buffers"}, SB3),
     "sb3_ano.algorithms": ({"sb3_ano.algorithms", "sb3_ano.shaping", "sb3_ano.envs"}, SB3),
+    "sb3_ano.zoo.tuning": ({"sb3_ano.zoo.tuning", "sb3_ano.zoo.options", "sb3_ano.extras"}, SB3 | ZOO | {"optuna"}),
+    "sb3_ano.checkpoints": ({"sb3_ano.checkpoints"}, SB3),
+    "sb3_ano.zoo.resume": ({"sb3_ano.zoo", "sb3_ano.checkpoints", "sb3_ano.extras"}, SB3 | ZOO),
+    "sb3_ano.zoo.repairs": (
+        {"sb3_ano.zoo", "sb3_ano.extras", "sb3_ano.bench.scores"},
+        SB3 | ZOO | {"huggingface_sb3", "huggingface_hub", "imageio_ffmpeg", "requests"},
+    ),
+    "sb3_ano.zoo.commands": ({"sb3_ano.zoo", "sb3_ano.hub"}, set()),
+    "sb3_ano.zoo.hub_commands": ({"sb3_ano.hub", "sb3_ano.extras"}, SB3 | ZOO | {"huggingface_sb3"}),
     "sb3_ano.zoo": ({"sb3_ano.zoo", "sb3_ano.algorithms", "sb3_ano.envs", "sb3_ano.extras"}, SB3 | ZOO),
+    "sb3_ano.hub": (
+        {f"sb3_ano.{name}" for name in ("hub", "algorithms", "envs", "shaping", "extras", "zoo.curves")},
+        SB3 | {"safetensors", "huggingface_hub", "imageio", "imageio_ffmpeg", "yaml"},
+    ),
     "sb3_ano.bench.worker": (set(), SB3),
     "sb3_ano.bench.paired": ({"sb3_ano.extras"}, {"numpy", "scipy"}),
     "sb3_ano.bench.plots": ({"sb3_ano.extras"}, {"numpy", "matplotlib"}),
+    "sb3_ano.bench.scores": (set(), {"numpy"}),
+    "sb3_ano.bench.statistics": ({"sb3_ano.bench.statistics", "sb3_ano.extras"}, {"numpy", "rliable"}),
+    "sb3_ano.bench.report": (
+        {"sb3_ano.bench", "sb3_ano.extras", "sb3_ano.shaping"},
+        {"numpy", "pandas", "matplotlib", "jinja2", "torch"},
+    ),
+    "sb3_ano.bench.store": ({"sb3_ano.bench", "sb3_ano.extras"}, {"pandas", "pyarrow"}),
+    "sb3_ano.bench.experiments": (
+        {"sb3_ano.bench", "sb3_ano.algorithms", "sb3_ano.envs", "sb3_ano.extras", "sb3_ano.shaping"},
+        SB3 | {"pyarrow", "ray", "rich", "sb3_contrib", "yaml"},
+    ),
     "sb3_ano.bench": ({"sb3_ano.bench", "sb3_ano.algorithms", "sb3_ano.envs", "sb3_ano.extras"}, SB3 | {"rich"}),
+    "sb3_ano.llm.objective": ({"sb3_ano.shaping"}, {"torch"}),
+    "sb3_ano.llm": ({"sb3_ano.llm", "sb3_ano.shaping", "sb3_ano.extras"}, LLM),
     "sb3_ano": ({"sb3_ano.algorithms", "sb3_ano.extras"}, set()),
 }
 OPTIONAL = {

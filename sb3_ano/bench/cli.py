@@ -62,6 +62,8 @@ def _parsers() -> tuple[_Parser, list[str]]:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_speed(commands)
     _add_parity(commands)
+    _add_run(commands)
+    _add_report(commands)
     return parser, list(commands.choices)
 
 
@@ -106,6 +108,69 @@ def _add_parity(commands: "argparse._SubParsersAction[_Parser]") -> None:
     _add_common(parser, "parity", _parity)
 
 
+def _add_run(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = commands.add_parser(
+        "run",
+        help="the paper's experiments: suite x algorithms x seeds x grid",
+        description="Trains and evaluates every algorithm on every task of a suite. Shows the plan and the time it will take, "
+        "and runs what is not there yet. Killed at any moment, the same command goes on.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--suite", required=True, metavar="NAME", help="mujoco, mujoco-v5, atari, classic, or a YAML file")
+    add("--version", metavar="vN", help="of the tasks, such as v5; without this option, the suite's")
+    add("--envs", nargs="+", metavar="ID", help="tasks of the suite, such as Hopper-v4 or Hopper; all without this option")
+    add(
+        "--algos",
+        nargs="+",
+        metavar="NAME",
+        help="of ppo, trpo, spo, papo, ano, ano:shaping=NAME; the first five without this",
+    )
+    add("--seeds", type=_whole_number, default=5, help="number of seeds, from 0")
+    add("--steps", type=_whole_number, help="environment steps of each run; the suite's without this option")
+    add(
+        "--grid",
+        nargs="+",
+        metavar="NAME=VALUES",
+        help="hyperparameters to vary, such as clip_range=0.1,0.2,0.3 or papo.omega=0.001,0.01; clip_range, learning_rate, "
+        "delta and omega alone take the paper's values, and 'paper' the paper's search",
+    )
+    add("--jobs", type=_whole_number, help="runs at a time; without this option, cores divided by threads")
+    add("--threads", type=_whole_number, default=1, help="of each run")
+    add("--device", default="cpu", help="SB3's device")
+    add("--backend", choices=["local", "ray"], default="local", help="where the runs are made")
+    add("--address", help="of the Ray cluster, such as auto; without this option, one is started on this machine")
+    add("--plan", action="store_true", help="show the plan only")
+    add("--out", type=Path, default=Path("experiments"), help="folder of the results")
+    parser.set_defaults(run=_run)
+
+
+def _add_report(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = commands.add_parser(
+        "report",
+        help="tables and figures of what 'run' has done",
+        description="Writes one HTML page that needs nothing else, its figures as PNG and SVG, a Markdown summary, and a CSV "
+        "table of the runs.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("results", type=Path, help="folder of 'run --out'")
+    add("--out", type=Path, help="folder of the report; without this option, 'report' in that of the results")
+    add(
+        "--tables",
+        nargs="+",
+        metavar="TABLE",
+        default=["td3", "mnih2015", "classic"],
+        help="reference scores: of td3, simbav2 (MuJoCo), mnih2015, wang2016 (Atari), classic, or a CSV file with the columns "
+        "env, random, and expert or human",
+    )
+    add("--returns", choices=["evaluation", "training"], default="evaluation", help="which episodes scores are from")
+    add("--threshold", type=float, default=0.5, help="normalised score whose time is measured")
+    add("--reps", type=_whole_number, default=2000, help="resamples of the bootstrap")
+    add("--seed", type=int, default=0, help="of the bootstrap")
+    parser.set_defaults(run=_report)
+
+
 def _add_common(parser: argparse.ArgumentParser, out: str, run: Callable[[argparse.Namespace, str], int]) -> None:
     parser.add_argument("--out", type=Path, default=Path(out), help="folder of the results")
     parser.add_argument("--force", action="store_true", help="measure again what is finished")
@@ -142,3 +207,15 @@ def _parity(options: argparse.Namespace, command: str) -> int:
     from sb3_ano.bench.commands import run_parity
 
     return run_parity(options, command)
+
+
+def _run(options: argparse.Namespace, command: str) -> int:
+    from sb3_ano.bench.experiments.command import run_experiments
+
+    return run_experiments(options)
+
+
+def _report(options: argparse.Namespace, command: str) -> int:
+    from sb3_ano.bench.report.command import run_report
+
+    return run_report(options, command)

@@ -1,17 +1,17 @@
 """The RL Zoo's command line with this package's algorithms in it."""
 
-import argparse
 import ast
 import builtins
 import difflib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from gymnasium.error import Error as GymnasiumError
 
 from sb3_ano.envs import explained_missing_packages, register_atari
-from sb3_ano.zoo import register
+from sb3_ano.zoo.commands import COMMANDS, show_help
+from sb3_ano.zoo.options import Done, named_in, options_help, take_options
 
 _USAGE = """\
 usage: python zoo_runner.py COMMAND ...      (or: python -m sb3_ano.zoo COMMAND ...)
@@ -19,8 +19,7 @@ usage: python zoo_runner.py COMMAND ...      (or: python -m sb3_ano.zoo COMMAND 
 The RL Zoo with ANO, SPO and PAPO (--algo ano|spo|papo) beside its own algorithms.
 
 commands:
-  train    train an agent with the hyperparameters that come with it; also what bare options mean
-  enjoy    load a trained agent from the folder logs, run it and print its returns
+{commands}
 
 examples:
   python zoo_runner.py train --algo ano --env CartPole-v1 -P
@@ -28,6 +27,9 @@ examples:
   python zoo_runner.py --algo spo --env HalfCheetah-v5 -params clip_range:0.3
 
 'COMMAND --help' shows the options of a command. Set SB3_ANO_TRACEBACK=1 to see where an error comes from."""
+_ASSIGNMENTS = ("-params", "--hyperparams", "--env-kwargs", "--eval-env-kwargs")
+# Of these, only the first two are surely about the input.
+_ERRORS = (ValueError, OSError, TypeError, AssertionError, ArithmeticError, ImportError, LookupError, GymnasiumError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,44 +40,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     rest = list(sys.argv[1:] if arguments is None else arguments)
     if not rest or rest[0] in ("-h", "--help"):
-        print(_USAGE)
+        print(_USAGE.format(commands="\n".join(f"  {name:<17}{command.summary}" for name, command in COMMANDS.items())))
         return 0
     command = "train" if rest[0].startswith("-") else rest.pop(0)
-    if command not in _COMMANDS:
-        near = difflib.get_close_matches(command, _COMMANDS, n=1)
+    if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f", did you mean {near[0]!r}?" if near else ""
-        return _complain(f"unknown command {command!r}{hint} (commands are {', '.join(_COMMANDS)})")
-    named = _named_in(rest)
-    if command == "enjoy" and named.algo in _OWN and named.folder is None:
-        rest += ["-f", "logs"]  # where train writes; the zoo's own default is a folder of agents to download
+        return _complain(f"unknown command {command!r}{hint} (commands are {', '.join(COMMANDS)})")
     sys.argv = [f"{os.path.basename(sys.argv[0])} {command}", *rest]
+    if {"-h", "--help"} & set(rest):
+        return _help(command)
     try:
-        if named.optimize_hyperparameters and named.algo in _OWN:
-            raise ValueError(f"--optimize-hyperparameters knows no search space for {named.algo} yet")
-        _check_assignments(rest)
-        with explained_missing_packages():
-            register_atari(named.env)
-            _COMMANDS[command]()
-    except (ValueError, OSError, TypeError, AssertionError, ArithmeticError, ImportError, GymnasiumError) as error:
+        _run(command, rest)
+    except Done as done:
+        return done.status
+    except _ERRORS as error:
         if os.environ.get("SB3_ANO_TRACEBACK"):
             raise
-        # Of these, only ValueError and OSError are surely about the input.
         hint = "" if isinstance(error, ValueError | OSError) else " (SB3_ANO_TRACEBACK=1 shows where it comes from)"
         return _complain(f"{error or repr(error)}{hint}")
     return 0
 
 
-def _named_in(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options that are looked at before the zoo parses all of them."""
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    parser.add_argument("--env", default="")
-    parser.add_argument("--algo", default="")
-    parser.add_argument("-f", "--folder", "--log-folder")
-    parser.add_argument("-optimize", "--optimize-hyperparameters", action="store_true")
+def _run(command: str, arguments: list[str]) -> None:
+    options, rest = take_options(command, arguments)
+    _check_assignments(rest)
+    if getattr(options, "trust_remote_code", False):
+        os.environ["TRUST_REMOTE_CODE"] = "1"  # which children inherit
+    sys.argv[1:] = rest
+    with explained_missing_packages():
+        register_atari(named_in(rest).env)
+        COMMANDS[command].run(options, rest)
+
+
+def _help(command: str) -> int:
+    """Print the zoo's help on a command, and this package's options below it."""
     try:
-        return parser.parse_known_args(arguments)[0]
-    except argparse.ArgumentError:  # the command itself complains
-        return parser.parse_args([])
+        show_help(command)
+    except SystemExit as done:
+        if done.code:
+            raise
+    except ImportError as error:
+        return _complain(str(error))
+    added = options_help(command)
+    if added:
+        print(f"\n{added}", end="")
+    return 0
 
 
 def _check_assignments(arguments: Sequence[str]) -> None:
@@ -102,25 +112,3 @@ def _check_assignments(arguments: Sequence[str]) -> None:
 def _complain(message: str) -> int:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return 2
-
-
-# rl_zoo3 takes seconds to import, which help and typing errors need not wait for.
-
-
-def _train() -> None:
-    register()
-    from rl_zoo3.train import train
-
-    train()
-
-
-def _enjoy() -> None:
-    register()
-    from rl_zoo3.enjoy import enjoy
-
-    enjoy()
-
-
-_OWN = ("ano", "spo", "papo")
-_ASSIGNMENTS = ("-params", "--hyperparams", "--env-kwargs", "--eval-env-kwargs")
-_COMMANDS: dict[str, Callable[[], None]] = {"train": _train, "enjoy": _enjoy}

@@ -10,6 +10,8 @@ from sb3_ano.algorithms import ANO, PAPO, SPO, ShapedPolicyAlgorithm
 from sb3_ano.extras import missing_extra
 from sb3_ano.zoo.backends import register_backends
 from sb3_ano.zoo.hyperparameters import check_file, check_hyperparameters, hyperparameter_file
+from sb3_ano.zoo.repairs import LIBRARY, apply_needed
+from sb3_ano.zoo.tuning import register_tuning
 
 try:
     import rl_zoo3
@@ -21,7 +23,7 @@ ALGORITHMS: dict[str, type[ShapedPolicyAlgorithm]] = {"ano": ANO, "spo": SPO, "p
 
 
 def register_algorithms() -> None:
-    """Add our algorithms to the zoo's, before one of its commands parses its arguments.
+    """Add our algorithms to the zoo's, before one of its commands parses its arguments, and repair what is broken in it.
 
     The zoo keeps one dictionary of algorithms that all of its modules share, hence the change in place.
     """
@@ -30,6 +32,8 @@ def register_algorithms() -> None:
         ExperimentManager.read_hyperparameters = _read_own_hyperparameters(ExperimentManager.read_hyperparameters)
         ExperimentManager.setup_experiment = _leave_no_empty_run(ExperimentManager.setup_experiment)
     register_backends()
+    register_tuning()
+    apply_needed(LIBRARY)
 
 
 def _read_own_hyperparameters(read: Any) -> Any:

@@ -11,7 +11,7 @@ from sb3_ano.bench.cli import main
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sped"], "unknown command 'sped', did you mean 'speed'? (commands are speed, parity)"),
+        (["sped"], "unknown command 'sped', did you mean 'speed'? (commands are speed, parity, run, report)"),
         (["speed", "--pairs", "0"], "argument --pairs: '0' is not allowed; allowed are whole numbers from 1"),
         (["speed", "--pairs", "two"], "argument --pairs: 'two' is not allowed; allowed are whole numbers from 1"),
         (["speed", "--block-seconds", "-1"], "argument --block-seconds: '-1' is not allowed; allowed are numbers above 0"),

@@ -9,6 +9,7 @@ import rl_zoo3
 import yaml
 
 from sb3_ano.zoo import cli
+from sb3_ano.zoo.commands import COMMANDS, OWN
 from sb3_ano.zoo.registration import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,7 +112,14 @@ def test_a_custom_file_and_a_custom_shape_are_used(tmp_path):
         (["--algo", "ano", "-params", "shaping:spo"], "text needs quotes of its own: \"shaping:'spo'\""),
         (["--algo", "ano", "-params", "clip_range=0.3"], "clip_range=0.3 is not of the form KEY:VALUE"),
         (["--algo", "ano", "--env", "CartPole-v1", "-params", "shaping:lambda x: x"], "allowed are names, such as"),
-        (["--algo", "spo", "--env", "CartPole-v1", "-optimize"], "knows no search space for spo yet"),
+        (
+            ["--algo", "ano", "--env", "CartPole-v1", "--checkpoint-freq", "often"],
+            "--checkpoint-freq: invalid int value: 'often'",
+        ),
+        (["plot_train", "-a", "ano", "-e", "x", "-f", ".", "--figure", "a.txt"], "allowed are files that end in .eps"),
+        (["plot_train", "-a", "ano", "-e", "x", "-f", ".", "--figure", "no/a.png"], "is in no folder that exists"),
+        (["load_from_hub", "--algo", "ppo", "--env", "CartPole-v1", "-f", "x"], "runs any code that its author put in"),
+        (["benchmark", "--log-dir", "nothing", "--no-hub"], "No such file or directory: 'nothing'"),
         (["enjoy", "--algo", "ano", "--env", "CartPole-v1", "-f", "nothing"], "folder was not found"),
     ],
     ids=str,
@@ -141,15 +149,36 @@ def test_missing_atari_is_one_line_that_names_the_extra(tmp_path):
     assert finished.stderr.strip() == "error: ale-py is not installed; install it with: pip install 'sb3-ano[atari]'"
 
 
-def test_help_lists_the_commands_and_each_commands_options(tmp_path):
-    for arguments in ([], ["--help"]):
-        finished = run(ZOO_RUNNER, *arguments, cwd=tmp_path)
-        assert finished.returncode == 0
-        assert "enjoy" in finished.stdout
-    options = run(ZOO_RUNNER, "train", "--help", cwd=tmp_path)
-    assert options.returncode == 0
-    assert "papo" in options.stdout
-    assert "--n-timesteps" in options.stdout
+@pytest.mark.parametrize("arguments", [[], ["--help"]], ids=str)
+def test_help_lists_the_commands(arguments, tmp_path):
+    finished = run(ZOO_RUNNER, *arguments, cwd=tmp_path)
+    assert finished.returncode == 0
+    assert all(f"\n  {command} " in finished.stdout for command in COMMANDS)
+
+
+# What the zoo itself says of each, and what this package adds.
+HELP = {
+    "train": ("--n-timesteps", "--resume"),
+    "enjoy": ("--reward-log", "--trust-remote-code"),
+    "record_video": ("--load-checkpoint", "--trust-remote-code"),
+    "record_training": ("--gif", "--trust-remote-code"),
+    "benchmark": ("--benchmark-dir", "--trust-remote-code"),
+    "plot_train": ("--episode-window", "--figure"),
+    "all_plots": ("--print-n-trials", "--figure"),
+    "plot_from_file": ("--rliable", "--figure"),
+    "push_to_hub": ("--organization", "--trust-remote-code"),
+    "load_from_hub": ("--force", "--trust-remote-code"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_on_a_command_has_the_zoos_options_and_ours(command, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["zoo_runner.py"])
+    assert cli.main([command, "--help"]) == 0
+    zoos, ours = capsys.readouterr().out.split("added by sb3_ano:")
+    assert HELP[command][0] in zoos
+    assert HELP[command][1] in ours
+    assert "papo" in zoos or "{a2c" not in zoos, "commands with a choice of algorithms know ours"
 
 
 def test_a_missing_rl_zoo_is_one_line_that_names_the_extra(tmp_path):
@@ -161,5 +190,5 @@ def test_a_missing_rl_zoo_is_one_line_that_names_the_extra(tmp_path):
 
 def test_the_command_line_and_the_registration_name_the_same_algorithms():
     # The command line keeps names of its own, because the registration imports the zoo.
-    assert set(cli._OWN) == set(ALGORITHMS)
+    assert set(OWN) == set(ALGORITHMS)
     assert {algorithm.__name__.lower() for algorithm in ALGORITHMS.values()} == set(ALGORITHMS)

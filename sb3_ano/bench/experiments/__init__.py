@@ -1,0 +1,1 @@
+"""The paper's experiments as runs: ``python -m sb3_ano.bench run``."""

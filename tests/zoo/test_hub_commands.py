@@ -1,0 +1,163 @@
+"""``push_to_hub`` and ``load_from_hub`` of the zoo, against a Hub on this machine."""
+
+import contextlib
+import dataclasses
+import io
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import constants
+from stable_baselines3 import PPO
+
+from sb3_ano import SPO
+from sb3_ano.zoo.cli import main
+from tests.common import parameters
+from tests.hub.hub_server import USER, uploads_warn
+from tests.zoo.zoo_hub import running_zoo_hub
+
+pytestmark = uploads_warn
+
+ENV = "Pendulum-v1"
+TRAINING = "-n 256 --eval-freq -1 --seed 1 -params n_envs:1 n_steps:32 batch_size:32 normalize:True"
+CLASSES = {"spo": SPO, "ppo": PPO}
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """How a command ended, and what it said."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+class Zoo:
+    """The zoo's commands in the current folder, in this process, which has imported everything."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, command: str, algo: str, rest: str) -> Finished:
+        said, complained = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
+            status = main([command, "--algo", algo, "--env", ENV, *rest.split()])
+        os.environ.pop("TRUST_REMOTE_CODE", None)
+        return Finished(status, said.getvalue(), complained.getvalue())
+
+    def must_run(self, command: str, algo: str, rest: str) -> str:
+        finished = self.run(command, algo, rest)
+        assert finished.status == 0, finished.stderr
+        return finished.stdout
+
+
+@pytest.fixture(scope="module")
+def hub_and_zoo(tmp_path_factory):
+    """An agent of ours and one of SB3's, trained in a folder and pushed from it."""
+    folder = tmp_path_factory.mktemp("zoo")
+    with running_zoo_hub() as (hub, variables), pytest.MonkeyPatch.context() as patch:
+        for name, value in {**variables, "PATH": os.environ["PATH"]}.items():
+            patch.setenv(name, value)
+        # huggingface_hub reads its variables when it is imported, which has happened in this process.
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.url)
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        patch.setattr(constants, "ENDPOINT", hub.url)
+        patch.setattr(constants, "HF_HUB_CACHE", str(folder / "hf" / "hub"))
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        patch.setattr("sys.argv", ["zoo_runner.py"])
+        patch.chdir(folder)
+        zoo = Zoo(folder)
+        for algo, options in (("spo", "-m mine"), ("ppo", "-n 20")):
+            zoo.must_run("train", algo, TRAINING)
+            zoo.must_run("push_to_hub", algo, f"-f logs -orga {USER} --no-render {options}")
+        yield hub, zoo
+
+
+def model_in(folder: Path, algo: str):
+    return CLASSES[algo].load(next(folder.glob(f"{algo}/*_1/{ENV}.zip")))
+
+
+@pytest.mark.parametrize("algo", CLASSES)
+def test_a_push_has_what_the_zoo_needs_and_ours_the_safe_format_too(algo, hub_and_zoo):
+    hub, _ = hub_and_zoo
+    files = set(hub.repositories[f"{USER}/{algo}-{ENV}"].files)
+    assert {f"{algo}-{ENV}.zip", "vec_normalize.pkl", "args.yml", "config.yml", "env_kwargs.yml", "README.md"} <= files
+    assert ({"sb3_ano.json", "policy.safetensors", "vec_normalize.safetensors"} <= files) == (algo == "spo")
+
+
+def test_our_agent_comes_back_without_a_pickle_and_is_the_same(hub_and_zoo):
+    hub, zoo = hub_and_zoo
+    hub.requests.clear()
+    zoo.must_run("load_from_hub", "spo", f"-f safe -orga {USER}")
+    fetched = {request.rsplit("/", 1)[1] for request in hub.requests if "/resolve/" in request}
+    assert not {name for name in fetched if name.endswith((".zip", ".pkl", ".yml"))}
+    before, after = (model_in(zoo.folder / folder, "spo") for folder in ("logs", "safe"))
+    assert torch.equal(parameters(before), parameters(after))
+    assert "Mean reward:" in zoo.must_run("enjoy", "spo", "-f safe --no-render -n 400")
+    settings = zoo.folder / "safe" / "spo" / f"{ENV}_1" / ENV
+    assert yaml.safe_load((settings / "args.yml").read_text())["env"] == ENV
+    assert (settings / "vecnormalize.pkl").is_file()
+
+
+def test_a_pickle_is_loaded_only_with_the_option_and_a_line_says_what_it_is(hub_and_zoo):
+    _, zoo = hub_and_zoo
+    refused = zoo.run("load_from_hub", "ppo", f"-f trusted -orga {USER}")
+    assert refused.status == 2
+    assert "runs any code that its author put in; if you trust the author" in refused.stderr
+    assert not (zoo.folder / "trusted").exists()
+    said = zoo.must_run("load_from_hub", "ppo", f"-f trusted -orga {USER} --trust-remote-code")
+    assert "runs any code that its author put in" in said
+    before, after = (model_in(zoo.folder / folder, "ppo") for folder in ("logs", "trusted"))
+    assert torch.equal(parameters(before), parameters(after))
+
+
+def test_runs_are_numbered_on_and_replaced_only_by_force(hub_and_zoo):
+    _, zoo = hub_and_zoo
+    rest = f"-f numbered -orga {USER}"
+    for number in (1, 2):
+        assert zoo.must_run("load_from_hub", "spo", rest).endswith(f"Saved to numbered/spo/{ENV}_{number}\n")
+    note = zoo.folder / "numbered" / "spo" / f"{ENV}_1" / "note.txt"
+    note.write_text("mine")
+    refused = zoo.run("load_from_hub", "spo", f"{rest} --exp-id 1")
+    assert refused.status == 2
+    assert "--force replaces it" in refused.stderr
+    assert note.exists()
+    zoo.must_run("load_from_hub", "spo", f"{rest} --exp-id 1 --force")
+    assert not note.exists()
+    assert (note.parent / f"{ENV}.zip").is_file()
+
+
+def test_a_failed_download_leaves_the_run_that_was_there(hub_and_zoo):
+    hub, zoo = hub_and_zoo
+    rest = f"-f kept -orga {USER}"
+    zoo.must_run("load_from_hub", "spo", rest)
+    hub.add(f"{USER}/broken", hub.repositories[f"{USER}/spo-{ENV}"].files)
+    hub.fail["broken/.*policy.safetensors"] = 403
+    try:
+        failed = zoo.run("load_from_hub", "spo", f"{rest} -name broken --exp-id 1 --force")
+    finally:
+        hub.fail.clear()
+    assert failed.status == 2
+    assert "error: cannot download" in failed.stderr
+    assert (zoo.folder / "kept" / "spo" / f"{ENV}_1" / f"{ENV}.zip").is_file()
+    assert [path.name for path in (zoo.folder / "kept" / "spo").iterdir()] == [f"{ENV}_1"]
+
+
+@pytest.mark.parametrize(("algo", "options"), [("spo", ""), ("ppo", "--trust-remote-code")])
+def test_a_repository_that_is_not_there_is_one_clear_line(algo, options, hub_and_zoo):
+    _, zoo = hub_and_zoo
+    failed = zoo.run("load_from_hub", algo, f"-f nothing -orga {USER} -name nothing {options}")
+    assert failed.status == 2
+    assert "there is no such repository" in failed.stderr
+    assert failed.stderr.count("\n") == 1
+    assert not list(zoo.folder.glob("nothing/*/*"))
+
+
+def test_an_agent_of_ours_without_the_safe_format_needs_the_option(hub_and_zoo):
+    hub, zoo = hub_and_zoo
+    hub.add(f"{USER}/old", {f"spo-{ENV}.zip": b"a pickle"})
+    failed = zoo.run("load_from_hub", "spo", f"-f old -orga {USER} -name old")
+    assert failed.status == 2
+    assert "use --trust-remote-code" in failed.stderr

@@ -1,0 +1,292 @@
+"""Trainings of the zoo that are killed with SIGKILL, and go on with --resume as if they had not been."""
+
+import argparse
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from stable_baselines3.common.monitor import load_results
+
+from sb3_ano import ANO
+from sb3_ano.checkpoints.files import checkpoint_files, read_checkpoint
+from sb3_ano.zoo import resume
+from sb3_ano.zoo.options import Done
+from sb3_ano.zoo.registration import ALGORITHMS
+from tests.common import parameters
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Of a checkpoint, and of a rollout: what a kill may cost at most.
+EVERY, ROLLOUT = 300, 256
+COMMON = ["--eval-freq", "900", "--eval-episodes", "1", "--seed", "5", "--device", "cpu", "--verbose", "1"]
+WHICH = ["--algo", "ano", "--env", "CartPole-v1"]
+TASKS = {
+    "CartPole-v1": ["-n", "2560", "-params", "n_envs:4", "n_steps:64", "batch_size:64", "n_epochs:4"],
+    "HalfCheetah-v5": ["-n", "2560", "-params", "n_envs:1", "n_steps:256", "batch_size:64", "n_epochs:4", "normalize:True"],
+}
+
+Run = Callable[[list[str], Path, float | str | None], dict[str, Any]]
+
+
+def arguments_for(env_id: str) -> list[str]:
+    return ["train", "--algo", "ano", "--env", env_id, *COMMON, "--checkpoint-freq", str(EVERY), *TASKS[env_id]]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Runs a command of the zoo in a folder, killed after some seconds, when there is a file like a pattern, or not at all."""
+    driver = subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(Path(__file__).with_name("kill_driver.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    lines = iter(driver.stdout.readline, "")
+    assert "ready\n" in lines
+
+    def run_command(arguments: list[str], folder: Path, kill_after: float | str | None) -> dict[str, Any]:
+        folder.mkdir(exist_ok=True)
+        driver.stdin.write(json.dumps({"arguments": arguments, "folder": str(folder), "kill_after": kill_after}) + "\n")
+        driver.stdin.flush()
+        return json.loads(next(line for line in lines if line.startswith("{")))
+
+    yield run_command
+    driver.stdin.close()
+    driver.stdout.close()
+    assert driver.wait(10) == 0
+
+
+def final_state(folder: Path, env_id: str) -> dict[str, Any]:
+    """What a finished training leaves behind."""
+    (run_folder,) = (path.parent for path in folder.glob(f"logs/ano/*/{env_id}.zip"))
+    model = ANO.load(run_folder / f"{env_id}.zip")
+    with np.load(run_folder / "evaluations.npz") as evaluations:
+        return {
+            "parameters": parameters(model).numpy(),
+            "optimizer": model.policy.optimizer.state_dict()["state"][0]["exp_avg_sq"].numpy(),
+            "steps": model.num_timesteps,
+            "evaluations": dict(evaluations),
+            "best": parameters(ANO.load(run_folder / "best_model.zip")).numpy(),
+            "episodes": load_results(str(run_folder))[["r", "l"]].to_numpy(),
+            "statistics": (run_folder / env_id / "vecnormalize.pkl").exists(),
+        }
+
+
+def require_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    np.testing.assert_equal({**found, "episodes": None}, {**expected, "episodes": None})
+    # Several environments end their episodes in an order that their wall-clock times round off.
+    assert sorted(map(tuple, found["episodes"])) == sorted(map(tuple, expected["episodes"]))
+
+
+def steps_lost(folder: Path, checkpoint_steps: int) -> int:
+    """At least so many steps of all environments, of episodes that had ended, come after the newest checkpoint."""
+    ended = 0
+    for file in folder.glob("logs/ano/*/*.monitor.csv"):
+        rows = [row for row in csv.reader(file.read_text().splitlines()[2:]) if len(row) == 3 and row[2]]
+        ended += sum(int(row[1]) for row in rows)
+    return ended - checkpoint_steps
+
+
+def kill_until_finished(run: Run, folder: Path, env_id: str, moments: list[float]) -> int:
+    """Start a training, and kill it and go on with it until it has finished; returns how often it was killed."""
+    command, newest = arguments_for(env_id), None
+    for killed, moment in enumerate([*moments, None]):
+        result = run(command, folder, moment)
+        if newest is not None and "goes on from" in result["output"]:
+            assert f"goes on from {newest.path.relative_to(folder)} after {newest.num_timesteps} steps" in result["output"]
+        if result["status"] == 0:
+            return killed
+        assert result["status"] == -signal.SIGKILL, result["output"]
+        command = [*arguments_for(env_id), "--resume"]
+        found = [path for checkpoints in folder.glob("logs/ano/*/checkpoints") for path in checkpoint_files(checkpoints)]
+        whole = map(read_checkpoint, found)
+        newest = max(whole, key=lambda checkpoint: checkpoint.num_timesteps, default=None)
+        records = [json.loads(path.read_text()) for path in folder.glob("logs/ano/*/*/run.json")]
+        if not any(record["finished"] for record in records):
+            assert steps_lost(folder, newest.num_timesteps if newest else 0) <= EVERY + ROLLOUT
+    raise AssertionError(result["output"])
+
+
+@pytest.mark.parametrize("env_id", TASKS)
+def test_a_killed_training_goes_on_as_if_it_had_not_been(env_id, run, tmp_path):
+    whole = run(arguments_for(env_id), tmp_path / "whole", None)
+    assert whole["status"] == 0, whole["output"]
+    moments = [share * whole["seconds"] for share in (0.5, 0.9)]
+    assert kill_until_finished(run, tmp_path / "killed", env_id, moments) >= 1
+    require_same(final_state(tmp_path / "killed", env_id), final_state(tmp_path / "whole", env_id))
+    again = run([*arguments_for(env_id), "--resume"], tmp_path / "killed", None)
+    assert again["status"] == 0
+    assert "has finished: there is nothing to go on with" in again["output"]
+
+
+def test_envpool_goes_on_with_its_files_and_new_episodes(run, tmp_path):
+    pytest.importorskip("envpool")
+    command = ["train", *WHICH, *COMMON, "-n", "1536", "--checkpoint-freq", "256"]
+    command += ["-params", "n_envs:4", "n_steps:64", "batch_size:64", "normalize:True", "backend:'envpool'"]
+    assert run(command, tmp_path, "logs/ano/*/checkpoints/checkpoint_768_steps.zip")["status"] == -signal.SIGKILL
+    (monitor,) = tmp_path.glob("logs/ano/*/0.monitor.csv")
+    before = monitor.read_text().splitlines()
+    resumed = run([*command, "--resume"], tmp_path, None)
+    assert resumed["status"] == 0, resumed["output"]
+    assert resumed["output"].count("the state of EnvPoolVecEnv cannot be had: new episodes begin") == 1
+    after = monitor.read_text().splitlines()
+    assert after[:10] == before[:10]
+    lengths = load_results(str(monitor.parent))["l"]
+    assert 1536 - 4 * 256 < lengths.sum() <= 1536  # less the episodes that were broken off, and those that did not end
+    assert len(after) == 2 + len(lengths)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env_id", TASKS)
+def test_no_moment_is_wrong_for_a_kill(env_id, run, tmp_path):
+    """25 kills for each task, which are 50: at random moments from the first one to after the end."""
+    generator = np.random.default_rng(2026)
+    whole = run(arguments_for(env_id), tmp_path / "whole", None)
+    assert whole["status"] == 0, whole["output"]
+    expected, kills, trainings = final_state(tmp_path / "whole", env_id), 0, 0
+    while kills < 25:
+        moments = (whole["seconds"] * generator.uniform(0.0, 1.1, 25 - kills)).tolist()
+        folder = tmp_path / str(trainings)
+        kills += kill_until_finished(run, folder, env_id, moments)
+        trainings += 1
+        require_same(final_state(folder, env_id), expected)
+    print(f"{env_id}: {kills} kills in {trainings} trainings")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env_id", TASKS)
+def test_users_processes_are_killed_and_go_on(env_id, tmp_path):
+    """The same through processes as a user starts them, which import everything anew."""
+
+    def start(folder: str, *options: str) -> subprocess.Popen:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        return subprocess.Popen(
+            [sys.executable, str(ROOT / "zoo_runner.py"), *arguments_for(env_id), *options],
+            cwd=tmp_path / folder,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    whole = start("whole")
+    assert (whole.communicate()[1], whole.returncode) == (None, 0)
+    for evaluations, options in ((1, []), (2, ["--resume"])):
+        process = start("killed", *options)
+        seen = 0
+        for line in process.stdout:
+            seen += line.startswith("Eval num_timesteps")
+            if seen == evaluations:
+                process.kill()
+                break
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    resumed = start("killed", "--resume")
+    assert "TrainingCheckpoints: goes on from" in resumed.communicate()[0]
+    assert resumed.returncode == 0
+    require_same(final_state(tmp_path / "killed", env_id), final_state(tmp_path / "whole", env_id))
+
+
+def options(resume: bool = True, checkpoint_freq: int | None = None) -> argparse.Namespace:
+    return argparse.Namespace(resume=resume, checkpoint_freq=checkpoint_freq)
+
+
+@pytest.fixture(autouse=True)
+def nothing_planned(monkeypatch, tmp_path):
+    """Each test starts in its own folder, and leaves no plan for an experiment of another."""
+    monkeypatch.chdir(tmp_path)
+    yield
+    resume._next.set(None)
+
+
+def written_run(name: str, *arguments: str, **settings: Any) -> resume.Run:
+    folder = Path("logs/ano") / name
+    (folder / name.rsplit("_", 1)[0]).mkdir(parents=True)
+    run = resume.Run(folder, ["--algo", "ano", "--env", "CartPole-v1", *arguments], 7, None, **settings)
+    run.write()
+    return run
+
+
+def test_the_run_that_was_started_last_goes_on_with_its_own_arguments():
+    for number in (1, 2, 10):
+        written_run(f"CartPole-v1_{number}", "-n", str(1000 * number))
+    arguments = resume.prepare(options(), [*WHICH, "-P", "--verbose", "0"])
+    assert arguments[:6] == [*WHICH, "-n", "10000"]
+    assert arguments[6:] == ["--seed", "7", "--log-folder", "logs", "--progress", "--verbose", "0"]
+    assert resume._next.get().run.folder == Path("logs/ano/CartPole-v1_10")
+
+
+def test_without_a_run_a_new_one_begins(capsys):
+    assert resume.prepare(options(), [*WHICH, "-n", "5"]) == [*WHICH, "-n", "5"]
+    assert "holds no run of CartPole-v1 to go on with: a new one begins" in capsys.readouterr().out
+    written_run("CartPole-v1_1")
+    Path("logs/ano/CartPole-v1_2").mkdir()
+    assert resume.prepare(options(), [*WHICH, "-n", "5"]) == [*WHICH, "-n", "5"]
+    assert "CartPole-v1_2 was interrupted before its training began" in capsys.readouterr().out
+
+
+def test_a_finished_run_is_left_alone(capsys):
+    written_run("CartPole-v1_1", finished=True)
+    with pytest.raises(Done) as done:
+        resume.prepare(options(), WHICH)
+    assert done.value.status == 0
+    assert "has finished" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("same", [["-n", "1000"], ["--n-timesteps", "1000"], ["--n-timesteps=1000"], ["--seed", "7"], ["-P"]])
+def test_options_may_be_given_again(same):
+    written_run("CartPole-v1_1", "-n", "1000")
+    resume.prepare(options(), [*WHICH, *same])
+
+
+@pytest.mark.parametrize("other", [["-n", "2000"], ["--seed", "8"], ["-params", "n_envs:2"], ["-tb", "runs"]])
+def test_other_options_are_refused(other):
+    written_run("CartPole-v1_1", "-n", "1000")
+    with pytest.raises(ValueError, match=f"{other[-1]} is not what logs/ano/CartPole-v1_1 was started with"):
+        resume.prepare(options(), [*WHICH, *other])
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments", "message"),
+    [
+        (options(), ["--algo", "sac"], "--resume is not possible with --algo sac; it is with .*ano"),
+        (options(), [*WHICH, "-optimize"], "a study goes on by its --storage and --study-name"),
+        (options(False, 0), WHICH, "--checkpoint-freq=0 is not allowed"),
+        (options(True, -1), WHICH, "--checkpoint-freq=-1 is not allowed together with --resume"),
+    ],
+)
+def test_what_cannot_be_is_refused(given, arguments, message):
+    resume.rl_zoo3.ALGOS.update(ALGORITHMS)
+    with pytest.raises(ValueError, match=message):
+        resume.prepare(given, arguments)
+
+
+def test_a_damaged_record_is_named():
+    run = written_run("CartPole-v1_1")
+    (run.folder / "CartPole-v1" / "run.json").write_text('{"arguments": [')
+    with pytest.raises(ValueError, match="run.json is damaged"):
+        resume.prepare(options(), WHICH)
+
+
+def test_checkpoints_can_be_left_out(run, tmp_path):
+    command = ["train", *WHICH, "-n", "64", "--eval-freq", "-1", "-params", "n_steps:32", "n_envs:1", "batch_size:32"]
+    result = run([*command, "--checkpoint-freq", "-1"], tmp_path, None)
+    assert result["status"] == 0, result["output"]
+    assert {path.name for path in (tmp_path / "logs/ano/CartPole-v1_1").iterdir()} == {
+        "0.monitor.csv",
+        "CartPole-v1",
+        "CartPole-v1.zip",
+    }
+    assert not (tmp_path / "logs/ano/CartPole-v1_1/CartPole-v1/run.json").exists()
