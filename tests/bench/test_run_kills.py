@@ -102,6 +102,22 @@ def test_killed_at_twenty_random_moments(uninterrupted, tmp_path):
     assert not (out / "unfinished").exists()
 
 
+def test_an_interrupt_ends_the_trainings_and_the_same_command_goes_on(uninterrupted, tmp_path):
+    reference, _ = uninterrupted
+    out = tmp_path / "out"
+    process = subprocess.Popen(command(out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 300
+    while not trainings(str(out)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate()
+    assert process.returncode == 130
+    assert error.splitlines()[-1] == "interrupted; the same command goes on from here"
+    assert not trainings(str(out))
+    run(out)
+    assert_same_results(out, reference)
+
+
 def test_a_worker_that_is_killed_is_replaced(uninterrupted, tmp_path):
     reference, _ = uninterrupted
     out = tmp_path / "out"

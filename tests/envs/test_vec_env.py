@@ -64,7 +64,7 @@ def test_auto_takes_gymnasium_for_arguments_that_only_it_knows():
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "LunarLander-v3"])
 def test_auto_takes_gymnasium_for_tasks_that_differ_or_cost_nothing(env_id):
     # Not made: importing Box2D crashes where warnings are errors.
-    assert vec_env._fastest(env_id, None, {}) == "gymnasium"
+    assert vec_env._fastest(env_id, 8, None, {}) == "gymnasium"
 
 
 @needs_atari

@@ -47,13 +47,13 @@ def estimates(
 
 
 def in_words(seconds: float) -> str:
-    """A duration for a reader, such as ``"3 h 20 min"``."""
+    """A duration for a reader, such as ``"about 3 h 20 min"``."""
     minutes = round(seconds / 60.0)
     if minutes < 1:
         return "less than a minute"
     if minutes < 100:
-        return f"{minutes} min"
+        return f"about {minutes} min"
     hours, minutes = divmod(minutes, 60)
     if hours < 48:
-        return f"{hours} h {minutes} min"
-    return f"{seconds / 86400.0:.1f} days"
+        return f"about {hours} h {minutes} min"
+    return f"about {seconds / 86400.0:.1f} days"

@@ -79,5 +79,5 @@ def expectation(
     if options.backend == "ray":
         time = f"{in_words(sum(seconds))} if one at a time"
     else:
-        time = f"about {in_words(sum(seconds) / min(jobs, len(left)))}, {min(jobs, len(left))} at a time"
+        time = f"{in_words(sum(seconds) / min(jobs, len(left)))}, {min(jobs, len(left))} at a time"
     return f"{len(left)} runs to go: {time}, estimated from {' and '.join(sources)}."
