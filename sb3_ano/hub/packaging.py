@@ -156,7 +156,10 @@ def _draw_curve(run: Path, path: Path, title: str) -> bool:
 
     if not list(run.glob("*monitor.csv")):
         return False
-    plot_learning_curve(run, path, title)
+    try:
+        plot_learning_curve(run, path, title)
+    except ValueError:  # no episode has ended, as in short trainings of Atari games
+        return False
     return True
 
 

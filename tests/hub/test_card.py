@@ -221,6 +221,15 @@ def test_an_agent_that_comes_back_as_another_is_not_packed(tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
+def test_a_run_in_which_no_episode_has_ended_has_no_curve(tmp_path, cartpole):
+    run = tmp_path / "run"
+    make_vec_env("CartPole-v1", 1, "gymnasium", monitor_dir=run).close()
+    folder = package(cartpole, tmp_path / "agent", "somebody/agent", run=run, **QUICK)
+    assert list(run.glob("*monitor.csv"))
+    assert not (folder / "learning_curve.png").exists()
+    assert "learning_curve.png" not in (folder / "README.md").read_text()
+
+
 def test_only_its_own_folders_are_replaced(cartpole, tmp_path):
     folder = package(cartpole, tmp_path / "agent", "somebody/agent", **QUICK)
     package(cartpole, folder, "somebody/renamed", **QUICK)
