@@ -24,7 +24,7 @@ $(VENV)/.demo-ready: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.test-ready: $(VENV)/.demo-ready
 	@echo 'Installing what the tests need into $(VENV) ...'
-	$(PIP) install -c constraints.txt -e '.[zoo,mujoco,atari,envpool,hub,bench,llm]' --group dev
+	$(PIP) install -c constraints.txt -e '.[all]' --group dev
 	@touch $@
 
 demo: $(VENV)/.demo-ready  ## train ANO on a MuJoCo task, evaluate, save, plot: about two minutes

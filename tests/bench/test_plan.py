@@ -1,7 +1,6 @@
 """Plans: how many runs, which, in which order, with which names."""
 
 import json
-import math
 
 import pytest
 
@@ -127,10 +126,20 @@ def test_durations_in_words(seconds, words):
 def test_the_plan_has_a_row_for_each_setting():
     runs = make_plan(load_suite("classic"), ["ano"], 2, parse_grid(["learning_rate=3e-4,1e-3"]))
     finished = {runs[0].run_id}
-    rows = plan_rows(runs, finished, estimates(runs, (), {"ano": 1000.0}))
-    assert [row[:5] for row in rows] == [
-        ("ano", "clip_range 0.2, learning_rate 0.0003", "40,000", "6", "1"),
-        ("ano", "clip_range 0.2, learning_rate 0.001", "40,000", "6", "0"),
+    rows = plan_rows(runs, finished, estimates(runs, (), {"ano": 900.0}))
+    assert rows == [
+        ("ano", "clip_range 0.2, learning_rate 0.0003", "all", "40,000", "6", "1", "4 min"),
+        ("ano", "clip_range 0.2, learning_rate 0.001", "all", "40,000", "6", "0", "5 min"),
     ]
-    assert math.isclose(float(rows[1][5]), 6 * (40 + STARTUP_SECONDS) / 3600, abs_tol=0.005)
-    assert plan_rows(runs, finished, estimates(runs, (), {}))[0][5] == "?"
+    assert plan_rows(runs, finished, estimates(runs, (), {}))[0][-1] == "?"
+    assert plan_rows(runs, {run.run_id for run in runs}, estimates(runs, (), {}))[0][-1] == "-"
+
+
+def test_a_row_of_some_tasks_names_them():
+    runs = make_plan(load_suite("classic"), ["ano"], 1)
+    rows = plan_rows(runs, (), estimates(runs, (), {"ano": 1000.0}))
+    assert [(row[1], row[2]) for row in rows] == [
+        ("clip_range 0.2, learning_rate 0.002", "CartPole-v1"),
+        ("clip_range 0.2, learning_rate 0.0003", "Acrobot-v1"),
+        ("clip_range 0.2, learning_rate 0.001", "Pendulum-v1"),
+    ]

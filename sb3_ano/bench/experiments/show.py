@@ -32,9 +32,9 @@ def show_plan(
     table = Table(
         title=f"{suite.name}: {len(suite.tasks)} tasks, {options.seeds} seeds", title_justify="left", box=box.SIMPLE_HEAD
     )
-    for column in ("algorithm", "settings"):
+    for column in ("algorithm", "settings", "tasks"):
         table.add_column(column)
-    for column in ("steps", "runs", "finished", "hours to go"):
+    for column in ("steps", "runs", "finished", "to go"):
         table.add_column(column, justify="right")
     for row in plan_rows(runs, finished, known):
         table.add_row(*row)
@@ -44,20 +44,40 @@ def show_plan(
 
 
 def plan_rows(runs: Sequence[Run], finished: Collection[str], known: Mapping[str, Estimate]) -> list[tuple[str, ...]]:
-    """A row for each algorithm with its settings: their names, steps of a run, number of runs, finished ones, hours to go."""
+    """A row for each algorithm with its settings.
+
+    :return: of each its name, settings, tasks, steps of a run, number of runs, finished ones, and the time of the others, one
+        after the other
+    """
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         settings = ", ".join(f"{name} {value}" for name, value in run.settings.items())
         groups.setdefault((run.algorithm, settings), []).append(run)
+    all_tasks = {run.env_id for run in runs}
     rows: list[tuple[str, ...]] = []
     for (label, settings), members in groups.items():
+        tasks = list(dict.fromkeys(run.env_id for run in members))
         least, most = min(run.total_timesteps for run in members), max(run.total_timesteps for run in members)
-        steps = f"{least:,}" if least == most else f"{least:,} to {most:,}"
         left = [known[run.run_id].seconds for run in members if run.run_id not in finished]
-        seconds = [one for one in left if one is not None]
-        hours = f"{sum(seconds) / 3600.0:.2f}" if len(seconds) == len(left) else "?"
-        rows.append((label, settings, steps, str(len(members)), str(len(members) - len(left)), hours))
+        rows.append(
+            (
+                label,
+                settings,
+                "all" if len(tasks) == len(all_tasks) else ", ".join(tasks),
+                f"{least:,}" if least == most else f"{least:,} to {most:,}",
+                str(len(members)),
+                str(len(members) - len(left)),
+                _time_left(left),
+            )
+        )
     return rows
+
+
+def _time_left(left: Sequence[float | None]) -> str:
+    seconds = [one for one in left if one is not None]
+    if not left:
+        return "-"
+    return in_words(sum(seconds)).removeprefix("about ") if len(seconds) == len(left) else "?"
 
 
 def expectation(
