@@ -9,6 +9,7 @@ import sys
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from sb3_ano.zoo import register
 from sb3_ano.zoo.options import TRAIN_PREPARATIONS, named_in
@@ -75,7 +76,8 @@ def _enjoy(options: Namespace, arguments: list[str]) -> None:
         print("There is no display to show the agent on, so that only its returns are printed; record_video makes a video")
         arguments = [*arguments, "--no-render"]
     _give(arguments)
-    _run_zoo("enjoy")
+    with _guarded_downloads(options):
+        _run_zoo("enjoy")
 
 
 def _record(command: str) -> Callable[[Namespace, list[str]], None]:
@@ -90,7 +92,8 @@ def _record(command: str) -> Callable[[Namespace, list[str]], None]:
 
 def _benchmark(options: Namespace, arguments: list[str]) -> None:
     register()
-    _run_zoo("benchmark")
+    with _guarded_downloads(options):
+        _run_zoo("benchmark")
 
 
 def _plot(command: str) -> Callable[[Namespace, list[str]], None]:
@@ -117,7 +120,8 @@ def _push_to_hub(options: Namespace, arguments: list[str]) -> None:
 
 def _load_from_hub(options: Namespace, arguments: list[str]) -> None:
     register()
-    from sb3_ano.zoo.hub_commands import explained, load, require_trust
+    from sb3_ano.zoo.downloads import require_trust
+    from sb3_ano.zoo.hub_commands import explained, load
 
     if named_in(arguments).algo in OWN and not options.trust_remote_code:
         load(arguments)
@@ -128,9 +132,19 @@ def _load_from_hub(options: Namespace, arguments: list[str]) -> None:
 
 
 def _from_logs(arguments: list[str]) -> list[str]:
-    """Our agents are where ``train`` writes them; the zoo's own default is a folder of agents to download."""
+    """Take agents from where ``train`` writes them; the zoo's default, a folder of agents to download, is left for others."""
     named = named_in(arguments)
-    return [*arguments, "-f", "logs"] if named.algo in OWN and named.folder is None else arguments
+    if named.folder is not None:
+        return arguments
+    trained = any(Path("logs", named.algo).glob(f"{named.env.replace('/', '-')}_*"))
+    return [*arguments, "-f", "logs"] if named.algo in OWN or trained else arguments
+
+
+def _guarded_downloads(options: Namespace) -> contextlib.AbstractContextManager[None]:
+    """The zoo downloads agents that it does not find, which are pickles, and loads them."""
+    from sb3_ano.zoo.downloads import guarded_downloads
+
+    return guarded_downloads(options.trust_remote_code)
 
 
 def _has_display() -> bool:

@@ -25,7 +25,7 @@ try:
 except ImportError as error:
     raise missing_extra("zoo", error.name or "rl-zoo3") from error
 
-__all__ = ["explained", "load", "push", "require_trust"]
+__all__ = ["explained", "load", "push"]
 
 
 def push(arguments: Sequence[str]) -> None:
@@ -91,18 +91,6 @@ def load(arguments: Sequence[str]) -> None:
             raise
         raise ValueError(str(error).replace("pass trust_remote_code=True", "use --trust-remote-code")) from error
     print(f"Saved to {run}")
-
-
-def require_trust(trusted: bool) -> None:
-    """Say what downloading an agent of the zoo means.
-
-    :param trusted: whether --trust-remote-code was given
-    :raises ValueError: if it was not
-    """
-    meaning = "agents that Stable-Baselines3 saved are pickles: loading one runs any code that its author put in"
-    if not trusted:
-        raise ValueError(f"{meaning}; if you trust the author with your machine, use --trust-remote-code")
-    print(f"--trust-remote-code was given: {meaning}")
 
 
 def _replace(run: Path, download: Any) -> None:

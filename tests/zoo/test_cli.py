@@ -1,6 +1,7 @@
 """The zoo's command line, run as a user runs it: another process, another folder."""
 
 import contextvars
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,25 @@ def test_sb3s_own_algorithms_still_work(tmp_path):
     options = ["--algo", "trpo", "--env", "CartPole-v1", "-n", "256", "--eval-freq", "-1", "-params", "n_steps:64"]
     trained = run(MODULE, "train", *options, cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
+    enjoyed = run(MODULE, "enjoy", *options[:4], "--no-render", "-n", "60", cwd=tmp_path)
+    assert enjoyed.returncode == 0, enjoyed.stderr
+    assert "Loading logs/trpo/CartPole-v1_1/CartPole-v1.zip" in enjoyed.stdout
+
+
+@pytest.mark.parametrize("module", ["rl_zoo3.load_from_hub", "rl_zoo3.enjoy"])
+def test_what_the_zoo_downloads_needs_trust(module, monkeypatch):
+    from sb3_ano.zoo.downloads import guarded_downloads
+
+    downloads = []
+    user = importlib.import_module(module)
+    for one in ("rl_zoo3.load_from_hub", "rl_zoo3.enjoy"):
+        monkeypatch.setattr(f"{one}.download_from_hub", lambda **options: downloads.append(options))
+    with guarded_downloads(trusted=False), pytest.raises(ValueError, match="use --trust-remote-code"):
+        user.download_from_hub(algo="ppo")
+    assert not downloads
+    with guarded_downloads(trusted=True):
+        user.download_from_hub(algo="ppo")
+    assert downloads == [{"algo": "ppo"}]
 
 
 def test_registering_makes_the_zoos_own_functions_know_the_algorithms(tmp_path):
@@ -123,6 +143,7 @@ def test_a_custom_file_and_a_custom_shape_are_used(tmp_path):
         (["plot_train", "-a", "ano", "-e", "x", "-f", ".", "--figure", "a.txt"], "allowed are files that end in ."),
         (["plot_train", "-a", "ano", "-e", "x", "-f", ".", "--figure", "no/a.png"], "is in no folder that exists"),
         (["load_from_hub", "--algo", "ppo", "--env", "CartPole-v1", "-f", "x"], "runs any code that its author put in"),
+        (["enjoy", "--algo", "ppo", "--env", "CartPole-v1", "--no-render"], "runs any code that its author put in"),
         (["benchmark", "--log-dir", "nothing", "--no-hub"], "No such file or directory: 'nothing'"),
         (["enjoy", "--algo", "ano", "--env", "CartPole-v1", "-f", "nothing"], "folder was not found"),
     ],
