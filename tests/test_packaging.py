@@ -1,5 +1,6 @@
 """The wheel, and the extras that it declares."""
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -14,7 +15,8 @@ EXTRAS = {"zoo", "mujoco", "atari", "envpool", "hub", "bench", "ray", "llm", "al
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    finished = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # which would put a source tree first
+    finished = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, env=env)
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
 

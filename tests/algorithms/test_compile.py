@@ -369,9 +369,10 @@ def test_without_a_compiler_the_update_runs_as_it_stands_with_one_warning(monkey
     from torch._inductor import config
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
     expected = ANO("MlpPolicy", "Pendulum-v1", **SMALL, torch_compile=False).learn(96)
-    with pytest.warns(UserWarning, match="torch_compile: the update cannot be compiled") as warned:
+    # monkeypatch would leave the setting deleted.
+    no_compiler = config.patch({"cpp.cxx": ("no-such-compiler",)})
+    with no_compiler, pytest.warns(UserWarning, match="torch_compile: the update cannot be compiled") as warned:
         found = ANO("MlpPolicy", "Pendulum-v1", **SMALL, torch_compile=True).learn(96)
     assert len([w for w in warned if "torch_compile" in str(w.message)]) == 1
     assert torch.equal(parameters(expected), parameters(found))
