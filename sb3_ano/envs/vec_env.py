@@ -178,6 +178,8 @@ def _gymnasium(
     except error.UnregisteredEnv as unknown:
         near = difflib.get_close_matches(env_id, gym.registry, n=3)
         hint = f", did you mean {' or '.join(map(repr, near))}?" if near else ""
+        if atari_protocol(env_id) is not None and not (_installed("ale_py") or _installed("envpool")):
+            hint += "; if it is an Atari game, it needs ale-py: pip install 'sb3-ano[atari]'"
         raise ValueError(f"env_id={env_id!r} is unknown to backend 'gymnasium'{hint}") from unknown
     except error.Error as unusable:
         raise ValueError(f"env_id={env_id!r} cannot be made by backend 'gymnasium': {unusable}") from unusable

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 from sb3_ano.extras import missing_extra
 
 try:
@@ -26,6 +28,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "gano": {},
     "grpo": {"shaping": "ppo", "kl_in": "loss", "num_iterations": 1},
 }
+#: Defaults where there is no accelerator: the trainers take one, and bfloat16, for granted.
+ON_A_CPU: dict[str, Any] = {"use_cpu": True, "bf16": False, "dataloader_pin_memory": False}
 #: 1,000,000 completions by 64.
 PAPERS_STEPS = 15_625
 
@@ -81,6 +85,8 @@ def parse(
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     # Looking for unused parameters costs several processes a walk through the graph each time, and there are none.
     parser.set_defaults(report_to="tensorboard", save_total_limit=2, ddp_find_unused_parameters=False, **defaults)
+    if not torch.accelerator.is_available():
+        parser.set_defaults(**ON_A_CPU)
     chosen, settings, unknown = parser.parse_args_into_dataclasses(list(arguments), return_remaining_strings=True)
     if unknown:
         raise ValueError(f"unknown option {unknown[0]!r} ('{command} --help' shows those that there are)")

@@ -23,7 +23,7 @@ examples:
   python -m sb3_ano.llm reward --model sft/final --dataset trl-lib/tldr-preference --output_dir reward
   python -m sb3_ano.llm train --model sft/final --reward_model reward/final --dataset trl-lib/tldr --output_dir gano
   python -m sb3_ano.llm generate --model gano/final --dataset trl-lib/tldr --split test --out completions.jsonl
-  python -m sb3_ano.llm demo --out demo
+  python -m sb3_ano.llm demo --out llm-demo
 
 'COMMAND --help' shows the options of a command: those of TRL's trainer too, with their defaults here. Set
 SB3_ANO_TRACEBACK=1 to see where an error comes from."""

@@ -1,11 +1,14 @@
 """The RL Zoo's command line with this package's algorithms in it."""
 
+import argparse
 import ast
 import builtins
+import contextlib
 import difflib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from gymnasium.error import Error as GymnasiumError
 
@@ -68,9 +71,27 @@ def _run(command: str, arguments: list[str]) -> None:
     if getattr(options, "trust_remote_code", False):
         os.environ["TRUST_REMOTE_CODE"] = "1"  # which children inherit
     sys.argv[1:] = rest
-    with explained_missing_packages():
+    with explained_missing_packages(), _usage_errors_of_one_line(command):
         register_atari(named_in(rest).env)
         COMMANDS[command].run(options, rest)
+
+
+@contextlib.contextmanager
+def _usage_errors_of_one_line(command: str) -> Iterator[None]:
+    """The zoo's parsers print their usage, which fills a screen, before they say what is wrong.
+
+    :raises ValueError: in place of the exit from the process
+    """
+
+    def error(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+        raise ValueError(f"{message} ('{command} --help' shows the options)")
+
+    exit_with_usage = argparse.ArgumentParser.error
+    argparse.ArgumentParser.error = error  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        argparse.ArgumentParser.error = exit_with_usage  # type: ignore[method-assign]
 
 
 def _help(command: str) -> int:

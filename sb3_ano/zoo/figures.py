@@ -56,11 +56,13 @@ def save_all(file: Path) -> list[Path]:
     """Write all figures of pyplot, and say what is where.
 
     :param file: of the first figure
-    :raises ValueError: if there is none
+    :raises ValueError: if nothing was drawn
     """
+    drawn = [plt.figure(number) for number in plt.get_fignums()]
+    if not any(axes.has_data() for figure in drawn for axes in figure.axes):
+        raise ValueError(f"no run fits the options, so that there is nothing to write to {file}")
     written = []
-    for place, number in enumerate(plt.get_fignums(), 1):
-        figure = plt.figure(number)
+    for place, figure in enumerate(drawn, 1):
         path = file if place == 1 else file.with_stem(f"{file.stem}-{place}")
         partial = path.with_name(f".{path.name}")
         try:
@@ -68,9 +70,6 @@ def save_all(file: Path) -> list[Path]:
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
-        empty = "" if any(axes.has_data() for axes in figure.axes) else ", which is empty: no run fits the options"
-        print(f"{figure.get_label() or 'Figure'}: {path}{empty}")
+        print(f"{figure.get_label() or 'Figure'}: {path}")
         written.append(path)
-    if not written:
-        raise ValueError(f"nothing was plotted, so that there is nothing to write to {file}")
     return written

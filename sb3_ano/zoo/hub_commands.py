@@ -15,6 +15,7 @@ from sb3_ano.extras import missing_extra
 from sb3_ano.hub import push_to_hub
 from sb3_ano.hub.errors import explained
 from sb3_ano.hub.zoo_run import download_run
+from sb3_ano.zoo.folders import no_empty_folders
 
 try:
     import rl_zoo3
@@ -95,16 +96,17 @@ def load(arguments: Sequence[str]) -> None:
 
 def _replace(run: Path, download: Any) -> None:
     """Put a new run in the place of one that may be there, once it is whole."""
-    run.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=run.parent, prefix=".download-") as temporary:
-        downloaded, old = download(Path(temporary) / "run"), Path(temporary) / "old"
-        if run.exists():
-            run.rename(old)
-        try:
-            downloaded.rename(run)
-        except OSError:
-            old.rename(run)
-            raise
+    with no_empty_folders(run.parent, run.parent.parent):
+        run.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=run.parent, prefix=".download-") as temporary:
+            downloaded, old = download(Path(temporary) / "run"), Path(temporary) / "old"
+            if run.exists():
+                run.rename(old)
+            try:
+                downloaded.rename(run)
+            except OSError:
+                old.rename(run)
+                raise
 
 
 def _repo_id(args: argparse.Namespace) -> str:

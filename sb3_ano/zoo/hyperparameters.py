@@ -2,7 +2,7 @@
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,20 +65,27 @@ def check_file(file: str) -> None:
             raise ValueError(f"{file}: {env_id} holds {settings!r}, not a mapping of hyperparameters")
 
 
-def check_hyperparameters(settings: Mapping[str, Any], algorithm: type[ShapedPolicyAlgorithm], file: str) -> None:
+def check_hyperparameters(
+    settings: Mapping[str, Any], algorithm: type[ShapedPolicyAlgorithm], file: str, typed: Collection[str] = ()
+) -> None:
     """Complain of a key that neither the zoo nor the algorithm knows, and of values that the zoo would stumble over.
 
     :param settings: hyperparameters of one environment
     :param file: where they come from, for the message
+    :param typed: keys that come from the command line instead
     :raises ValueError: naming the key, the value and what is allowed
     """
+
+    def source(key: str) -> str:
+        return "-params" if key in typed else file
+
     allowed = (set(inspect.signature(algorithm.__init__).parameters) - _RESERVED) | _ZOO_KEYS
     unknown = sorted(set(settings) - allowed)
     if unknown:
         near = difflib.get_close_matches(unknown[0], allowed, n=1)
         hint = f", did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"{file}: unknown key {', '.join(map(repr, unknown))} for {algorithm.__name__}{hint} "
+            f"{source(unknown[0])}: unknown key {', '.join(map(repr, unknown))} for {algorithm.__name__}{hint} "
             f"(allowed are {', '.join(sorted(allowed))})"
         )
     for key in ("policy", "n_timesteps"):
@@ -86,10 +93,12 @@ def check_hyperparameters(settings: Mapping[str, Any], algorithm: type[ShapedPol
             raise ValueError(f"{file}: the key {key!r} is missing; the zoo needs it for every environment")
     names = settings.get("shaping", "ano")
     if not all(isinstance(name, str) for name in (names if isinstance(names, list | tuple) else [names])):
-        raise ValueError(f"{file}: shaping={names!r} is not allowed; allowed are names, such as 'spo' or 'module:function'")
+        raise ValueError(
+            f"{source('shaping')}: shaping={names!r} is not allowed; allowed are names, such as 'spo' or 'module:function'"
+        )
     n_envs = settings.get("n_envs", 1)
     if not isinstance(n_envs, int) or n_envs < 1:
-        raise ValueError(f"{file}: n_envs={n_envs!r} is not allowed; allowed are whole numbers from 1")
+        raise ValueError(f"{source('n_envs')}: n_envs={n_envs!r} is not allowed; allowed are whole numbers from 1")
     backend = settings.get("backend", BACKENDS[0])
     if backend not in BACKENDS:
-        raise ValueError(f"{file}: backend={backend!r} is not allowed; allowed are {', '.join(BACKENDS)}")
+        raise ValueError(f"{source('backend')}: backend={backend!r} is not allowed; allowed are {', '.join(BACKENDS)}")

@@ -9,6 +9,7 @@ from typing import Any
 from sb3_ano.algorithms import ANO, PAPO, SPO, ShapedPolicyAlgorithm
 from sb3_ano.extras import missing_extra
 from sb3_ano.zoo.backends import register_backends
+from sb3_ano.zoo.folders import no_empty_folders
 from sb3_ano.zoo.hyperparameters import check_file, check_hyperparameters, hyperparameter_file
 from sb3_ano.zoo.repairs import LIBRARY, apply_needed
 from sb3_ano.zoo.tuning import register_tuning
@@ -48,7 +49,7 @@ def _read_own_hyperparameters(read: Any) -> Any:
             self.config = str(hyperparameter_file(self.algo))
         check_file(self.config)
         hyperparameters, saved = read(self)
-        check_hyperparameters(hyperparameters, algorithm, self.config)
+        check_hyperparameters(hyperparameters, algorithm, self.config, self.custom_hyperparams or ())
         return hyperparameters, saved
 
     return read_hyperparameters
@@ -59,12 +60,14 @@ def _leave_no_empty_run(setup: Any) -> Any:
 
     @functools.wraps(setup)
     def setup_experiment(self: ExperimentManager) -> Any:
-        existed = Path(self.save_path).exists()
-        try:
-            return setup(self)
-        except Exception:
-            if not existed:
-                shutil.rmtree(self.save_path, ignore_errors=True)
-            raise
+        run = Path(self.save_path)
+        existed = run.exists()
+        with no_empty_folders(run.parent, run.parent.parent):
+            try:
+                return setup(self)
+            except Exception:
+                if not existed:
+                    shutil.rmtree(run, ignore_errors=True)
+                raise
 
     return setup_experiment

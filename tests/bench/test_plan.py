@@ -82,7 +82,10 @@ def test_what_is_no_grid(text):
 
 def test_an_axis_that_varies_nothing_is_refused():
     suite = load_suite("classic")
-    with pytest.raises(ValueError, match=r"no algorithm of this plan \(ppo, ano\) has the hyperparameter 'clip_rnage'"):
+    with pytest.raises(
+        ValueError,
+        match=r"no algorithm of this plan \(ppo, ano\) has the hyperparameter 'clip_rnage', did you mean 'clip_range'",
+    ):
         make_plan(suite, ["ppo", "ano"], 1, parse_grid(["clip_rnage=0.1"]))
     with pytest.raises(ValueError, match=r"no algorithm of this plan \(ano\) has the hyperparameter 'omega' and is 'papo'"):
         make_plan(suite, ["ano"], 1, parse_grid(["papo.omega"]))

@@ -255,6 +255,14 @@ def test_an_id_that_nobody_knows_is_a_value_error(env_id):
         make_vec_env(env_id)
 
 
+def test_a_game_without_the_packages_names_the_extra(monkeypatch):
+    monkeypatch.setattr("sb3_ano.envs.vec_env._installed", lambda package: False)
+    with pytest.raises(ValueError, match=r"env_id='Pong-v5' is unknown .* it needs ale-py: pip install 'sb3-ano\[atari\]'"):
+        make_vec_env("Pong-v5")
+    with pytest.raises(ValueError, match=r"env_id='CartPol-v1' is unknown .*\?$"):
+        make_vec_env("CartPol-v1")
+
+
 @needs_atari
 def test_a_task_that_is_no_atari_game_is_refused_by_ale():
     with pytest.raises(ValueError, match="env_id='CartPole-v1' is unknown to backend 'ale'"):

@@ -6,15 +6,17 @@ import sys
 
 import datasets
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from trl import RewardConfig, SFTConfig
 
-from sb3_ano.llm import task
+from sb3_ano.llm import GANOConfig, task
+from sb3_ano.llm.arguments import Source, parse
 from sb3_ano.llm.cli import main
 from tests.llm.tiny import model, prompts, tokenizer
 
-FEW = ["--max_steps", "3", "--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "1", "--bf16", "False"]
-FEW += ["--use_cpu", "True", "--gradient_checkpointing", "False", "--disable_tqdm", "True", "--save_strategy", "no"]
-FEW += ["--dataloader_pin_memory", "False", "--report_to", "none"]
+FEW = ["--max_steps", "3", "--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "1"]
+FEW += ["--gradient_checkpointing", "False", "--disable_tqdm", "True", "--save_strategy", "no", "--report_to", "none"]
 
 
 @pytest.fixture
@@ -65,6 +67,16 @@ def test_bad_input_is_one_clear_line(data, capsys):
     )
     assert "seeds=0 is not allowed" in complaint(capsys, "demo", "--seeds", "0")
     assert not (data / "out").exists()
+
+
+def test_without_an_accelerator_no_option_is_needed(data, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    needed = ["--dataset", str(data / "posts"), "--output_dir", str(data / "out")]
+    for command, config in (("sft", SFTConfig), ("reward", RewardConfig), ("train", GANOConfig)):
+        _, settings = parse(command, Source, config, needed, {})
+        assert (settings.use_cpu, settings.bf16, settings.fp16) == (True, False, False)
+    _, settings = parse("sft", Source, SFTConfig, [*needed, "--bf16", "True"], {})
+    assert settings.bf16
 
 
 def test_an_empty_prompt_is_found_before_anything_is_trained(data, capsys):

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sb3_ano.bench.experiments.algorithms import NAMES, Algorithm, Value, algorithm, is_linear, number, replaced
+from sb3_ano.bench.experiments.checks import hint
 from sb3_ano.bench.experiments.suites import Evaluation, Suite, Task
 
 #: The values that the paper searched, and the two learning rates of its robustness figure.
@@ -145,9 +146,10 @@ def make_plan(
     chosen = [algorithm(label) for label in dict.fromkeys(labels)]
     for axis in grid:
         if not any(axis.concerns(one) for one in chosen):
+            known = sorted({*PAPER_VALUES, *(name for one in chosen for name in one.hyperparameters)})
             raise ValueError(
                 f"grid: no algorithm of this plan ({', '.join(one.label for one in chosen)}) has the hyperparameter "
-                f"{axis.name!r}" + (f" and is {axis.only!r}" if axis.only else "")
+                f"{axis.name!r}" + (f" and is {axis.only!r}" if axis.only else hint(axis.name, known))
             )
     runs = [
         _run(suite, task, one, dict(values), seed, total_timesteps or task.total_timesteps)

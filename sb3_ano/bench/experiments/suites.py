@@ -131,8 +131,8 @@ def load_suite(name: str, version: str | None = None) -> Suite:
             name, version = base, ending
         if name not in suite_names():
             raise ValueError(
-                f"unknown suite {name!r}{hint(name, suite_names())} (suites are {', '.join(suite_names())}, "
-                "or a file that ends in .yml)"
+                f"unknown suite {name!r}{hint(name, suite_names())} (suites are {', '.join(suite_names())}, each also with "
+                "a version, such as mujoco-v5, or a file that ends in .yml)"
             )
         suite = read_suite(FOLDER / f"{name}.yml")
     return suite if version is None else suite.with_version(version)

@@ -43,7 +43,7 @@ def apply() -> None:
             if any(folder.glob("*.zip")):
                 return run
             if folder.is_dir():
-                print(f"{folder} holds no agent, looking at the run before it")
+                print(f"{folder} holds no agent yet: 'train --resume' goes on with a run that was cut off")
         return newest
 
     rl_zoo3.utils.get_latest_run_id = get_latest_run_id
