@@ -27,7 +27,7 @@ $(VENV)/.test-ready: $(VENV)/.demo-ready
 	$(PIP) install -c constraints.txt -e '.[all]' --group dev
 	@touch $@
 
-demo: $(VENV)/.demo-ready  ## train ANO on a MuJoCo task, evaluate, save, plot: about two minutes
+demo: $(VENV)/.demo-ready  ## train ANO on a MuJoCo task, evaluate, save, plot: about a minute
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.test-ready  ## the fast tests

@@ -13,7 +13,7 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_class_signature = "separated"
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "results/*"]
 
 html_theme = "sphinx_rtd_theme"
 html_title = f"sb3_ano {release}"

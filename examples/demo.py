@@ -1,4 +1,4 @@
-"""Train ANO on HalfCheetah through the RL Zoo, evaluate it, and draw its learning curve: about two minutes on two cores.
+"""Train ANO on HalfCheetah through the RL Zoo, evaluate it, and draw its learning curve: about a minute on two cores.
 
 The zoo's file for HalfCheetah has the settings of the paper's experiments, for ten million steps; the overrides below
 are settings that show a rising curve early.
