@@ -76,7 +76,7 @@ def _enjoy(options: Namespace, arguments: list[str]) -> None:
         print("There is no display to show the agent on, so that only its returns are printed; record_video makes a video")
         arguments = [*arguments, "--no-render"]
     _give(arguments)
-    with _guarded_downloads(options):
+    with _guarded_downloads():
         _run_zoo("enjoy")
 
 
@@ -92,7 +92,7 @@ def _record(command: str) -> Callable[[Namespace, list[str]], None]:
 
 def _benchmark(options: Namespace, arguments: list[str]) -> None:
     register()
-    with _guarded_downloads(options):
+    with _guarded_downloads():
         _run_zoo("benchmark")
 
 
@@ -126,7 +126,7 @@ def _load_from_hub(options: Namespace, arguments: list[str]) -> None:
     if named_in(arguments).algo in OWN and not options.trust_remote_code:
         load(arguments)
         return
-    require_trust(options.trust_remote_code)
+    require_trust()
     with explained("load from the Hub"):
         _run_zoo("load_from_hub")
 
@@ -140,11 +140,11 @@ def _from_logs(arguments: list[str]) -> list[str]:
     return [*arguments, "-f", "logs"] if named.algo in OWN or trained else arguments
 
 
-def _guarded_downloads(options: Namespace) -> contextlib.AbstractContextManager[None]:
+def _guarded_downloads() -> contextlib.AbstractContextManager[None]:
     """The zoo downloads agents that it does not find, which are pickles, and loads them."""
     from sb3_ano.zoo.downloads import guarded_downloads
 
-    return guarded_downloads(options.trust_remote_code)
+    return guarded_downloads()
 
 
 def _has_display() -> bool:

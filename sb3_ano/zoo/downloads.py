@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sb3_ano.extras import missing_extra
+from sb3_ano.zoo.trust import is_trusted
 
 try:
     import rl_zoo3.load_from_hub
@@ -13,28 +14,24 @@ except ImportError as error:
     raise missing_extra("zoo", error.name or "rl-zoo3") from error
 
 
-def require_trust(trusted: bool) -> None:
+def require_trust() -> None:
     """Say what downloading an agent of the zoo means.
 
-    :param trusted: whether --trust-remote-code was given
-    :raises ValueError: if it was not
+    :raises ValueError: if the user has not said that its author is trusted
     """
     meaning = "agents that Stable-Baselines3 saved are pickles: loading one runs any code that its author put in"
-    if not trusted:
+    if not is_trusted():
         raise ValueError(f"{meaning}; if you trust the author with your machine, use --trust-remote-code")
-    print(f"--trust-remote-code was given: {meaning}")
+    print(f"Its author is trusted: {meaning}")
 
 
 @contextlib.contextmanager
-def guarded_downloads(trusted: bool) -> Iterator[None]:
-    """Inside the block, commands of the zoo that would download an agent which is not there ask for trust first.
-
-    :param trusted: whether --trust-remote-code was given
-    """
+def guarded_downloads() -> Iterator[None]:
+    """Inside the block, commands of the zoo that would download an agent which is not there ask for trust first."""
     download = rl_zoo3.load_from_hub.download_from_hub
 
     def ask_and_download(*arguments: Any, **options: Any) -> None:
-        require_trust(trusted)
+        require_trust()
         download(*arguments, **options)
 
     def put(function: Any) -> None:

@@ -81,10 +81,12 @@ def test_what_the_zoo_downloads_needs_trust(module, monkeypatch):
     user = importlib.import_module(module)
     for one in ("rl_zoo3.load_from_hub", "rl_zoo3.enjoy"):
         monkeypatch.setattr(f"{one}.download_from_hub", lambda **options: downloads.append(options))
-    with guarded_downloads(trusted=False), pytest.raises(ValueError, match="use --trust-remote-code"):
+    monkeypatch.delenv("TRUST_REMOTE_CODE", raising=False)
+    with guarded_downloads(), pytest.raises(ValueError, match="use --trust-remote-code"):
         user.download_from_hub(algo="ppo")
     assert not downloads
-    with guarded_downloads(trusted=True):
+    monkeypatch.setenv("TRUST_REMOTE_CODE", "1")  # as a child of a command inherits it
+    with guarded_downloads():
         user.download_from_hub(algo="ppo")
     assert downloads == [{"algo": "ppo"}]
 
@@ -155,6 +157,7 @@ def test_bad_input_is_one_clear_line(arguments, message, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["zoo_runner.py"])
     monkeypatch.setattr(subprocess, "call", subprocess.call)  # which a command may replace
+    monkeypatch.delenv("TRUST_REMOTE_CODE", raising=False)
     # In a context of its own, a training that fails leaves no plans for the next.
     assert contextvars.copy_context().run(cli.main, arguments) == 2
     lines = capsys.readouterr().err.splitlines()

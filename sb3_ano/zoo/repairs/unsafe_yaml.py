@@ -5,7 +5,6 @@ The agent itself stays a pickle: this closes the files that look harmless, not t
 
 import ast
 import functools
-import os
 import tempfile
 from collections import OrderedDict
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from sb3_ano.extras import missing_extra
 from sb3_ano.zoo.repairs._source import replace_everywhere
+from sb3_ano.zoo.trust import is_trusted
 
 try:
     import rl_zoo3.utils
@@ -98,7 +98,7 @@ def check_settings(file: Path) -> None:
     :param file: ``config.yml`` or ``args.yml``; a missing one is fine
     :raises ValueError: naming the file and what it asks for
     """
-    if os.environ.get("TRUST_REMOTE_CODE", "").lower() in ("y", "yes", "t", "true", "on", "1") or not file.is_file():
+    if is_trusted() or not file.is_file():
         return
     try:
         settings = yaml.load(file.read_text(encoding="utf-8"), Loader=_SettingsLoader)
