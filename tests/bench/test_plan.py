@@ -89,6 +89,8 @@ def test_an_axis_that_varies_nothing_is_refused():
         make_plan(suite, ["ppo", "ano"], 1, parse_grid(["clip_rnage=0.1"]))
     with pytest.raises(ValueError, match=r"no algorithm of this plan \(ano\) has the hyperparameter 'omega' and is 'papo'"):
         make_plan(suite, ["ano"], 1, parse_grid(["papo.omega"]))
+    with pytest.raises(ValueError, match=r"no algorithm of this plan \(ano\) has the hyperparameter 'omega'$"):
+        make_plan(suite, ["ano"], 1, parse_grid(["omega"]))
     with pytest.raises(ValueError, match="unknown algorithm 'ana' "):
         parse_grid(["ana.clip_range"])
 

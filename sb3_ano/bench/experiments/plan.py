@@ -146,7 +146,7 @@ def make_plan(
     chosen = [algorithm(label) for label in dict.fromkeys(labels)]
     for axis in grid:
         if not any(axis.concerns(one) for one in chosen):
-            known = sorted({*PAPER_VALUES, *(name for one in chosen for name in one.hyperparameters)})
+            known = sorted({name for one in chosen for name in one.hyperparameters})
             raise ValueError(
                 f"grid: no algorithm of this plan ({', '.join(one.label for one in chosen)}) has the hyperparameter "
                 f"{axis.name!r}" + (f" and is {axis.only!r}" if axis.only else hint(axis.name, known))

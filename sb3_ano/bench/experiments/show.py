@@ -30,7 +30,7 @@ def show_plan(
     :param jobs: runs at a time
     """
     table = Table(
-        title=f"{suite.name}: {counted(len(suite.tasks), 'task')}, {counted(options.seeds, 'seed')}",
+        title=f"{suite.name}: {_counted(len(suite.tasks), 'task')}, {_counted(options.seeds, 'seed')}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
     )
@@ -75,7 +75,7 @@ def plan_rows(runs: Sequence[Run], finished: Collection[str], known: Mapping[str
     return rows
 
 
-def counted(number: int, noun: str) -> str:
+def _counted(number: int, noun: str) -> str:
     """``"1 task"``, ``"2 tasks"``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
@@ -102,11 +102,11 @@ def expectation(
         return f"All {len(runs)} runs are in {options.out}."
     seconds = [one.seconds for one in left if one.seconds is not None]
     if len(seconds) < len(left):
-        return f"{counted(len(left), 'run')} to go; how long they take is not known before some have finished."
+        return f"{_counted(len(left), 'run')} to go; how long they take is not known before some have finished."
     measured = sum(one.measured for one in left)
     sources = ["finished runs"] * (measured > 0) + ["the suite's speeds"] * (measured < len(left))
     if options.backend == "ray":
         time = f"{in_words(sum(seconds))} if one at a time"
     else:
         time = f"{in_words(sum(seconds) / min(jobs, len(left)))}, {min(jobs, len(left))} at a time"
-    return f"{counted(len(left), 'run')} to go: {time}, estimated from {' and '.join(sources)}."
+    return f"{_counted(len(left), 'run')} to go: {time}, estimated from {' and '.join(sources)}."
