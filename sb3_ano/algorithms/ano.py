@@ -69,6 +69,7 @@ class ANO(ShapedPolicyAlgorithm):
         clip_range_high: float | str | Schedule | None = None,
         torch_compile: bool | Literal["auto"] = "auto",
         precision: Literal["float32", "bfloat16"] = "float32",
+        desired_kl: float | str | Schedule | None = None,
     ):
         super().__init__(
             policy,
@@ -100,6 +101,7 @@ class ANO(ShapedPolicyAlgorithm):
             clip_range_high=clip_range_high,
             torch_compile=torch_compile,
             precision=precision,
+            desired_kl=desired_kl,
         )
         #: As given; a saved model carries ``shaping_name``, because a function may be lost with its module.
         self.shaping = shaping

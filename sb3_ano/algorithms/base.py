@@ -41,6 +41,11 @@ COMPILE_SECONDS = 16.0
 #: from networks of 64-64 and 256-256; convolutions save several times more.
 SAVED_SECONDS, SAVED_SECONDS_PER_PRODUCT = 4e-4, 2e-11
 
+#: Radii that ``desired_kl`` may reach.
+RADIUS_BOUNDS = (0.05, 4.0)
+# Factors of the radius from one update to the next.
+_SLOWEST, _FASTEST = 0.8, 1.25
+
 
 class ShapedPolicyAlgorithm(RolloutCollection):
     """On-policy training with a pluggable surrogate; a subclass supplies :meth:`policy_loss`.
@@ -80,6 +85,12 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         to pay for that, with SB3's defaults from 260,000 steps. Compiled or not, parameters are the same to rounding
     :param precision: ``"bfloat16"`` computes the layers of features extractor and networks in it, and all that follows in
         float32
+    :param desired_kl: KL divergence per update that the radii are adapted to, or None for radii that follow ``clip_range``
+        alone; a number, a schedule or ``"lin_0.01"``. ``clip_range`` is then the radius of the first update. After each
+        update both radii are multiplied by ``(desired_kl / kl) ** 0.25``, at least 0.8 and at most 1.25, where ``kl`` is
+        the mean over all minibatches of the update (``train/kl_mean``), and the radius stays between 0.05 and 4. The
+        geometric mean of ``kl`` over updates approaches ``desired_kl``. Late in a decaying learning rate, the rate limits
+        the step and the radius grows to its bound
     :raises ValueError: if an argument is out of range, the environment id is unknown, or a space is not supported
     :raises TypeError: if an argument is of the wrong type
     """
@@ -99,6 +110,7 @@ class ShapedPolicyAlgorithm(RolloutCollection):
     clip_range: FloatSchedule
     clip_range_high: FloatSchedule | None
     clip_range_vf: FloatSchedule | None
+    desired_kl: FloatSchedule | None
 
     def __init__(
         self,
@@ -132,6 +144,7 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         clip_range_high: float | str | Schedule | None = None,
         torch_compile: bool | Literal["auto"] = "auto",
         precision: Literal["float32", "bfloat16"] = "float32",
+        desired_kl: float | str | Schedule | None = None,
     ):
         super().__init__(
             policy,
@@ -165,6 +178,9 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         self.target_kl = target_kl
         self.torch_compile = torch_compile
         self.precision = precision
+        self.desired_kl = None if desired_kl is None else schedules.as_radius(desired_kl, "desired_kl")
+        #: What ``desired_kl`` has made of the radii: the current one is ``clip_range`` times this.
+        self.radius_factor = 1.0
         self.n_skipped_minibatches = 0
         for name, schedule in self._radii().items():
             schedules.require_positive(schedule, name)
@@ -199,7 +215,7 @@ class ShapedPolicyAlgorithm(RolloutCollection):
 
     def _radii(self) -> dict[str, FloatSchedule]:
         """The radii that are set, by argument."""
-        optional = {name: getattr(self, name) for name in ("clip_range_high", "clip_range_vf")}
+        optional = {name: getattr(self, name) for name in ("clip_range_high", "clip_range_vf", "desired_kl")}
         return {"clip_range": self.clip_range, **{name: radius for name, radius in optional.items() if radius is not None}}
 
     def _setup_model(self) -> None:
@@ -303,7 +319,9 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         finally:  # an interrupted update leaves an optimizer that can be saved
             step.end()
         self._report_skipped(step, statistics)
-        self._log_update(step, statistics)
+        summary = statistics.summary()
+        self._log_update(step, summary)
+        self._adapt_radius(step.region.eps_low.item(), summary["kl_mean"])
 
     def _train_epoch(
         self, epoch: int, minibatches: Iterator[_Minibatch], step: MinibatchStep, statistics: UpdateStatistics
@@ -353,6 +371,7 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         progress = self._current_progress_remaining
         radii = {name: schedules.read(radius, progress, name) for name, radius in self._radii().items()}
         low = max(radii["clip_range"], MIN_RADIUS)
+        high = max(radii.get("clip_range_high", low), MIN_RADIUS)
         coefficients = {
             "clip_range_vf": max(radii.get("clip_range_vf", 0.0), 0.0),
             "ent_coef": self.ent_coef,
@@ -360,8 +379,21 @@ class ShapedPolicyAlgorithm(RolloutCollection):
             "max_grad_norm": self.max_grad_norm,
             "max_kl": math.inf if self.target_kl is None else 1.5 * self.target_kl,
         }
-        self._step.begin((low, max(radii.get("clip_range_high", low), MIN_RADIUS)), coefficients)
+        self._step.begin((low * self.radius_factor, high * self.radius_factor), coefficients)
         return self._step
+
+    def _adapt_radius(self, radius: float, kl: float) -> None:
+        """Adapt the radii of the next update to ``desired_kl``; the paper's conclusion leaves such radii to future work.
+
+        :param radius: radius below 1 of the update that has just ended
+        :param kl: its mean KL divergence from the rollout's policy
+        """
+        if self.desired_kl is None:
+            return
+        target = schedules.read(self.desired_kl, self._current_progress_remaining, "desired_kl")
+        growth = (max(target, 0.0) / kl) ** 0.25 if kl > 0.0 else math.inf
+        adapted = radius * min(max(growth, _SLOWEST), _FASTEST)
+        self.radius_factor *= min(max(adapted, RADIUS_BOUNDS[0]), RADIUS_BOUNDS[1]) / radius
 
     def _compiles(self) -> bool:
         """Whether the update is to be compiled: as asked for, or for "auto" where the run is long enough to pay for it."""
@@ -393,8 +425,8 @@ class ShapedPolicyAlgorithm(RolloutCollection):
             )
         self.n_skipped_minibatches += len(skipped)
 
-    def _log_update(self, step: MinibatchStep, statistics: UpdateStatistics) -> None:
-        for name, value in statistics.summary().items():
+    def _log_update(self, step: MinibatchStep, summary: dict[str, float]) -> None:
+        for name, value in summary.items():
             self.logger.record(f"train/{name}", value)
         buffer = self.rollout_buffer
         self.logger.record("train/explained_variance", explained_variance(buffer.values.flatten(), buffer.returns.flatten()))

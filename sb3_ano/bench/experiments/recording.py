@@ -183,9 +183,9 @@ def measure_update(model: OnPolicyAlgorithm) -> dict[str, float]:
     outside = float("nan")
     if hasattr(model, "clip_range"):
         progress = model._current_progress_remaining
-        low = model.clip_range(progress)
-        wider = getattr(model, "clip_range_high", None)
-        high = low if wider is None else wider(progress)
+        logged = model.logger.name_to_value  # has the radii of this update, also where desired_kl adapts them
+        low = logged.get("train/clip_range", model.clip_range(progress))
+        high = logged.get("train/clip_range_high", low)
         outside = float(((ratio < 1.0 - low) | (ratio > 1.0 + high)).mean())
     return {
         "approx_kl": float((ratio - 1.0 - log_ratio).mean()),
