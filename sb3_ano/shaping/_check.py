@@ -170,10 +170,11 @@ def _value_and_slope(shape: Shaping, x: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def _violation(x: torch.Tensor, value: torch.Tensor) -> tuple[float, float] | None:
-    excess = value - x - _TOLERANCE * (1.0 + x.abs())
-    for part in (x.abs() <= GRID_LIMIT, x.abs() > GRID_LIMIT):
-        worst = torch.where(part & (excess > 0.0), excess, 0.0).argmax()
-        if part[worst] and excess[worst] > 0.0:
+    excess = value - x
+    above = excess > _TOLERANCE * (1.0 + x.abs())
+    for part in (above & (x.abs() <= GRID_LIMIT), above):
+        if part.any():
+            worst = torch.where(part, excess, -math.inf).argmax()
             return x[worst].item(), value[worst].item()
     return None
 
