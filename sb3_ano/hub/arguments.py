@@ -159,7 +159,7 @@ def decode_arguments(
     :raises SafeFormatError: if an argument is missing, unknown, not allowed, or has to be supplied by the caller
     """
     checks = argument_checks(algorithm)
-    document = _LATER | fields(document, "arguments", checks.keys() - _LATER.keys(), checks)
+    document = _LATER | fields(document, "arguments", [name for name in checks if name not in _LATER], checks)
     attributes = {}
     for name, check in checks.items():
         given = name in custom
