@@ -70,7 +70,9 @@ def write(table: pd.DataFrame, file: Path, key: list[str]) -> int:
     :param key: columns that identify a row
     :return: number of rows in the file
     """
-    rounded = {name: values.map("{:.5g}".format) for name, values in table.items() if values.dtype == float and name not in key}
+    rounded = {
+        name: values.map("{:.5g}".format) for name, values in table.items() if values.dtype == float and name not in key
+    }
     table = table.assign(**rounded)
     if file.exists():
         table = pd.concat([pd.read_csv(file, dtype=str), table.astype(object).where(table.notna(), None)])

@@ -33,7 +33,8 @@ class ANO(ShapedPolicyAlgorithm):
 
     :param shaping: the shaping function: ``"ano"``, ``"spo"``, ``"ppo"``, ``"identity"``, ``"module:function"``, a
         callable ``h(x)``, or a pair of those for independent ``f`` and ``g``; see :mod:`sb3_ano.shaping`
-    :raises ValueError: if the shape is unknown or violates ``h(0) = 0``; one that violates ``h(x) <= x`` is warned about
+    :raises ValueError: if the shape is unknown, violates ``h(0) = 0``, has no positive slope at 0, or returns NaN or Inf; one
+        that violates ``h(x) <= x`` is warned about
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class ANO(ShapedPolicyAlgorithm):
         torch_compile: bool | Literal["auto"] = "auto",
         precision: Literal["float32", "bfloat16"] = "float32",
         desired_kl: float | str | Schedule | None = None,
+        check_finite: bool = True,
     ):
         super().__init__(
             policy,
@@ -102,27 +104,46 @@ class ANO(ShapedPolicyAlgorithm):
             torch_compile=torch_compile,
             precision=precision,
             desired_kl=desired_kl,
+            check_finite=check_finite,
         )
-        #: As given; a saved model carries ``shaping_name``, because a function may be lost with its module.
-        self.shaping = shaping
+        # Resolved by _setup_model, where SB3's load has put its arguments in the same place.
+        vars(self)["shaping"] = shaping
         if _init_setup_model:
             self._setup_model()
 
-    def _setup_model(self) -> None:
-        self._shape = as_pair(self.shaping)
-        for shape in dict.fromkeys(self._shape):
-            _check_shape(shape)
+    @property
+    def shaping(self) -> ShapingLike:
+        """The shape as given; a new one takes effect at the next update.
+
+        A saved model carries ``shaping_name``, because a function may be lost with its module.
+        """
+        return vars(self)["shaping"]
+
+    @shaping.setter
+    def shaping(self, shaping: ShapingLike) -> None:
+        shape = as_pair(shaping)
+        for part in dict.fromkeys(shape):
+            _check_shape(part)
+        vars(self)["shaping"] = shaping
+        self._shape = shape
         #: ``"ano"``, ``"module:function"``, or two of those for a pair
-        self.shaping_name = name_of(self.shaping)
-        #: Values of the shape, by which it is recognised when the model is loaded
-        self.shaping_fingerprint = fingerprint(self._shape)
-        if not is_importable(self.shaping):
+        self.shaping_name = name_of(shaping)
+        #: Values of the shape, by which it is recognized when the model is loaded
+        self.shaping_fingerprint = fingerprint(shape)
+        self._step = None  # compiled code may hold the shape before this one
+        if not is_importable(shaping):
             warnings.warn(
                 f"shaping={self.shaping_name!r} cannot be imported by its name: the model is saved as usual, but loads "
                 "only with shaping= given. A function at the top level of a module, or 'module:name', has no such limit",
-                stacklevel=2,
+                stacklevel=3,
             )
+
+    def _setup_model(self) -> None:
+        self.shaping = vars(self)["shaping"]
         super()._setup_model()
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("(", f"(shaping={name_of(self.shaping)!r}, ", 1)
 
     def policy_loss(
         self, log_ratio: torch.Tensor, advantages: torch.Tensor, region: TrustRegion, samples: RolloutSamples
@@ -136,6 +157,9 @@ class ANO(ShapedPolicyAlgorithm):
 
     @classmethod
     def _restored_arguments(cls, saved: SavedModel, replacements: dict[str, Any]) -> dict[str, Any]:
+        missing = {"shaping_name", "shaping_fingerprint"} - set(saved.attributes)
+        if missing:
+            raise ValueError(f"{saved.path} lacks {min(missing)}; save the model again without exclude={sorted(missing)}")
         name = saved.attributes["shaping_name"]
         shaping = replacements.get("shaping", name)
         try:
@@ -154,7 +178,7 @@ class ANO(ShapedPolicyAlgorithm):
 
 def _check_shape(shape: Shaping) -> None:
     properties = measure(shape)
-    if properties.anchoring_complaint is not None:
-        raise ValueError(properties.anchoring_complaint)
+    if properties.complaint is not None:
+        raise ValueError(properties.complaint)
     if properties.enclosure_complaint is not None:
         warnings.warn(f"{properties.enclosure_complaint}; the objective is no lower bound there", stacklevel=4)

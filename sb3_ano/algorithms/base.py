@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal, Self, TypeAlias, cast
 
+import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -21,7 +22,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.utils import FloatSchedule, explained_variance
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ano.algorithms import schedules
+from sb3_ano.algorithms import schedules, validation
 from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer, RolloutSamples
 from sb3_ano.algorithms.compiled import compiling
 from sb3_ano.algorithms.policies import has_native_bfloat16, overridden_method
@@ -91,6 +92,7 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         the mean over all minibatches of the update (``train/kl_mean``), and the radius stays between 0.05 and 4. The
         geometric mean of ``kl`` over updates approaches ``desired_kl``. Late in a decaying learning rate, the rate limits
         the step and the radius grows to its bound
+    :param check_finite: whether to raise if an environment returns NaN or Inf; False leaves them to a policy that handles them
     :raises ValueError: if an argument is out of range, the environment id is unknown, or a space is not supported
     :raises TypeError: if an argument is of the wrong type
     """
@@ -100,12 +102,9 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         "CnnPolicy": ActorCriticCnnPolicy,
         "MultiInputPolicy": MultiInputActorCriticPolicy,
     }
-    supported_action_spaces: ClassVar[tuple[type[spaces.Space], ...]] = (
-        spaces.Box,
-        spaces.Discrete,
-        spaces.MultiDiscrete,
-        spaces.MultiBinary,
-    )
+
+    #: Default rollout buffers, the second one for Dict observations.
+    _buffers: ClassVar[tuple[type[RolloutBuffer], type[RolloutBuffer]]] = (FlatRolloutBuffer, DictFlatRolloutBuffer)
 
     clip_range: FloatSchedule
     clip_range_high: FloatSchedule | None
@@ -145,10 +144,11 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         torch_compile: bool | Literal["auto"] = "auto",
         precision: Literal["float32", "bfloat16"] = "float32",
         desired_kl: float | str | Schedule | None = None,
+        check_finite: bool = True,
     ):
         super().__init__(
             policy,
-            self._checked_env(env, verbose),  # type: ignore[arg-type]  # SB3 takes None, too
+            make_env(env, verbose) if isinstance(env, str) else env,
             learning_rate=learning_rate,
             n_steps=n_steps,
             gamma=gamma,
@@ -171,16 +171,17 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         self.algorithm = type(self).__name__
         self.batch_size = batch_size
         self.n_epochs = n_epochs
-        self.clip_range = schedules.as_radius(clip_range, "clip_range")
-        self.clip_range_high = None if clip_range_high is None else schedules.as_radius(clip_range_high, "clip_range_high")
-        self.clip_range_vf = None if clip_range_vf is None else schedules.as_radius(clip_range_vf, "clip_range_vf")
+        self.clip_range = schedules.as_schedule(clip_range, "clip_range")
+        self.clip_range_high = None if clip_range_high is None else schedules.as_schedule(clip_range_high, "clip_range_high")
+        self.clip_range_vf = None if clip_range_vf is None else schedules.as_schedule(clip_range_vf, "clip_range_vf")
         self.normalize_advantage = normalize_advantage
         self.target_kl = target_kl
         self.torch_compile = torch_compile
         self.precision = precision
-        self.desired_kl = None if desired_kl is None else schedules.as_radius(desired_kl, "desired_kl")
+        self.desired_kl = None if desired_kl is None else schedules.as_schedule(desired_kl, "desired_kl")
         #: What ``desired_kl`` has made of the radii: the current one is ``clip_range`` times this.
         self.radius_factor = 1.0
+        self.check_finite = check_finite
         self.n_skipped_minibatches = 0
         for name, schedule in self._radii().items():
             schedules.require_positive(schedule, name)
@@ -188,25 +189,25 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         if _init_setup_model:
             self._setup_model()
 
-    @classmethod
-    def _checked_env(cls, env: GymEnv | str | None, verbose: int) -> GymEnv | None:
-        """Make an environment given by id, and complain of action spaces before SB3 asserts."""
-        if isinstance(env, str):
-            env = make_env(env, verbose)
-        if env is None:
-            return None
-        space = env.action_space
-        if not isinstance(space, cls.supported_action_spaces):
-            allowed = ", ".join(allowed.__name__ for allowed in cls.supported_action_spaces)
-            raise ValueError(f"env has the action space {space}, which {cls.__name__} does not support; allowed are {allowed}")
-        if isinstance(space, spaces.Box) and not np.isfinite([space.low, space.high]).all():
-            raise ValueError(f"env has the unbounded action space {space}; allowed are Box spaces with finite bounds")
-        return env
+    def __repr__(self) -> str:
+        radii = (f"{name}={schedules.shown(radius)}" for name, radius in self._radii().items())
+        return f"{type(self).__name__}({', '.join(radii)})"
+
+    def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
+        if policy_name not in self.policy_aliases:
+            raise ValueError(
+                f"policy={policy_name!r} is unknown; allowed are {', '.join(self.policy_aliases)} and policy classes. "
+                "Recurrent and maskable policies, as in sb3-contrib, are not supported"
+            )
+        return self.policy_aliases[policy_name]
 
     @staticmethod
-    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        """SB3's wrapping, with :class:`~sb3_ano.envs.DirectVecEnv` in place of its ``DummyVecEnv``."""
-        if not isinstance(env, VecEnv):
+    def _wrap_env(env: GymEnv | str, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        """Wrap an environment or that of an id; see SB3, whose ``DummyVecEnv`` is :class:`~sb3_ano.envs.DirectVecEnv` here."""
+        if isinstance(env, str):
+            env = make_env(env, verbose)
+        validation.require_env(env)
+        if isinstance(env, gym.Env):
             single = env if is_wrapped(env, Monitor) or not monitor_wrapper else Monitor(env)
             env = DirectVecEnv([lambda: single])
             if verbose >= 1:
@@ -218,25 +219,32 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         optional = {name: getattr(self, name) for name in ("clip_range_high", "clip_range_vf", "desired_kl")}
         return {"clip_range": self.clip_range, **{name: radius for name, radius in optional.items() if radius is not None}}
 
-    def _setup_model(self) -> None:
-        # SB3's load writes its keyword arguments over the attributes, so they are looked at here and not in __init__.
+    def _check_arguments(self) -> None:
+        """Check the arguments, which are attributes that a user or SB3's ``load`` may have changed.
+
+        :raises ValueError: if one is out of range
+        :raises TypeError: if one is of the wrong type
+        """
+        validation.require_arguments(self)
         for name, radius in self._radii().items():
-            setattr(self, name, schedules.as_radius(radius, name))
-        schedules.as_schedule(self.learning_rate, "learning_rate")
-        self._check_batches()
-        if not self.max_grad_norm >= 0.0:
-            raise ValueError(f"max_grad_norm={self.max_grad_norm!r} is not allowed; allowed are numbers from 0")
-        if not (isinstance(self.torch_compile, bool) or self.torch_compile == "auto"):
-            raise ValueError(f"torch_compile={self.torch_compile!r} is not allowed; allowed are 'auto', False and True")
-        if self.precision not in ("float32", "bfloat16"):
-            raise ValueError(f"precision={self.precision!r} is not allowed; allowed are 'float32' and 'bfloat16'")
+            setattr(self, name, schedules.as_schedule(radius, name))
+
+    def _setup_model(self) -> None:
+        if not hasattr(self, "observation_space"):
+            raise TypeError("env=None is not allowed; allowed are a registered id, a Gymnasium environment, and a VecEnv")
+        self._check_arguments()
+        learning_rate = schedules.as_schedule(self.learning_rate, "learning_rate")
+        if isinstance(self.learning_rate, str):
+            self.learning_rate = learning_rate
+        validation.require_batches(self)
         if self.rollout_buffer_class is None:
-            self.rollout_buffer_class = (
-                DictFlatRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else FlatRolloutBuffer
-            )
+            self.rollout_buffer_class = self._default_buffer()
         self._step: MinibatchStep | None = None
         super()._setup_model()
         self._prepare_policy()
+
+    def _default_buffer(self) -> type[RolloutBuffer]:
+        return self._buffers[isinstance(self.observation_space, spaces.Dict)]
 
     def _prepare_policy(self) -> None:
         distribution = self.policy.action_dist
@@ -256,27 +264,6 @@ class ShapedPolicyAlgorithm(RolloutCollection):
                 f"precision='bfloat16': {self.device} computes bfloat16 without instructions of its own, which is slower than "
                 "float32",
                 stacklevel=4,
-            )
-
-    def _check_batches(self) -> None:
-        for name in ("n_steps", "batch_size", "n_epochs"):
-            value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or value < 1:
-                raise ValueError(f"{name}={value!r} is not allowed; allowed are whole numbers from 1")
-        if self.normalize_advantage and self.batch_size == 1:
-            raise ValueError("batch_size=1 leaves nothing to normalise; allowed are 2 and more, or normalize_advantage=False")
-        if self.env is None:
-            return
-        size = self.n_steps * self.n_envs
-        if self.normalize_advantage and size == 1:
-            raise ValueError(
-                f"n_steps={self.n_steps} with one environment leaves nothing to normalise; allowed are 2 and more"
-            )
-        if size % self.batch_size > 0:
-            warnings.warn(
-                f"batch_size={self.batch_size} does not divide the rollout of {size} samples (n_steps={self.n_steps} x "
-                f"{self.n_envs} environments): each epoch ends with a minibatch of {size % self.batch_size}",
-                stacklevel=2,
             )
 
     def policy_loss(
@@ -301,6 +288,7 @@ class ShapedPolicyAlgorithm(RolloutCollection):
 
     def train(self) -> None:
         """Update the policy on the current rollout (Algorithm 1 of the paper, lines 10 to 22)."""
+        self._check_arguments()
         self.policy.set_training_mode(True)
         schedules.read(self.lr_schedule, self._current_progress_remaining, "learning_rate")  # before it reaches the optimizer
         self._update_learning_rate(self.policy.optimizer)
@@ -349,6 +337,10 @@ class ShapedPolicyAlgorithm(RolloutCollection):
             getattr(type(buffer), name) is not getattr(FlatRolloutBuffer, name) for name in ("get", "_get_samples")
         ):
             return lambda: ((samples, None) for samples in buffer.get(self.batch_size))
+        if not buffer.full:
+            raise ValueError(
+                f"the rollout buffer holds {buffer.pos} of {buffer.buffer_size} steps; collect a whole rollout first"
+            )
         rollout = cast(FlatRolloutBuffer, buffer).tensors()
 
         def epoch() -> Iterator[_Minibatch]:
@@ -449,7 +441,16 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> Self:
-        """Train; see SB3. TensorBoard runs are named after the algorithm unless ``tb_log_name`` is given."""
+        """Train; see SB3. TensorBoard runs are named after the algorithm unless ``tb_log_name`` is given.
+
+        :raises ValueError: if ``total_timesteps`` or a changed attribute is out of range, or there is no environment
+        :raises TypeError: if ``total_timesteps`` or a changed attribute is of the wrong type
+        """
+        validation.require_total_timesteps(total_timesteps)
+        if self.env is None:
+            raise ValueError("there is no environment to train in; pass env= to load, or call set_env first")
+        if total_timesteps == 0:
+            warnings.warn("total_timesteps=0: callbacks and logger are set up, and nothing is trained", stacklevel=2)
         return super().learn(
             total_timesteps=total_timesteps,
             callback=callback,
@@ -474,14 +475,14 @@ class ShapedPolicyAlgorithm(RolloutCollection):
     def load(
         cls,
         path: str | pathlib.Path | io.BufferedIOBase,
-        env: GymEnv | None = None,
+        env: GymEnv | str | None = None,
         device: torch.device | str = "auto",
         custom_objects: dict[str, Any] | None = None,
         print_system_info: bool = False,
         force_reset: bool = True,
         **kwargs: Any,
     ) -> Self:
-        """Load a model that :meth:`save` wrote; see SB3 for the arguments.
+        """Load a model that :meth:`save` wrote; see SB3 for the arguments. ``env`` may be a registered id, too.
 
         :raises ValueError: if the file is damaged, was saved by another algorithm, or an argument is out of range
         :raises TypeError: if an argument is unknown or of the wrong type
@@ -494,7 +495,15 @@ class ShapedPolicyAlgorithm(RolloutCollection):
                 f"{cls.__name__}.load got the unknown arguments {sorted(unknown)}; allowed are those of {cls.__name__}"
             )
         restored = cls._restored_arguments(saved, {**(custom_objects or {}), **kwargs})
-        return super().load(path, env, device, custom_objects, print_system_info, force_reset, **{**kwargs, **restored})
+        return super().load(
+            path,
+            env,  # type: ignore[arg-type]  # _wrap_env takes ids
+            device,
+            custom_objects,
+            print_system_info,
+            force_reset,
+            **{**kwargs, **restored},
+        )
 
     @classmethod
     def _restored_arguments(cls, saved: SavedModel, replacements: dict[str, Any]) -> dict[str, Any]:

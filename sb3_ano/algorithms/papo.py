@@ -3,7 +3,6 @@
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
-from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule, TensorDict
@@ -57,6 +56,8 @@ class PAPO(ShapedPolicyAlgorithm):
     :param max_epoch_kl: an epoch whose mean KL exceeds this is the last one of its update; None for no limit
     """
 
+    _buffers = (TDRolloutBuffer, DictTDRolloutBuffer)
+
     def __init__(
         self,
         policy: str | type[ActorCriticPolicy],
@@ -93,6 +94,7 @@ class PAPO(ShapedPolicyAlgorithm):
         clip_range_high: float | str | Schedule | None = None,
         torch_compile: bool | Literal["auto"] = "auto",
         precision: Literal["float32", "bfloat16"] = "float32",
+        check_finite: bool = True,
     ):
         super().__init__(
             policy,
@@ -124,6 +126,7 @@ class PAPO(ShapedPolicyAlgorithm):
             clip_range_high=clip_range_high,
             torch_compile=torch_compile,
             precision=precision,
+            check_finite=check_finite,
         )
         self.k = k
         self.omega1 = omega1
@@ -133,21 +136,13 @@ class PAPO(ShapedPolicyAlgorithm):
             self._setup_model()
 
     def _setup_model(self) -> None:
-        for name in ("k", "omega1", "omega2"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not value > 0:
-                raise ValueError(f"{name}={value!r} is not allowed; allowed are numbers above 0")
-        if self.max_epoch_kl is not None and not self.max_epoch_kl > 0:
-            raise ValueError(f"max_epoch_kl={self.max_epoch_kl!r} is not allowed; allowed are None and numbers above 0")
-        needed = DictTDRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else TDRolloutBuffer
-        if self.rollout_buffer_class is None:
-            self.rollout_buffer_class = needed
-        if not (isinstance(self.rollout_buffer_class, type) and issubclass(self.rollout_buffer_class, needed)):
+        super()._setup_model()
+        needed = self._default_buffer()
+        if not isinstance(self.rollout_buffer, needed):
             raise ValueError(
                 f"rollout_buffer_class={self.rollout_buffer_class!r} gives PAPO no td_errors of these observations; "
                 f"allowed are {needed.__name__} and its subclasses"
             )
-        super()._setup_model()
 
     def policy_loss(
         self, log_ratio: torch.Tensor, advantages: torch.Tensor, region: TrustRegion, samples: RolloutSamples

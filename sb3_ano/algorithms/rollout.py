@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,12 +17,15 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 
 from sb3_ano.algorithms.actor import Actor, Observations, make_actor
 from sb3_ano.algorithms.buffers import FlatRolloutBuffer
+from sb3_ano.algorithms.validation import require_arguments
 
 Arrays: TypeAlias = np.ndarray | dict[str, np.ndarray] | tuple[np.ndarray, ...]
 
 
 class RolloutCollection(OnPolicyAlgorithm):
     """SB3's on-policy algorithm with a faster ``collect_rollouts``."""
+
+    check_finite: bool = True
 
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
@@ -32,6 +35,11 @@ class RolloutCollection(OnPolicyAlgorithm):
         :return: False if a callback ended the training
         :raises ValueError: if an environment returns NaN or infinity
         """
+        require_arguments(self)  # a user or a callback may have changed them
+        if isinstance(rollout_buffer, FlatRolloutBuffer):
+            rollout_buffer.buffer_size = n_rollout_steps  # the buffer is laid out anew if n_steps has changed
+        if not self.check_finite:
+            return self._collect(env, callback, rollout_buffer, n_rollout_steps, lambda *step: None)
         with checked_steps(env, self.num_timesteps // env.num_envs, self._last_obs) as check:
             return self._collect(env, callback, rollout_buffer, n_rollout_steps, check)
 
@@ -41,7 +49,7 @@ class RolloutCollection(OnPolicyAlgorithm):
         callback: BaseCallback,
         rollout_buffer: RolloutBuffer,
         n_rollout_steps: int,
-        check: "FiniteCheck",
+        check: Callable[[Any, np.ndarray, np.ndarray, list[dict]], None],
     ) -> bool:
         self.policy.set_training_mode(False)
         n_steps = 0
@@ -240,7 +248,8 @@ def require_finite(what: str, values: Arrays, step: int, environment: int | None
         index = int(where[0]) if environment is None else environment
         raise ValueError(
             f"environment {index} returned {array[tuple(where)]} in its {what}{key} at step {step} of the training "
-            "(environments count from 0, steps for each environment); observations and rewards must be finite"
+            "(environments count from 0, steps for each environment); observations and rewards must be finite, or "
+            "check_finite=False leaves them to the policy"
         )
 
 

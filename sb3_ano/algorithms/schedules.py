@@ -6,42 +6,38 @@ from numbers import Real
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
+_ALLOWED = "allowed are a finite number from 0, a schedule such as LinearSchedule(0.2, 0.05, 1.0), and 'lin_0.2'"
 
-def as_radius(value: float | str | Schedule, name: str) -> FloatSchedule:
-    """Turn a radius into a schedule of the remaining progress, which runs from 1 to 0.
+
+def as_schedule(value: float | str | Schedule, name: str) -> FloatSchedule:
+    """Convert a radius or learning rate to a schedule of the remaining progress, which runs from 1 to 0.
 
     :param value: a number, a callable, or ``"lin_x"``, linear from x to 0 as in the RL Zoo
-    :param name: the argument, for messages
+    :param name: name of the argument, for messages
     :raises ValueError: if a number is negative, infinite or NaN, or a string is not ``lin_x``
     :raises TypeError: if the value is of another type
     """
-    allowed = "allowed are a number above 0, a schedule such as LinearSchedule(0.2, 0.05, 1.0), or 'lin_0.2'"
-    if isinstance(value, str):
+    if isinstance(value, FloatSchedule):
+        schedule = value
+    elif isinstance(value, str):
         kind, _, number = value.partition("_")
         try:
             start = float(number)
         except ValueError:
             start = math.nan
         if kind != "lin" or not 0.0 < start < math.inf:
-            raise ValueError(f"{name}={value!r} is not a schedule; {allowed}")
-        return FloatSchedule(LinearSchedule(start, 0.0, 1.0))
-    schedule = as_schedule(value, name, allowed)
+            raise ValueError(f"{name}={value!r} is not a schedule; {_ALLOWED}")
+        schedule = FloatSchedule(LinearSchedule(start, 0.0, 1.0))
+    elif isinstance(value, Real) and not isinstance(value, bool):
+        schedule = FloatSchedule(float(value))
+    elif callable(value):
+        schedule = FloatSchedule(value)
+    else:
+        raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; {_ALLOWED}")
     constant = constant_value(schedule)
     if constant is not None and not 0.0 <= constant < math.inf:
-        raise ValueError(f"{name}={constant} is not a radius; {allowed}")
+        raise ValueError(f"{name}={constant} is not allowed; {_ALLOWED}")
     return schedule
-
-
-def as_schedule(value: float | Schedule, name: str, allowed: str = "allowed are a number and a schedule") -> FloatSchedule:
-    """SB3's schedule of a number or a callable.
-
-    :raises TypeError: if the value is neither
-    """
-    if isinstance(value, Real) and not isinstance(value, bool):
-        return FloatSchedule(float(value))
-    if not callable(value):
-        raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; {allowed}")
-    return FloatSchedule(value)
 
 
 def require_positive(schedule: FloatSchedule, name: str) -> None:
@@ -58,6 +54,14 @@ def constant_value(schedule: Schedule) -> float | None:
     while isinstance(schedule, FloatSchedule):
         schedule = schedule.value_schedule
     return float(schedule.val) if isinstance(schedule, ConstantSchedule) else None
+
+
+def shown(schedule: Schedule) -> str:
+    """A schedule in short: its number if it is constant."""
+    constant = constant_value(schedule)
+    while isinstance(schedule, FloatSchedule):
+        schedule = schedule.value_schedule
+    return repr(schedule) if constant is None else f"{constant:g}"
 
 
 def read(schedule: Schedule, progress_remaining: float, name: str) -> float:

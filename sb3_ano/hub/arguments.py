@@ -83,7 +83,10 @@ _COMMON: dict[str, Check] = {
     "clip_range_high": optional(_schedule),
     "torch_compile": one_of("auto", False, True),
     "precision": one_of("float32", "bfloat16"),
+    "check_finite": boolean,
 }
+#: Defaults of arguments that agents stored by earlier versions lack.
+_LATER = {"check_finite": True}
 _PAPO: dict[str, Check] = {
     "k": number(0.0),
     "omega1": number(0.0),
@@ -156,7 +159,7 @@ def decode_arguments(
     :raises SafeFormatError: if an argument is missing, unknown, not allowed, or has to be supplied by the caller
     """
     checks = argument_checks(algorithm)
-    fields(document, "arguments", checks)
+    document = _LATER | fields(document, "arguments", [name for name in checks if name not in _LATER], checks)
     attributes = {}
     for name, check in checks.items():
         given = name in custom

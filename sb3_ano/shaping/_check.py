@@ -26,7 +26,9 @@ class ShapeProperties:
 
     :param name: name of the shape
     :param at_zero: ``h(0)``, 0 for an anchored shape (Definition 3.2)
-    :param violation: ``(x, h(x))`` nearest to ``x = 0`` where ``h(x) <= x`` fails (Definition 3.2), or None
+    :param slope_at_zero: ``h'(0)``, which must be above 0 for an update to follow the advantages
+    :param not_finite: ``x`` nearest to 0 where value or slope is NaN or Inf, and the two of them there; None if there is none
+    :param violation: ``(x, h(x))`` where ``h(x) <= x`` fails most (Definition 3.2), on the grid if it fails there; or None
     :param smooth: differentiable everywhere (Principle 1)
     :param kinks: where it is not
     :param argmax: smallest and largest maximiser, within 1e-9 of the supremum; infinite if outside the grid (Principle 2)
@@ -39,6 +41,8 @@ class ShapeProperties:
 
     name: str
     at_zero: float
+    slope_at_zero: float
+    not_finite: tuple[float, float, float] | None
     violation: tuple[float, float] | None
     smooth: bool
     kinks: tuple[float, ...]
@@ -48,6 +52,19 @@ class ShapeProperties:
     slope_right: float
     inflections: int
     redescending: bool
+
+    @property
+    def complaint(self) -> str | None:
+        """Why the shape cannot train a policy: not finite, not anchored, no positive slope at 0; or None."""
+        if self.not_finite is not None:
+            x, value, slope = self.not_finite
+            return f"shaping={self.name!r} is not finite at x = {x:.12g}: h(x) = {value:g} with slope {slope:g}; clamp x"
+        if self.anchoring_complaint is None and not self.slope_at_zero > 0.0:
+            return (
+                f"shaping={self.name!r} has the slope {self.slope_at_zero:g} at x = 0, allowed are slopes above 0: "
+                "without one, updates do not follow the advantages"
+            )
+        return self.anchoring_complaint
 
     @property
     def anchoring_complaint(self) -> str | None:
@@ -65,7 +82,7 @@ class ShapeProperties:
         if self.violation is None:
             return None
         x, value = self.violation
-        return f"shaping={self.name!r} violates enclosure: h({x:g}) = {value:g}, allowed is h(x) <= x (Definition 3.2)"
+        return f"shaping={self.name!r} violates enclosure: h({x:.12g}) = {value:.12g}, allowed is h(x) <= x (Definition 3.2)"
 
     @property
     def bounded_argmax(self) -> bool:
@@ -92,11 +109,11 @@ class ShapePropertiesPair(NamedTuple):
 
 
 def check(shaping: ShapingLike) -> ShapeProperties | ShapePropertiesPair:
-    """Measure the properties of Table 1, and insist on Definition 3.2.
+    """Measure the properties of Table 1, and require Definition 3.2 and a positive slope at 0.
 
     :param shaping: anything that :func:`~sb3_ano.shaping.resolve` takes
     :return: the properties, which print as the table; for a pair, those of both
-    :raises ValueError: if anchoring or enclosure fails, with the offending point
+    :raises ValueError: if anchoring or enclosure fails, value or slope is NaN or Inf, or the slope at 0 is not positive
     """
     shape = resolve(shaping)
     if isinstance(shape, ShapingPair):
@@ -106,7 +123,7 @@ def check(shaping: ShapingLike) -> ShapeProperties | ShapePropertiesPair:
 
 def _check_one(shape: Shaping) -> ShapeProperties:
     properties = measure(shape)
-    complaint = properties.anchoring_complaint or properties.enclosure_complaint
+    complaint = properties.complaint or properties.enclosure_complaint
     if complaint is not None:
         raise ValueError(complaint)
     return properties
@@ -120,8 +137,7 @@ def measure(shape: Shaping) -> ShapeProperties:
     value, slope = _value_and_slope(shape, x)
     left, right = slope[: len(TAIL)].flip(0), slope[-len(TAIL) :]
 
-    outside = ~(value - x <= _TOLERANCE * (1.0 + x.abs()))  # also where the value is not a number
-    violations = torch.stack([x, value], dim=1)[outside].tolist()
+    broken = torch.stack([x, value, slope], dim=1)[~(value.isfinite() & slope.isfinite())].tolist()
     argmax = _argmax(x, value)
     kinks = _kinks(shape, grid)
     slope_left, slope_right = _limit(left), _limit(right)
@@ -129,7 +145,9 @@ def measure(shape: Shaping) -> ShapeProperties:
     return ShapeProperties(
         name=str(name_of(shape)),
         at_zero=value[x == 0.0].item(),
-        violation=min(((at, h) for at, h in violations), key=lambda point: abs(point[0]), default=None),
+        slope_at_zero=slope[x == 0.0].item() + 0.0,  # no -0.0
+        not_finite=min(map(tuple, broken), key=lambda point: abs(point[0]), default=None),
+        violation=_violation(x, value),
         smooth=not kinks,
         kinks=kinks,
         argmax=argmax,
@@ -149,6 +167,16 @@ def _value_and_slope(shape: Shaping, x: torch.Tensor) -> tuple[torch.Tensor, tor
             return value, torch.zeros_like(value)
         (slope,) = torch.autograd.grad(value.sum(), x)
     return value.detach(), slope
+
+
+def _violation(x: torch.Tensor, value: torch.Tensor) -> tuple[float, float] | None:
+    excess = value - x
+    above = excess > _TOLERANCE * (1.0 + x.abs())
+    for part in (above & (x.abs() <= GRID_LIMIT), above):
+        if part.any():
+            worst = torch.where(part, excess, -math.inf).argmax()
+            return x[worst].item(), value[worst].item()
+    return None
 
 
 def _limit(slopes: torch.Tensor) -> float:
@@ -230,6 +258,7 @@ def _describe_right(properties: ShapeProperties) -> str:
 
 _ROWS = (
     ("Anchoring, h(0) = 0", lambda p: "no" if p.anchoring_complaint else "yes"),
+    ("Slope at 0", lambda p: _number(p.slope_at_zero)),
     ("Enclosure, h(x) <= x", lambda p: f"no, at x = {_number(p.violation[0])}" if p.violation else "yes"),
     ("Smoothness (Principle 1)", lambda p: "smooth" if p.smooth else "kinks at " + ", ".join(map(_number, p.kinks))),
     ("Argmax (Principle 2)", _describe_argmax),

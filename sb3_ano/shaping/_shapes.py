@@ -1,8 +1,10 @@
 """The shapes, their registry, and the ways to name one."""
 
+import copy
 import difflib
 import importlib
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias, cast
@@ -136,7 +138,12 @@ def name_of(shaping: ShapingLike) -> str | list[str]:
     if isinstance(shaping, _RatioShape):
         return f"from_ratio({name_of(cast(Shaping, shaping.function))})"
     if hasattr(shaping, "__qualname__"):
-        return f"{shaping.__module__}:{shaping.__qualname__}"
+        module, name = shaping.__module__, shaping.__qualname__
+        # Functions of PyTorch are qualified by a class that their module does not have.
+        short = name.rpartition(".")[2]
+        if getattr(sys.modules.get(module), short, None) is shaping:
+            name = short
+        return f"{module}:{name}"
     return f"{type(shaping).__module__}:<{type(shaping).__qualname__}>"
 
 
@@ -207,6 +214,8 @@ def from_ratio(f: RatioFunction, g: RatioFunction | None = None) -> Shaping | Sh
 def evaluate(shape: Shaping, x: torch.Tensor) -> torch.Tensor:
     """``h(x)``, with a clear complaint where ``shape`` is not an elementwise function of one tensor."""
     try:
+        if isinstance(shape, torch.nn.Module):  # whose parameters may be of another type than x
+            shape = copy.deepcopy(shape).to(x.dtype)
         value = shape(x)
     except Exception as error:  # whatever a user's function raises
         raise TypeError(

@@ -28,15 +28,16 @@ def surrogate(
     is zero. Radii below :data:`MIN_RADIUS` are raised to it, because schedules end at 0 or slightly below.
 
     :param log_ratio: log-probability of the action minus its log-probability when it was taken, ``(batch,)`` or any shape
-    :param advantages: advantage estimates, broadcastable with ``log_ratio``
+    :param advantages: advantage estimates, in the shape of ``log_ratio``, or with 1 in place of a length, or 0-d
     :param shaping: anything that :func:`resolve` takes
     :param eps_low: radius below 1, acting where ``A < 0``; a number or a 0-d tensor
     :param eps_high: radius above 1, acting where ``A >= 0``
-    :return: the objective, in the broadcast shape of the inputs
-    :raises ValueError: if a radius is a number that is not finite
+    :return: the objective, in the shape of ``log_ratio``
+    :raises ValueError: if shapes differ otherwise, or a radius is a number that is not finite
     """
     shape = as_pair(shaping)
     dtype = torch.promote_types(torch.promote_types(log_ratio.dtype, advantages.dtype), torch.float32)
+    _require_shape("advantages", advantages, log_ratio)
     log_ratio, advantages = log_ratio.to(dtype), advantages.to(dtype)
     low, high = (_radius(eps, name, log_ratio) for eps, name in ((eps_low, "eps_low"), (eps_high, "eps_high")))
 
@@ -54,11 +55,22 @@ def surrogate(
     return advantages + advantages * signed_eps * h
 
 
+def _require_shape(name: str, tensor: torch.Tensor, log_ratio: torch.Tensor) -> None:
+    # Of (batch, 1) and (batch,), broadcasting makes (batch, batch), whose mean is wrong and looks right.
+    lengths = zip(tensor.shape, log_ratio.shape, strict=False)
+    if tensor.ndim not in (0, log_ratio.ndim) or any(length not in (1, full) for length, full in lengths):
+        raise ValueError(
+            f"{name} has the shape {tuple(tensor.shape)} and log_ratio {tuple(log_ratio.shape)}; allowed are the same shape, "
+            "1 in place of a length, and ()"
+        )
+
+
 def _radius(eps: float | torch.Tensor, name: str, like: torch.Tensor) -> torch.Tensor:
     if not isinstance(eps, torch.Tensor):
         if not math.isfinite(eps):
             raise ValueError(f"{name}={eps} is not a radius; allowed are finite numbers above 0")
         eps = torch.tensor(eps, dtype=like.dtype, device=like.device)
+    _require_shape(name, eps, like)
     return eps.to(like.dtype).clamp(min=MIN_RADIUS)
 
 

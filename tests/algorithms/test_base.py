@@ -1,5 +1,6 @@
 """What the three algorithms share with SB3's PPO, and bad input."""
 
+import copy
 import inspect
 import math
 import types
@@ -18,8 +19,9 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ano import PAPO
+from sb3_ano import ANO, PAPO
 from tests.common import ALGORITHMS, SMALL, needs_compiler, parameters
 from tests.tiny_envs import (
     BOX_ACTIONS,
@@ -28,6 +30,7 @@ from tests.tiny_envs import (
     IMAGE_OBSERVATIONS,
     TinyEnv,
     tiny_vec_env,
+    vec_env_with_bad_number,
 )
 
 pytestmark = pytest.mark.parametrize("cls", ALGORITHMS)
@@ -149,12 +152,22 @@ def test_target_kl_ends_the_update(cls, capsys):
 
 
 def test_target_kl_may_end_the_update_at_its_first_minibatch(cls):
-    model = cls("MlpPolicy", "CartPole-v1", **SMALL, target_kl=-1.0)
+    class Move(BaseCallback):
+        """Moves the policy between collection and update."""
+
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_end(self) -> None:
+            torch.nn.init.normal_(self.model.policy.action_net.weight)
+
+    model = cls("MlpPolicy", "CartPole-v1", **SMALL, target_kl=1e-6)
     before = parameters(model)
-    model.learn(32)
-    assert torch.equal(parameters(model), before)
+    model.learn(32, callback=Move())
+    moved = parameters(model) != before
+    assert moved.sum() == model.policy.action_net.weight.numel()
     assert model.logger.name_to_value["train/grad_norm"] == 0.0
-    assert model.logger.name_to_value["train/ratio_mean"] == pytest.approx(1.0)
+    assert model.logger.name_to_value["train/approx_kl"] > 1.5e-6
 
 
 def test_sb3s_log_names_are_there(cls):
@@ -220,15 +233,50 @@ def test_custom_policies_and_extractors_are_used(cls):
         ({"clip_range": "0.2"}, ValueError, "clip_range='0.2' is not a schedule; allowed are"),
         ({"clip_range": None}, TypeError, "clip_range=None"),
         ({"clip_range": math.inf}, ValueError, "clip_range=inf .*allowed are"),
-        ({"learning_rate": "lin_3e-4"}, TypeError, "learning_rate='lin_3e-4' .*allowed are"),
+        ({"learning_rate": "cos_3e-4"}, ValueError, "learning_rate='cos_3e-4' .*allowed are"),
+        ({"learning_rate": None}, TypeError, "learning_rate=None is of type NoneType; allowed are"),
+        ({"learning_rate": -1e-3}, ValueError, "learning_rate=-0.001 .*allowed are"),
         ({"max_grad_norm": math.nan}, ValueError, "max_grad_norm=nan .*allowed are"),
+        # review users U18
+        ({"max_grad_norm": None}, TypeError, "max_grad_norm=None is of type NoneType; allowed are numbers from 0, inf"),
+        ({"gamma": 1.5}, ValueError, "gamma=1.5 is not allowed; allowed are numbers from 0 to 1"),
+        ({"gamma": "0.9"}, TypeError, "gamma='0.9' is of type str"),
+        ({"gae_lambda": -1}, ValueError, "gae_lambda=-1 .*from 0 to 1"),
+        ({"ent_coef": "auto"}, TypeError, "ent_coef='auto' is of type str; allowed are finite numbers"),
+        ({"ent_coef": math.nan}, ValueError, "ent_coef=nan .*finite"),
+        ({"vf_coef": None}, TypeError, "vf_coef=None"),
+        ({"target_kl": -1}, ValueError, "target_kl=-1 is not allowed; allowed are None and numbers above 0"),
+        ({"target_kl": "0.1"}, TypeError, "target_kl='0.1'"),
+        ({"normalize_advantage": 1}, TypeError, "normalize_advantage=1 is of type int; allowed are True and False"),
+        ({"use_sde": 0}, TypeError, "use_sde=0 is of type int; allowed are True and False"),
+        ({"sde_sample_freq": 0.5}, ValueError, "sde_sample_freq=0.5 .*integers from -1"),
+        ({"stats_window_size": 0}, ValueError, "stats_window_size=0 .*positive integers"),
+        ({"seed": -1}, ValueError, "seed=-1 is not allowed; allowed are None and integers from 0"),
+        ({"seed": 2**32}, ValueError, "seed=4294967296"),
+        ({"policy_kwargs": 3}, TypeError, "policy_kwargs=3 .*dictionaries"),
+        ({"rollout_buffer_kwargs": [1]}, TypeError, "rollout_buffer_kwargs=.1. .*dictionaries"),
+        ({"rollout_buffer_class": 3}, TypeError, "rollout_buffer_class=3 .*rollout buffer classes"),
+        ({"tensorboard_log": 3}, TypeError, "tensorboard_log=3 .*paths"),
+        ({"check_finite": None}, TypeError, "check_finite=None"),
+        ({"torch_compile": None}, TypeError, "torch_compile=None .*'auto', True and False"),
+        ({"precision": "float16"}, ValueError, "precision='float16' .*'float32' and 'bfloat16'"),
+        ({"policy": 3}, TypeError, "policy_class=3 .*allowed are policy names and policy classes"),
+        # review users U23
+        ({"policy": "MlpLstmPolicy"}, ValueError, "'MlpLstmPolicy' is unknown; .*Recurrent and maskable .* not supported"),
+        # review users U17
+        ({"env": 3}, TypeError, "env=3 is of type int, not an environment; allowed are a registered id"),
+        ({"env": gym.Env}, TypeError, "is of type type, not an environment"),
+        ({"env": lambda: gym.make("CartPole-v1")}, TypeError, "is of type function, not an environment"),
+        ({"env": None}, TypeError, "env=None is not allowed; allowed are a registered id"),
         ({"clip_range_high": 0.0}, ValueError, "clip_range_high=0.0"),
         ({"clip_range_high": "cos_0.2"}, ValueError, "clip_range_high='cos_0.2'"),
         ({"clip_range_high": "lin_0"}, ValueError, "clip_range_high='lin_0'"),
         ({"clip_range_vf": -1}, ValueError, "clip_range_vf=-1"),
         ({"batch_size": 1}, ValueError, "batch_size=1 .*allowed are 2 and more"),
         ({"batch_size": 0}, ValueError, "batch_size=0 .*allowed are"),
-        ({"n_epochs": 2.5}, ValueError, "n_epochs=2.5"),
+        ({"n_epochs": 2.5}, ValueError, "n_epochs=2.5 is not allowed; allowed are positive integers"),
+        ({"n_steps": "32"}, TypeError, "n_steps='32' is of type str"),
+        ({"n_steps": True}, TypeError, "n_steps=True is of type bool"),
         ({"n_steps": 1}, ValueError, "n_steps=1 .*allowed are"),
         ({"torch_compile": "maybe"}, ValueError, "torch_compile='maybe' .*allowed are"),
         ({"policy": "MlpPolitik"}, ValueError, "MlpPolitik"),
@@ -242,16 +290,139 @@ def test_bad_arguments_are_named_with_what_is_allowed(cls, arguments, error, mes
         cls(**{"policy": "MlpPolicy", "env": "CartPole-v1", **arguments})
 
 
+# review users U19
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Dict({"a": spaces.Discrete(2)}), "does not support; allowed are Box, Discrete"),
+        (spaces.Dict({"a": spaces.Discrete(2)}), "action space Dict.* is not supported; allowed are Box, Discrete"),
+        (spaces.Tuple([spaces.Discrete(2)]), "action space Tuple.* is not supported"),
+        (spaces.Discrete(3, start=1), "action space Discrete\\(3, start=1\\), which is not supported; .*start 0"),
+        (spaces.MultiDiscrete([2, 2], start=[0, 1]), "is not supported; .*start 0"),
+        (spaces.MultiDiscrete([[2, 2], [3, 3]]), "is not supported; .*one-dimensional MultiDiscrete"),
+        (spaces.MultiBinary([2, 2]), "is not supported; .*one-dimensional MultiBinary"),
         (spaces.Box(-np.inf, np.inf, (1,)), "unbounded action space"),
     ],
+    ids=str,
 )
 def test_unsupported_action_spaces_are_named_with_what_is_allowed(cls, space, message):
     with pytest.raises(ValueError, match=message):
         cls("MlpPolicy", TinyEnv(BOX_OBSERVATIONS, space))
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (
+            spaces.Tuple([BOX_OBSERVATIONS, BOX_OBSERVATIONS]),
+            "observation space Tuple.*, which is not supported; allowed are Box",
+        ),
+        (spaces.Text(5), "observation space Text"),
+        (spaces.Sequence(spaces.Discrete(2)), "observation space Sequence"),
+        (spaces.Discrete(5, start=2), "observation space Discrete\\(5, start=2\\), .*start 0"),
+        (spaces.MultiDiscrete([[2, 2], [3, 3]]), "observation space MultiDiscrete.*one-dimensional"),
+        (spaces.Dict({"a": BOX_OBSERVATIONS, "mission": spaces.Text(5)}), "observation space 'mission' Text"),
+        (spaces.Dict({"a": spaces.Dict({"b": BOX_OBSERVATIONS})}), "observation space 'a' Dict"),
+    ],
+    ids=str,
+)
+def test_unsupported_observation_spaces_are_named_with_what_is_allowed(cls, space, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        cls("MultiInputPolicy", TinyEnv(space, spaces.Discrete(2)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_linear_learning_rate_may_be_given_as_in_the_zoo(cls, tmp_path):  # review users U20
+    model = cls("MlpPolicy", "CartPole-v1", **SMALL, learning_rate="lin_0.001").learn(64)
+    assert model.logger.name_to_value["train/learning_rate"] == 0.0
+    assert [model.lr_schedule(progress) for progress in (1.0, 0.5)] == [0.001, 0.0005]
+    model.save(tmp_path / "model")
+    assert cls.load(tmp_path / "model", learning_rate="lin_0.002").lr_schedule(0.5) == 0.001
+
+
+@pytest.mark.parametrize(
+    ("total", "error", "message"),
+    [
+        ("100", TypeError, "total_timesteps='100' is of type str"),
+        (None, TypeError, "total_timesteps=None"),
+        (-1, ValueError, "total_timesteps=-1 is not allowed; allowed are numbers from 0"),
+        (math.nan, ValueError, "total_timesteps=nan"),
+    ],
+)
+def test_a_training_of_no_length_is_named(cls, total, error, message):  # review users U18
+    with pytest.raises(error, match=message):
+        cls("MlpPolicy", "CartPole-v1", **SMALL).learn(total)
+
+
+def test_a_training_of_length_zero_only_sets_up_and_says_so(cls):  # review users U18
+    model = cls("MlpPolicy", "CartPole-v1", **SMALL)
+    before = parameters(model)
+    with pytest.warns(UserWarning, match="total_timesteps=0: .*nothing is trained"):
+        model.learn(0)
+    model.logger.record("mine", 1)
+    assert model.num_timesteps == 0
+    assert torch.equal(parameters(model), before)
+    assert model.learn(1e1).num_timesteps == 32  # a float is a number, as in SB3
+
+
+def test_training_without_an_environment_says_what_to_do(cls, tmp_path):  # review users U18
+    cls("MlpPolicy", "CartPole-v1", **SMALL).save(tmp_path / "model")
+    model = cls.load(tmp_path / "model")
+    with pytest.raises(ValueError, match="there is no environment to train in; pass env= to load, or call set_env first"):
+        model.learn(32)
+    model.set_env("CartPole-v1")  # review users U21
+    assert model.learn(32).num_timesteps == 32
+    assert cls.load(tmp_path / "model", env="CartPole-v1").learn(32).num_timesteps == 32
+    with pytest.raises(ValueError, match="env='CartPol-v1' is not a registered environment"):
+        cls.load(tmp_path / "model", env="CartPol-v1")
+
+
+class Blind(gym.ObservationWrapper):
+    """Sees nothing where the first number is negative."""
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        return np.where(observation[0] < 0.0, np.array([np.nan, np.inf, -np.inf, 0.0]), observation).astype(np.float32)
+
+
+class Forgiving(FlattenExtractor):
+    """Replaces NaN by 0, and infinities by 10 and -10."""
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return torch.nan_to_num(super().forward(observations), nan=0.0, posinf=10.0, neginf=-10.0)
+
+
+def test_the_check_of_nan_and_inf_can_be_switched_off(cls, tmp_path):  # review users U7
+    env = Blind(TinyEnv(copy.deepcopy(BOX_OBSERVATIONS), spaces.Discrete(2)))
+    settings = {**SMALL, "policy_kwargs": {"features_extractor_class": Forgiving}}
+    model = cls("MlpPolicy", env, **settings)
+    with pytest.raises(ValueError, match="environment 0 returned nan .* or check_finite=False leaves them to the policy"):
+        model.learn(64)
+    model.save(tmp_path / "checked")
+    model = cls("MlpPolicy", env, **settings, check_finite=False).learn(64)
+    assert np.isnan(model.rollout_buffer.observations).any()
+    assert model.n_skipped_minibatches == 0
+    assert parameters(model).isfinite().all()
+    model.save(tmp_path / "unchecked")
+    assert cls.load(tmp_path / "unchecked").check_finite is False
+    assert cls.load(tmp_path / "checked").check_finite is True
+    if cls is ANO:
+        ppo = PPO("MlpPolicy", env, **settings).learn(64)
+        model = cls("MlpPolicy", env, **settings, shaping="ppo", check_finite=False).learn(64)
+        assert torch.allclose(parameters(model), parameters(ppo), rtol=1e-5, atol=1e-7)
+
+
+def test_the_check_of_nan_and_inf_can_be_switched_off_below_vec_normalize(cls):  # review users U7
+    env = VecNormalize(vec_env_with_bad_number(0, "reward", math.nan, at=200, n_envs=2), norm_obs=False)
+    cls("MlpPolicy", env, **SMALL, check_finite=False).learn(64)
+    assert "step_wait" not in vars(env.venv)
+
+
+def test_the_representation_shows_the_radii(cls):  # review users U21
+    shaping = "shaping='ano', " if cls is ANO else ""
+    model = cls("MlpPolicy", "CartPole-v1", **SMALL)
+    assert repr(model) == f"{cls.__name__}({shaping}clip_range=0.2)"
+    model = cls("MlpPolicy", "CartPole-v1", **SMALL, clip_range=LinearSchedule(0.2, 0.1, 1.0), clip_range_high=0.28)
+    schedule = "LinearSchedule(start=0.2, end=0.1, end_fraction=1.0)"
+    assert repr(model) == f"{cls.__name__}({shaping}clip_range={schedule}, clip_range_high=0.28)"
 
 
 @pytest.mark.parametrize("name", ["clip_range", "clip_range_high", "clip_range_vf", "learning_rate"])

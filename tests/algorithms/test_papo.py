@@ -155,14 +155,14 @@ def test_an_epoch_beyond_the_kl_limit_is_the_last_one():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "error", "message"),
     [
-        ({"k": 0}, "k=0 .*allowed are"),
-        ({"omega1": -0.1}, "omega1=-0.1 .*allowed are"),
-        ({"omega2": "much"}, "omega2='much' .*allowed are"),
-        ({"max_epoch_kl": 0.0}, "max_epoch_kl=0.0 .*allowed are"),
+        ({"k": 0}, ValueError, "k=0 .*allowed are"),
+        ({"omega1": -0.1}, ValueError, "omega1=-0.1 .*allowed are"),
+        ({"omega2": "much"}, TypeError, "omega2='much' is of type str; allowed are"),
+        ({"max_epoch_kl": 0.0}, ValueError, "max_epoch_kl=0.0 .*allowed are"),
     ],
 )
-def test_bad_coefficients_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_coefficients_are_named(arguments, error, message):
+    with pytest.raises(error, match=message):
         PAPO("MlpPolicy", "CartPole-v1", **SMALL, **arguments)

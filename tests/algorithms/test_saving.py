@@ -121,6 +121,13 @@ def test_a_shape_that_was_edited_is_noticed(tmp_path, module_with_shape):
         ANO.load(tmp_path / "model")
 
 
+@pytest.mark.parametrize("name", ["shaping_name", "shaping_fingerprint"])
+def test_a_file_without_the_shape_is_refused(name, tmp_path):  # review core 12
+    trained().save(tmp_path / "model", exclude=[name])
+    with pytest.raises(ValueError, match=f"lacks {name}; save the model again without exclude="):
+        ANO.load(tmp_path / "model", shaping="ano")
+
+
 def test_going_on_with_another_shape_is_possible_and_warned_about(tmp_path):
     trained().save(tmp_path / "model")
     with pytest.warns(UserWarning, match="was trained with shaping='ano'; shaping= goes on with another one"):

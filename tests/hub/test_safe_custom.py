@@ -133,7 +133,7 @@ def test_arguments_can_be_replaced(tmp_path):
         ),
         ({"policy_kwargs.net_arc": [1]}, TypeError, r"custom_objects has 'policy_kwargs.net_arc'"),
         ([1], TypeError, r"custom_objects=\[1\] is not allowed"),
-        ({"clip_range": -0.1}, SafeFormatError, "clip_range=-0.1 is not a radius"),
+        ({"clip_range": -0.1}, SafeFormatError, "clip_range=-0.1 is not allowed"),
         ({"n_steps": 0}, SafeFormatError, "n_steps=0 is not allowed"),
         ({"policy": "OwnPolicy"}, SafeFormatError, "policy='OwnPolicy' is not allowed; allowed are 'MlpPolicy'"),
         ({"policy_kwargs": {"net_arch": [64, 32]}}, SafeFormatError, "but that of the policy that the JSON describes is"),

@@ -89,13 +89,71 @@ def test_a_shape_that_is_not_anchored_is_refused_with_its_value():
 
 
 def test_a_shape_above_the_identity_is_refused_with_the_point():
-    with pytest.raises(ValueError, match="violates enclosure: h\\(-4.00098\\) = -4"):
+    with pytest.raises(ValueError, match="violates enclosure: h\\(-64\\) = -4, allowed is h"):
         check(lambda x: x.clamp(min=-4.0))
 
 
-def test_a_shape_that_is_not_a_number_is_refused():
-    with pytest.raises(ValueError, match="violates enclosure"):
-        check(lambda x: torch.where(x > 5.0, torch.full_like(x, math.nan), x))
+def test_the_worst_point_above_the_identity_is_printed_with_its_digits():  # review users U14
+    with pytest.raises(ValueError, match="'torch:tanh' violates enclosure: h\\(-64\\) = -1, allowed"):
+        check(torch.tanh)
+    with pytest.raises(ValueError, match="violates enclosure: h\\(2\\) = 2.000001, allowed"):
+        check(lambda x: x + 1e-6 * (x * (4 - x) / 4).clamp(min=0.0))
+    # beyond the grid only
+    with pytest.raises(ValueError, match="violates enclosure: h\\(1000000\\) = 1000000.01, allowed"):
+        check(lambda x: x + 0.01 * (x > 5e5))
+
+
+@pytest.mark.parametrize(
+    ("shape", "point"),
+    [
+        (torch.log1p, "h\\(x\\) = -inf"),
+        (lambda x: torch.where(x > 5.0, torch.full_like(x, math.nan), x), "x = 5.0009765625: h\\(x\\) = nan"),
+        (lambda x: 1 - torch.exp(-x), "x = -1000: h\\(x\\) = -inf"),
+        # Autograd multiplies the branch not taken, NaN, by 0.
+        (lambda x: torch.where(x < 0, x, x.abs().sqrt() - x.abs().sqrt() + x), "x = 0: h\\(x\\) = 0 with slope nan"),
+    ],
+    ids=["log1p", "step to NaN", "overflow", "slope"],
+)
+def test_a_shape_that_is_not_finite_is_rejected_with_the_point(shape, point):  # review users U13
+    with pytest.raises(ValueError, match=f"is not finite at .*{point}"):
+        check(shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "slope"),
+    [
+        (lambda x: x.clamp(max=1.0).detach(), "0"),
+        (lambda x: -x.abs(), "0"),
+        (lambda x: -x - x.abs(), "-1"),
+    ],
+    ids=["detached", "-|x|", "descent"],
+)
+def test_a_shape_that_cannot_improve_the_policy_is_rejected_with_its_slope(shape, slope):  # review users U12
+    with pytest.raises(ValueError, match=f"has the slope {slope} at x = 0, allowed are slopes above 0"):
+        check(shape)
+    assert measure(shape).slope_at_zero == float(slope)
+
+
+class Learned(torch.nn.Module):
+    """``x - softplus(w x)^2`` and what makes it 0 at 0, with float32 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.constant_(self.layer.weight, 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - self.layer(x.unsqueeze(-1)).squeeze(-1).square()
+
+
+def test_a_module_with_float32_parameters_is_measured_in_float64():  # review core 12
+    shape = Learned()
+    expected = measure(lambda x: x - 0.25 * x.square())
+    found = check(shape)
+    assert found.argmax == expected.argmax == (2.0, 2.0)
+    assert found.sup_slope == expected.sup_slope
+    assert found.smooth
+    assert shape.layer.weight.dtype == torch.float32
 
 
 def test_a_function_of_ratio_and_radius_is_told_of_from_ratio():
@@ -126,6 +184,6 @@ def test_the_table_has_a_column_for_each_shape():
     table = property_table([check(name) for name in ("ppo", "spo", "ano")])
     header, _, *rows = table.splitlines()
     assert header.split() == ["Property", "ppo", "spo", "ano"]
-    assert len(rows) == 8
+    assert len(rows) == 9
     assert "0 (redescending)" in table
     assert str(check("ano")).splitlines()[0].split() == ["Property", "ano"]

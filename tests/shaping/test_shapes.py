@@ -133,6 +133,8 @@ def test_only_functions_at_the_top_level_of_a_module_can_be_found_again():
     assert not is_importable(functools.partial(pseudo_huber))
     assert not is_importable(from_ratio(lambda r, eps: r))
     assert name_of(ano) == "ano"
+    assert name_of(torch.tanh) == "torch:tanh"  # review users U14
+    assert is_importable(torch.tanh)
     assert name_of([pseudo_huber, "spo"]) == ["tests.common:pseudo_huber", "spo"]
 
 

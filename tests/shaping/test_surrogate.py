@@ -194,3 +194,23 @@ def test_radii_that_are_none_are_refused():
             surrogate(torch.zeros(1), torch.ones(1), "ano", eps_low=eps, eps_high=0.2)
     with pytest.raises(ValueError, match="eps_high=0.0 is not a radius"):
         ratio_form("ano", eps_low=0.2, eps_high=0.0)
+
+
+@pytest.mark.parametrize("advantages", [(64,), (64, 64), (1, 64), (3, 1)], ids=str)
+def test_shapes_that_would_broadcast_to_another_are_refused(advantages):  # review users U15
+    log_ratio = torch.zeros(64, 1)
+    for other in ({}, {"eps_high": torch.full(advantages, 0.2)}):
+        tensor = torch.ones(64, 1) if other else torch.ones(advantages)
+        with pytest.raises(
+            ValueError, match=r"(advantages|eps_high) has the shape \(.*\) and log_ratio \(64, 1\); allowed are"
+        ):
+            surrogate(log_ratio, tensor, "ano", **{"eps_low": 0.2, "eps_high": 0.2, **other})
+
+
+@pytest.mark.parametrize("shape", [(), (1, 1), (4, 1), (1, 3), (4, 3)], ids=str)
+def test_one_advantage_or_radius_may_stand_for_a_whole_row_or_batch(shape):
+    log_ratio = torch.linspace(-1, 1, 12).reshape(4, 3)
+    advantages, eps = torch.full(shape, -2.0), torch.full(shape, 0.3)
+    found = surrogate(log_ratio, advantages, "ano", eps_low=eps, eps_high=0.2)
+    expected = surrogate(log_ratio.flatten(), torch.full((12,), -2.0), "ano", eps_low=0.3, eps_high=0.2)
+    assert torch.equal(found, expected.reshape(4, 3))
