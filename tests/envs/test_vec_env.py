@@ -122,7 +122,7 @@ def test_the_id_decides_about_sticky_actions_on_every_backend(backend, env_id, s
 @needs_atari
 def test_sticky_actions_make_ale_forget_actions():
     def run(env_id: str) -> np.ndarray:
-        env = make_vec_env(env_id, 1, "ale", seed=0, env_kwargs={"episodic_life": False})
+        env = make_vec_env(env_id, 1, backend="ale", seed=0, env_kwargs={"episodic_life": False})
         env.reset()
         seen = [env.step(np.array([2 + 3 * (step // 3 % 2) % 4]))[0] for step in range(40)]
         env.close()
@@ -137,7 +137,7 @@ def test_sticky_actions_make_ale_forget_actions():
 @pytest.mark.parametrize("backend", ["gymnasium", "envpool", "ale"])
 def test_the_protocol_can_be_changed(backend):
     changes = {"frame_stack": 1, "screen_size": 42, "full_action_space": True, "frame_skip": 2, "noop_max": 1}
-    env = make_vec_env("Pong-v5", 2, backend, env_kwargs=changes)
+    env = make_vec_env("Pong-v5", 2, backend=backend, env_kwargs=changes)
     assert env.observation_space == gym.spaces.Box(0, 255, (1, 42, 42), np.uint8)
     assert env.action_space == gym.spaces.Discrete(18)
     assert env.reset().shape == (2, 1, 42, 42)
@@ -163,7 +163,7 @@ def test_envpool_is_not_asked_for_no_noops_at_all():
 @needs_envpool
 @pytest.mark.parametrize("game", ["MsPacman", "NameThisGame", "Qbert", "UpNDown", "BattleZone"])
 def test_games_have_the_same_names_and_actions_everywhere(game):
-    made = [make_vec_env(f"{game}-v5", 1, backend) for backend in ("gymnasium", "envpool", "ale")]
+    made = [make_vec_env(f"{game}-v5", 1, backend=backend) for backend in ("gymnasium", "envpool", "ale")]
     assert len({str(env.action_space) for env in made}) == 1
     assert len({str(env.observation_space) for env in made}) == 1
     for env in made:
@@ -172,7 +172,7 @@ def test_games_have_the_same_names_and_actions_everywhere(game):
 
 @needs_envpool
 def test_envpool_renders_to_pictures_on_request():
-    env = make_vec_env("Pong-v5", 2, "envpool", env_kwargs={"render_mode": "rgb_array"})
+    env = make_vec_env("Pong-v5", 2, backend="envpool", env_kwargs={"render_mode": "rgb_array"})
     with pytest.raises(RuntimeError, match=r"call reset\(\) before rendering"):
         env.render()
     env.reset()
@@ -182,7 +182,7 @@ def test_envpool_renders_to_pictures_on_request():
 
 
 def test_gymnasiums_environments_are_ready_to_be_rendered():
-    env = make_vec_env("CartPole-v1", 2, "gymnasium")
+    env = make_vec_env("CartPole-v1", 2, backend="gymnasium")
     assert isinstance(env, DirectVecEnv)
     assert env.render_mode == "rgb_array"
     env.close()
@@ -202,7 +202,7 @@ def test_envpools_threads_stay_on_a_processor_each_only_if_there_is_one_for_each
 
     def threads_made_for(num_threads: int) -> list[set[int]]:
         before = processors_of_threads()
-        env = make_vec_env("HalfCheetah-v4", n_processors + 1, "envpool", num_threads=num_threads)
+        env = make_vec_env("HalfCheetah-v4", n_processors + 1, backend="envpool", num_threads=num_threads)
         env.reset()
         made = [allowed for task, allowed in processors_of_threads().items() if task not in before]
         env.close()

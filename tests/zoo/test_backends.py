@@ -75,7 +75,7 @@ def test_mujoco_is_trained_and_enjoyed_with_envpool(tmp_path):
 @needs_envpool
 def test_the_zoos_training_curves_read_a_batchs_monitor_file(tmp_path):
     folder = tmp_path / "logs" / "ano" / "Hopper-v5_1"
-    env = make_vec_env("Hopper-v5", 8, "envpool", monitor_dir=folder)
+    env = make_vec_env("Hopper-v5", 8, backend="envpool", monitor_dir=folder)
     env.reset()
     for _ in range(200):
         env.step(np.zeros((8, 3)))
