@@ -43,8 +43,8 @@ def make_vec_env(
 ) -> VecEnv:
     """Make environments that keep SB3's contract, whichever library steps them.
 
-    The arguments are those of SB3's ``make_vec_env``, in its order; ``backend`` and ``num_threads`` are keywords. The attribute
-    ``backend`` of the result names the library: ``"gymnasium"``, ``"envpool"`` or ``"ale"``.
+    The arguments are those of SB3's ``make_vec_env``, in its order; ``backend`` and ``num_threads`` are keywords. The
+    attribute ``backend`` of the result names the library: ``"gymnasium"``, ``"envpool"`` or ``"ale"``.
 
     ``"auto"`` takes EnvPool for Atari games, several of MuJoCo's tasks and what gymnasium does not know, ale-py for Atari
     games without EnvPool, and gymnasium for the rest, and wherever an argument is given that only gymnasium knows. Atari games
