@@ -14,6 +14,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from rl_zoo3.utils import get_latest_run_id
 from stable_baselines3 import PPO
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 
@@ -23,7 +24,7 @@ from sb3_ano.zoo.curves import read_returns
 
 ENV = "InvertedDoublePendulum-v5"
 ROOT = Path(__file__).resolve().parents[1]
-ALGORITHMS = {"ano": ANO, "ppo": PPO}
+ALGORITHMS: dict[str, type[BaseAlgorithm]] = {"ano": ANO, "ppo": PPO}
 COLORS = {"ano": "#c2255c", "ppo": "#495057"}
 
 
@@ -78,11 +79,26 @@ def main() -> None:
     runs = {algo: train(algo, folder, arguments.seed, arguments.threads, arguments.steps) for algo in ALGORITHMS}
     for algo, run in runs.items():
         mean, deviation = evaluate(algo, run, episodes=10, seed=arguments.seed + 1000)
-        print(f"{algo.upper()}: return {mean:.0f} +/- {deviation:.0f} over 10 deterministic episodes ({run / ENV}.zip)", flush=True)
+        print(
+            f"{algo.upper()}: return {mean:.0f} +/- {deviation:.0f} over 10 deterministic episodes ({run / ENV}.zip)",
+            flush=True,
+        )
     figure = folder / "learning_curves.png"
     plot(runs, figure, f"{ENV}, seed {arguments.seed}")
     print(f"Figure: {figure}")
-    enjoy = ["zoo_runner.py", "enjoy", "--algo", "ano", "--env", ENV, "-f", os.path.relpath(folder), "--no-render", "-n", "5000"]
+    enjoy = [
+        "zoo_runner.py",
+        "enjoy",
+        "--algo",
+        "ano",
+        "--env",
+        ENV,
+        "-f",
+        os.path.relpath(folder),
+        "--no-render",
+        "-n",
+        "5000",
+    ]
     print(f"Watch the agent: {os.path.relpath(sys.executable)} {shlex.join(enjoy)}")
     print(f"Done in {time.monotonic() - start:.0f} s.")
 

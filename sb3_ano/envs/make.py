@@ -9,6 +9,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import gymnasium as gym
 from gymnasium import error
@@ -98,9 +99,10 @@ def _warn_once(message: str) -> None:
 
 def settings_of(env_id: str | Callable[..., gym.Env]) -> list[str]:
     """Names of the settings of an environment, as far as its constructor names them."""
-    spec = gym.registry.get(env_id) if isinstance(env_id, str) else None
-    creator = env_id if spec is None else load_env_creator(spec.entry_point)
-    return list(inspect.signature(creator).parameters) if callable(creator) else []
+    creator: Any = gym.spec(env_id).entry_point if isinstance(env_id, str) else env_id
+    if isinstance(creator, str):
+        creator = load_env_creator(creator)
+    return list(inspect.signature(creator).parameters)
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
