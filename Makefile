@@ -2,7 +2,6 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-TORCH := $(shell grep '^torch==' constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
@@ -17,13 +16,13 @@ $(BIN)/python:
 	$(PIP) install --upgrade 'pip>=25.1'
 
 $(VENV)/.demo-ready: pyproject.toml constraints.txt | $(BIN)/python
-	@echo 'Installing sb3_ano with RL Zoo and MuJoCo into $(VENV) ...'
-	$(PIP) install '$(TORCH)'
+	@.ci/install-torch $(abspath $(BIN)/python)
+	@echo 'Installing sb3_ano with RL Zoo and MuJoCo into $(VENV) (downloads about 250 MB) ...'
 	$(PIP) install -c constraints.txt -e '.[zoo,mujoco]'
 	@touch $@
 
 $(VENV)/.test-ready: $(VENV)/.demo-ready
-	@echo 'Installing what the tests need into $(VENV) ...'
+	@echo 'Installing what the tests need into $(VENV) (downloads about 600 MB) ...'
 	$(PIP) install -c constraints.txt -e '.[all]' --group dev
 	@touch $@
 

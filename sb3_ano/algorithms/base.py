@@ -212,6 +212,8 @@ class ShapedPolicyAlgorithm(RolloutCollection):
             env = DirectVecEnv([lambda: single])
             if verbose >= 1:
                 print("Wrapping the env in a DirectVecEnv.")
+        elif verbose >= 1 and hasattr(env, "backend"):
+            print(f"The environments run on backend {env.backend!r}.")
         return RolloutCollection._wrap_env(env, verbose, monitor_wrapper)
 
     def _radii(self) -> dict[str, FloatSchedule]:

@@ -1,6 +1,6 @@
 """ale-py's own vectorised Atari games, stepped as one batch in C++ threads."""
 
-import difflib
+import inspect
 import os
 from typing import Any
 
@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode
 
 from sb3_ano.envs.atari import AtariProtocol
 from sb3_ano.envs.batched import BatchedVecEnv, Transition, processors
+from sb3_ano.envs.make import did_you_mean, unknown_settings
 from sb3_ano.extras import missing_extra
 
 try:
@@ -39,6 +40,7 @@ class AleVecEnv(BatchedVecEnv):
     :param num_threads: threads that step them; None takes as many as there are processors, at most ``n_envs``
     :param env_kwargs: other settings of ``AtariVectorEnv``
     :raises ValueError: for an unknown game
+    :raises TypeError: for settings that ``AtariVectorEnv`` does not know
     """
 
     def __init__(
@@ -53,9 +55,11 @@ class AleVecEnv(BatchedVecEnv):
         monitor_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         if not has_game(atari.game):
-            near = difflib.get_close_matches(atari.game, _ROMS, n=3)
-            hint = f", did you mean {' or '.join(repr(f'{game}-v5') for game in near)}?" if near else ""
+            hint = did_you_mean(f"{atari.game}-v5", [f"{game}-v5" for game in _ROMS])
             raise ValueError(f"env_id={env_id!r} is unknown to backend 'ale'{hint}")
+        known = inspect.signature(AtariVectorEnv).parameters
+        if unknown := set(env_kwargs or {}) - set(known):
+            raise unknown_settings(unknown, f"ale-py's {env_id}", [*known, *inspect.signature(AtariProtocol).parameters])
         # Lives and clipping are ours: ale-py's clipping loses the score, and its final_obs are wrong with life_loss_info.
         self._games: Any = AtariVectorEnv(
             _ROMS[atari.game],

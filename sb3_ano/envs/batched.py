@@ -2,6 +2,7 @@
 
 import os
 import time
+import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -46,7 +47,7 @@ class BatchedVecEnv(VecEnv):
     SB3's Monitor, with the unclipped score. Arrays that are returned are new at every step and belong to the caller.
 
     :param env_id: named in errors and in the monitor file
-    :param backend: the name of the backend, for errors
+    :param backend: name of the backend
     :param n_envs: number of environments
     :param observation_space: of one environment
     :param action_space: of one environment
@@ -88,6 +89,7 @@ class BatchedVecEnv(VecEnv):
         if monitor_dir is not None:
             header: dict[str, float | str] = {"t_start": self._t_start, "env_id": env_id}
             self._writer = ResultsWriter(os.path.join(monitor_dir, "0"), header=header)
+            weakref.finalize(self, self._writer.close)  # also without close()
         if seed is not None:
             self.seed(seed)
 

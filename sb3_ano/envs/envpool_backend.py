@@ -1,7 +1,6 @@
 """EnvPool's environments, stepped as one batch in C++ threads."""
 
 import contextlib
-import difflib
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from gymnasium import spaces
 
 from sb3_ano.envs.atari import AtariProtocol
 from sb3_ano.envs.batched import BatchedVecEnv, NoSingleEnvError, Transition, processors
+from sb3_ano.envs.make import did_you_mean, unknown_settings
 from sb3_ano.extras import missing_extra
 
 try:
@@ -108,15 +108,15 @@ class EnvPoolVecEnv(BatchedVecEnv):
     ) -> None:
         self._task = env_id if atari is None else f"{atari.game}-v5"
         if not has(self._task):
-            near = difflib.get_close_matches(self._task, envpool.list_all_envs(), n=3)
-            hint = f", did you mean {' or '.join(map(repr, near))}?" if near else ""
+            hint = did_you_mean(self._task, envpool.list_all_envs())
             raise ValueError(f"env_id={env_id!r} is unknown to backend 'envpool'{hint}")
         settings = dict(env_kwargs or {})
         render_mode = settings.pop("render_mode", None)
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode={render_mode!r} is not allowed with backend 'envpool'; allowed is 'rgb_array'")
-        if unknown := sorted(set(settings) - _configuration(self._task)):
-            raise TypeError(f"env_kwargs has keys that EnvPool's {self._task} does not know: {', '.join(unknown)}")
+        known = _configuration(self._task)
+        if unknown := set(settings) - known:
+            raise unknown_settings(unknown, f"EnvPool's {self._task}", known)
         self._atari = atari is not None
         if atari is not None:
             settings |= _atari_settings(atari)

@@ -35,7 +35,7 @@ class Task:
         """One environment, which renders where gymnasium has the task and can show it."""
         for settings in ({**self.env_kwargs, "render_mode": "rgb_array"}, self.env_kwargs):
             with contextlib.suppress(ValueError, TypeError):
-                return make_vec_env(self.env_id, 1, "gymnasium", seed=seed, env_kwargs=settings)
+                return make_vec_env(self.env_id, 1, backend="gymnasium", seed=seed, env_kwargs=settings)
         return make_vec_env(self.env_id, 1, seed=seed, env_kwargs=self.env_kwargs)
 
     def in_gymnasium(self) -> bool:

@@ -11,6 +11,8 @@ from typing import Any
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from sb3_ano.envs import make_vec_env
+from sb3_ano.envs.atari import atari_protocol
+from sb3_ano.envs.make import prepare_env
 from sb3_ano.extras import missing_extra
 
 try:
@@ -79,7 +81,7 @@ def _backend_in(hyperparams: dict[str, Any], env_id: str) -> Backend | None:
         return None
     name = hyperparams.pop("backend")
     env_kwargs: dict[str, Any] = {}
-    if ExperimentManager.is_atari(env_id):
+    if ExperimentManager.is_atari(env_id) and atari_protocol(env_id) is not None:
         wrapper_kwargs = _atari_wrapper_kwargs(hyperparams.get("env_wrapper"))
         if wrapper_kwargs is not None:
             unknown = sorted(set(wrapper_kwargs) - set(_ARGUMENTS))
@@ -124,6 +126,7 @@ def _take_backend(preprocess: Any) -> Any:
 def _use_backend(create: Any) -> Any:
     @functools.wraps(create)
     def create_envs(self: ExperimentManager, *args: Any, **kwargs: Any) -> VecEnv:
+        prepare_env(self.env_name.gym_id)
         with _using(getattr(self, "backend", None)):
             return create(self, *args, **kwargs)
 
@@ -142,6 +145,7 @@ def _test_with_backend(create: Any) -> Callable[..., VecEnv]:
         hyperparams: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> VecEnv:
+        prepare_env(env_id)
         hyperparams = hyperparams if hyperparams is not None else {}
         backend = _backend_in(hyperparams, env_id)
         if backend is not None and should_render and backend.name in ("envpool", "ale"):
@@ -162,7 +166,7 @@ def _rendering(backend: Backend) -> Backend:
     shown = dataclasses.replace(backend, name="gymnasium")
     spaces = []
     for one in (backend, shown):
-        env = make_vec_env(one.env_id, 1, one.name, env_kwargs=one.env_kwargs)
+        env = make_vec_env(one.env_id, backend=one.name, env_kwargs=one.env_kwargs)
         spaces.append(env.observation_space)
         env.close()
     if spaces[0] != spaces[1]:
@@ -179,20 +183,9 @@ def _look_for_backend(make: Any) -> Callable[..., VecEnv]:
         backend = _in_use.get()
         if backend is None:
             return make(env_id, n_envs=n_envs, **kwargs)
-        vec_env_class = kwargs.get("vec_env_cls")
-        if vec_env_class not in (None, DummyVecEnv):
-            raise ValueError(
-                f"backend: {backend.name} is not allowed together with --vec-env; {vec_env_class.__name__} was asked for"
-            )
-        return make_vec_env(
-            backend.env_id,
-            n_envs,
-            backend.name,
-            seed=kwargs.get("seed"),
-            monitor_dir=kwargs.get("monitor_dir"),
-            env_kwargs=backend.env_kwargs | (kwargs.get("env_kwargs") or {}),
-            wrapper_class=kwargs.get("wrapper_class"),
-            monitor_kwargs=kwargs.get("monitor_kwargs"),
-        )
+        if kwargs.get("vec_env_cls") is DummyVecEnv:  # the zoo's default
+            kwargs["vec_env_cls"] = None
+        kwargs["env_kwargs"] = backend.env_kwargs | (kwargs.get("env_kwargs") or {})
+        return make_vec_env(backend.env_id, n_envs, backend=backend.name, **kwargs)
 
     return make_envs

@@ -68,12 +68,12 @@ class Rows(KVWriter):
 
 
 def cheetah(n_envs: int = 1, normalize: bool = False, seed: int = 3) -> VecEnv:
-    env = make_vec_env("HalfCheetah-v5", n_envs, "gymnasium", seed=seed, env_kwargs={"max_episode_steps": 50})
+    env = make_vec_env("HalfCheetah-v5", n_envs, backend="gymnasium", seed=seed, env_kwargs={"max_episode_steps": 50})
     return VecNormalize(env) if normalize else env
 
 
 def cart_pole(n_envs: int = 1, seed: int = 3) -> VecEnv:
-    return make_vec_env("CartPole-v1", n_envs, "gymnasium", seed=seed)
+    return make_vec_env("CartPole-v1", n_envs, backend="gymnasium", seed=seed)
 
 
 def linear(progress: float) -> float:
@@ -340,7 +340,7 @@ def test_envpool_goes_on_with_new_episodes_and_says_so(tmp_path, capsys):
     pytest.importorskip("envpool")
 
     def training() -> ANO:
-        return ANO("MlpPolicy", VecNormalize(make_vec_env("CartPole-v1", 4, "envpool", seed=0)), **ANO_SHORT)
+        return ANO("MlpPolicy", VecNormalize(make_vec_env("CartPole-v1", 4, backend="envpool", seed=0)), **ANO_SHORT)
 
     whole = training()
     with pytest.raises(Interrupted):

@@ -69,13 +69,13 @@ def require_exact_continuation(make, before: int = 40, after: int = 150) -> None
 
 @pytest.mark.parametrize("env_id", [*CLASSIC, *MUJOCO])
 def test_environments_go_on_exactly(env_id):
-    require_exact_continuation(lambda seed: make_vec_env(env_id, 2, "gymnasium", seed=seed))
+    require_exact_continuation(lambda seed: make_vec_env(env_id, 2, backend="gymnasium", seed=seed))
 
 
 @pytest.mark.parametrize("env_id", ["PongNoFrameskip-v4", "ALE/Breakout-v5"])
 def test_atari_games_go_on_exactly(env_id):
     pytest.importorskip("ale_py")
-    require_exact_continuation(lambda seed: make_vec_env(env_id, 1, "gymnasium", seed=seed), after=300)
+    require_exact_continuation(lambda seed: make_vec_env(env_id, 1, backend="gymnasium", seed=seed), after=300)
 
 
 @pytest.mark.parametrize("observations", [BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS])
@@ -147,7 +147,7 @@ def test_an_attribute_that_would_lose_its_state_is_told_of(guard):
 def test_environments_of_other_processes_and_libraries_are_told_of():
     pytest.importorskip("envpool")
     for env, name in (
-        (make_vec_env("CartPole-v1", 2, "envpool", seed=0), "EnvPoolVecEnv"),
+        (make_vec_env("CartPole-v1", 2, backend="envpool", seed=0), "EnvPoolVecEnv"),
         (SubprocVecEnv([lambda: gym.make("CartPole-v1")]), "SubprocVecEnv"),
     ):
         state = state_of(VecNormalize(env))
@@ -160,16 +160,22 @@ def test_environments_of_other_processes_and_libraries_are_told_of():
     ("other", "message"),
     [
         (lambda env: VecNormalize(env), "env is VecNormalize, and DirectVecEnv in the checkpoint"),
-        (lambda env: make_vec_env("CartPole-v1", 3, "gymnasium"), r"env.envs\[2\] is Monitor, and missing in the checkpoint"),
-        (lambda env: make_vec_env("CartPole-v1", 1, "gymnasium"), r"env.envs\[1\] is missing, and Monitor in the checkpoint"),
         (
-            lambda env: make_vec_env("Acrobot-v1", 2, "gymnasium"),
+            lambda env: make_vec_env("CartPole-v1", 3, backend="gymnasium"),
+            r"env.envs\[2\] is Monitor, and missing in the checkpoint",
+        ),
+        (
+            lambda env: make_vec_env("CartPole-v1", 1, backend="gymnasium"),
+            r"env.envs\[1\] is missing, and Monitor in the checkpoint",
+        ),
+        (
+            lambda env: make_vec_env("Acrobot-v1", 2, backend="gymnasium"),
             "env.envs.*is AcrobotEnv, and CartPoleEnv in the checkpoint",
         ),
     ],
 )
 def test_other_environments_are_refused(other, message):
-    env = make_vec_env("CartPole-v1", 2, "gymnasium")
+    env = make_vec_env("CartPole-v1", 2, backend="gymnasium")
     content = state_of(env).capture()
     with pytest.raises(ValueError, match=message):
         state_of(other(env)).restore(content)
@@ -198,13 +204,13 @@ def test_a_monitor_file_loses_the_episodes_that_are_played_again(tmp_path):
 
 
 def test_a_callback_more_or_less_moves_no_state():
-    env = make_vec_env("CartPole-v1", 1, "gymnasium")
-    callback = EvalCallback(make_vec_env("CartPole-v1", 1, "gymnasium"))
+    env = make_vec_env("CartPole-v1", 1, backend="gymnasium")
+    callback = EvalCallback(make_vec_env("CartPole-v1", 1, backend="gymnasium"))
     model = ANO("MlpPolicy", env, n_steps=8, batch_size=8)
     callback.best_mean_reward, callback.evaluations_timesteps = 12.5, [100]
     content = TrainingState(model, callback).capture()
 
-    other = EvalCallback(make_vec_env("CartPole-v1", 1, "gymnasium"), log_path="elsewhere")
+    other = EvalCallback(make_vec_env("CartPole-v1", 1, backend="gymnasium"), log_path="elsewhere")
     TrainingState(model, other).restore(content)
     assert (other.best_mean_reward, other.evaluations_timesteps) == (12.5, [100])
     assert "elsewhere" in other.log_path

@@ -29,7 +29,7 @@ def _dummy(env_id: str, n_envs: int = 1, **kwargs: Any) -> VecEnv:
 
 def _with(backend: str) -> Callable[..., VecEnv]:
     def make(env_id: str, n_envs: int = 1, **kwargs: Any) -> VecEnv:
-        return make_vec_env(env_id, n_envs, backend, **kwargs)
+        return make_vec_env(env_id, n_envs, backend=backend, **kwargs)
 
     return make
 

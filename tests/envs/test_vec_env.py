@@ -1,16 +1,18 @@
 """Which backend an id and its arguments get, what the ids mean, and the errors."""
 
+import gc
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from stable_baselines3.common.atari_wrappers import AtariWrapper
-from stable_baselines3.common.vec_env import VecFrameStack
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
-from sb3_ano import MissingExtraError
+from sb3_ano import ANO, MissingExtraError
 from sb3_ano.envs import DirectVecEnv, make_vec_env, vec_env
 from sb3_ano.envs.atari import AtariProtocol, atari_protocol
 from sb3_ano.envs.batched import processors
@@ -122,7 +124,7 @@ def test_the_id_decides_about_sticky_actions_on_every_backend(backend, env_id, s
 @needs_atari
 def test_sticky_actions_make_ale_forget_actions():
     def run(env_id: str) -> np.ndarray:
-        env = make_vec_env(env_id, 1, "ale", seed=0, env_kwargs={"episodic_life": False})
+        env = make_vec_env(env_id, 1, backend="ale", seed=0, env_kwargs={"episodic_life": False})
         env.reset()
         seen = [env.step(np.array([2 + 3 * (step // 3 % 2) % 4]))[0] for step in range(40)]
         env.close()
@@ -137,7 +139,7 @@ def test_sticky_actions_make_ale_forget_actions():
 @pytest.mark.parametrize("backend", ["gymnasium", "envpool", "ale"])
 def test_the_protocol_can_be_changed(backend):
     changes = {"frame_stack": 1, "screen_size": 42, "full_action_space": True, "frame_skip": 2, "noop_max": 1}
-    env = make_vec_env("Pong-v5", 2, backend, env_kwargs=changes)
+    env = make_vec_env("Pong-v5", 2, backend=backend, env_kwargs=changes)
     assert env.observation_space == gym.spaces.Box(0, 255, (1, 42, 42), np.uint8)
     assert env.action_space == gym.spaces.Discrete(18)
     assert env.reset().shape == (2, 1, 42, 42)
@@ -163,7 +165,7 @@ def test_envpool_is_not_asked_for_no_noops_at_all():
 @needs_envpool
 @pytest.mark.parametrize("game", ["MsPacman", "NameThisGame", "Qbert", "UpNDown", "BattleZone"])
 def test_games_have_the_same_names_and_actions_everywhere(game):
-    made = [make_vec_env(f"{game}-v5", 1, backend) for backend in ("gymnasium", "envpool", "ale")]
+    made = [make_vec_env(f"{game}-v5", 1, backend=backend) for backend in ("gymnasium", "envpool", "ale")]
     assert len({str(env.action_space) for env in made}) == 1
     assert len({str(env.observation_space) for env in made}) == 1
     for env in made:
@@ -172,7 +174,7 @@ def test_games_have_the_same_names_and_actions_everywhere(game):
 
 @needs_envpool
 def test_envpool_renders_to_pictures_on_request():
-    env = make_vec_env("Pong-v5", 2, "envpool", env_kwargs={"render_mode": "rgb_array"})
+    env = make_vec_env("Pong-v5", 2, backend="envpool", env_kwargs={"render_mode": "rgb_array"})
     with pytest.raises(RuntimeError, match=r"call reset\(\) before rendering"):
         env.render()
     env.reset()
@@ -182,7 +184,7 @@ def test_envpool_renders_to_pictures_on_request():
 
 
 def test_gymnasiums_environments_are_ready_to_be_rendered():
-    env = make_vec_env("CartPole-v1", 2, "gymnasium")
+    env = make_vec_env("CartPole-v1", 2, backend="gymnasium")
     assert isinstance(env, DirectVecEnv)
     assert env.render_mode == "rgb_array"
     env.close()
@@ -202,7 +204,7 @@ def test_envpools_threads_stay_on_a_processor_each_only_if_there_is_one_for_each
 
     def threads_made_for(num_threads: int) -> list[set[int]]:
         before = processors_of_threads()
-        env = make_vec_env("HalfCheetah-v4", n_processors + 1, "envpool", num_threads=num_threads)
+        env = make_vec_env("HalfCheetah-v4", n_processors + 1, backend="envpool", num_threads=num_threads)
         env.reset()
         made = [allowed for task, allowed in processors_of_threads().items() if task not in before]
         env.close()
@@ -279,8 +281,6 @@ def test_envpool_refuses_spaces_that_policies_cannot_use():
 def test_arguments_that_a_backend_cannot_have_are_refused():
     with pytest.raises(ValueError, match="wrapper_class is not allowed with backend 'envpool'"):
         make_vec_env("Hopper-v5", backend="envpool", wrapper_class=gym.wrappers.ClipAction)
-    with pytest.raises(TypeError, match="EnvPool's Hopper-v5 does not know: colour"):
-        make_vec_env("Hopper-v5", backend="envpool", env_kwargs={"colour": 1})
     with pytest.raises(TypeError, match="EnvPool's Hopper-v5 does not know: seed"):
         make_vec_env("Hopper-v5", backend="envpool", env_kwargs={"seed": 1})
     with pytest.raises(ValueError, match="render_mode='human' is not allowed with backend 'envpool'"):
@@ -311,3 +311,55 @@ def test_stacks_of_one_picture_are_not_stacked():
 
 def test_the_list_of_backends_is_the_one_that_is_checked():
     assert vec_env.BACKENDS == ("auto", "gymnasium", "envpool", "ale")
+
+
+@needs_envpool
+@needs_atari
+@pytest.mark.parametrize(
+    ("env_id", "backend", "key", "message"),
+    [
+        ("Hopper-v5", "envpool", "frame_skp", "EnvPool's Hopper-v5 does not know: frame_skp, did you mean 'frame_skip'"),
+        ("Hopper-v5", "auto", "frame_skp", "gymnasium's Hopper-v5 does not know: frame_skp, did you mean 'frame_skip'"),
+        ("CartPole-v1", "gymnasium", "xyzzy", "gymnasium's CartPole-v1 does not know: xyzzy$"),
+        ("ALE/Pong-v5", "auto", "noop_mx", "gymnasium's ALE/Pong-v5 does not know: noop_mx, did you mean 'noop_max'"),
+        ("Pong-v5", "ale", "frame_stak", "ale-py's Pong-v5 does not know: frame_stak, did you mean 'frame_stack'"),
+    ],
+)
+def test_an_unknown_setting_is_named_with_what_is_near(env_id, backend, key, message):
+    # Review users U11.
+    with pytest.raises(TypeError, match=f"env_kwargs has keys that {message}") as raised:
+        make_vec_env(env_id, 2, backend=backend, env_kwargs={key: 1})
+    assert "\n" not in str(raised.value)
+
+
+def test_a_type_error_of_the_environment_itself_stays_as_it_is():
+    def broken(**settings):
+        raise TypeError("f() got an unexpected keyword argument 'colour'")
+
+    with pytest.raises(TypeError, match=r"^f\(\) got an unexpected"):
+        make_vec_env(broken, env_kwargs={"size": 3})
+
+
+@needs_envpool
+@needs_atari
+@pytest.mark.parametrize("backend", ["gymnasium", "envpool", "ale"])
+def test_the_backend_can_be_read_and_is_said_in_words(backend, capsys):
+    # Review users U9.
+    env = make_vec_env("Pong-v5", 1, backend=backend)
+    assert env.backend == backend
+    ANO("CnnPolicy", VecNormalize(env, norm_obs=False), n_steps=64, verbose=1)
+    assert f"The environments run on backend '{backend}'." in capsys.readouterr().out
+    ANO("CnnPolicy", env, n_steps=64)
+    assert "backend" not in capsys.readouterr().out
+    env.close()
+
+
+@needs_envpool
+def test_a_monitor_file_is_closed_with_the_last_reference(tmp_path, recwarn):
+    # Review users U11.
+    warnings.simplefilter("always", ResourceWarning)
+    env = make_vec_env("Hopper-v5", 2, backend="envpool", monitor_dir=tmp_path)
+    env.reset()
+    del env
+    gc.collect()
+    assert not [str(warning.message) for warning in recwarn if issubclass(warning.category, ResourceWarning)]

@@ -36,12 +36,12 @@ def hub(monkeypatch, tmp_path):
 @pytest.fixture(scope="session")
 def cartpole():
     """An agent that has learnt a little."""
-    model = ANO("MlpPolicy", make_vec_env("CartPole-v1", 2, "gymnasium"), policy_kwargs={"net_arch": [16]}, **SMALL)
+    model = ANO("MlpPolicy", make_vec_env("CartPole-v1", 2, backend="gymnasium"), policy_kwargs={"net_arch": [16]}, **SMALL)
     return model.learn(2048)
 
 
 @pytest.fixture(scope="session")
 def pendulum():
     """An agent whose observations and rewards are normalised."""
-    env = VecNormalize(make_vec_env("Pendulum-v1", 2, "gymnasium"), gamma=0.98, clip_obs=5.0)
+    env = VecNormalize(make_vec_env("Pendulum-v1", 2, backend="gymnasium"), gamma=0.98, clip_obs=5.0)
     return ANO("MlpPolicy", env, policy_kwargs={"net_arch": [16]}, **SMALL).learn(1024)

@@ -35,7 +35,7 @@ def card_of(model, **options) -> ModelCard:
 
 
 def small(cls=ANO, policy="MlpPolicy", **options):
-    return cls(policy, make_vec_env("CartPole-v1", 1, "gymnasium"), **SMALL, **options)
+    return cls(policy, make_vec_env("CartPole-v1", 1, backend="gymnasium"), **SMALL, **options)
 
 
 def test_the_hub_reads_numbers_and_the_words_to_search_by(cartpole):
@@ -186,7 +186,7 @@ def test_an_environment_of_another_package_is_imported_first(tmp_path, monkeypat
 
 def test_the_training_curve_and_the_zoos_files_come_from_the_run(tmp_path):
     run = tmp_path / "run"
-    env = make_vec_env("CartPole-v1", 2, "gymnasium", monitor_dir=run)
+    env = make_vec_env("CartPole-v1", 2, backend="gymnasium", monitor_dir=run)
     model = ANO("MlpPolicy", env, **SMALL).learn(256)
     env.close()
     (run / "CartPole-v1").mkdir()
@@ -223,7 +223,7 @@ def test_an_agent_that_comes_back_as_another_is_not_packed(tmp_path, monkeypatch
 
 def test_a_run_in_which_no_episode_has_ended_has_no_curve(tmp_path, cartpole):
     run = tmp_path / "run"
-    make_vec_env("CartPole-v1", 1, "gymnasium", monitor_dir=run).close()
+    make_vec_env("CartPole-v1", 1, backend="gymnasium", monitor_dir=run).close()
     folder = package(cartpole, tmp_path / "agent", "somebody/agent", run=run, **QUICK)
     assert list(run.glob("*monitor.csv"))
     assert not (folder / "learning_curve.png").exists()

@@ -51,7 +51,7 @@ def test_returns_are_those_of_gymnasiums_loop(agent, env_id, request):
 def test_the_environments_of_training_are_left_as_they_were(pendulum):
     env = pendulum.get_env()
     before = (env.obs_rms.mean.copy(), env.obs_rms.count, env.training, env.norm_reward)
-    own = VecNormalize(make_vec_env("Pendulum-v1", 1, "gymnasium", seed=7))
+    own = VecNormalize(make_vec_env("Pendulum-v1", 1, backend="gymnasium", seed=7))
     for given in (None, env, own):
         evaluated(pendulum, given, Task("Pendulum-v1", {}), n_episodes=2)
     after = (env.obs_rms.mean, env.obs_rms.count, env.training, env.norm_reward)
@@ -64,8 +64,8 @@ def test_the_environments_of_training_are_left_as_they_were(pendulum):
 
 def test_an_environment_of_ones_own_is_normalised_with_the_agents_statistics(pendulum):
     expected = evaluated(pendulum, None, Task("Pendulum-v1", {}), n_episodes=2, seed=5).returns
-    plain = make_vec_env("Pendulum-v1", 1, "gymnasium")
-    for given in (gym.make("Pendulum-v1"), plain, VecNormalize(make_vec_env("Pendulum-v1", 1, "gymnasium"))):
+    plain = make_vec_env("Pendulum-v1", 1, backend="gymnasium")
+    for given in (gym.make("Pendulum-v1"), plain, VecNormalize(make_vec_env("Pendulum-v1", 1, backend="gymnasium"))):
         assert evaluated(pendulum, given, Task("Pendulum-v1", {}), n_episodes=2, seed=5).returns == pytest.approx(expected)
 
 
@@ -84,7 +84,7 @@ def test_the_task_is_named_by_the_models_environment(cartpole, pendulum):
 @needs_atari
 @pytest.mark.parametrize("env_id", ["PongNoFrameskip-v4", "ALE/Pong-v5"])
 def test_an_atari_game_keeps_its_id_with_or_without_sticky_actions(env_id):
-    env = make_vec_env(env_id, 1, "gymnasium")
+    env = make_vec_env(env_id, 1, backend="gymnasium")
     model = ANO("CnnPolicy", env, policy_kwargs={"features_extractor_kwargs": {"features_dim": 8}}, **SMALL)
     task = task_of(None, model, None)
     assert task == Task(env_id, {})
@@ -93,7 +93,7 @@ def test_an_atari_game_keeps_its_id_with_or_without_sticky_actions(env_id):
 
 @needs_envpool
 def test_a_model_of_envpool_is_evaluated_in_gymnasium(cartpole):
-    model = ANO("MlpPolicy", make_vec_env("Hopper-v4", 2, "envpool"), **SMALL)
+    model = ANO("MlpPolicy", make_vec_env("Hopper-v4", 2, backend="envpool"), **SMALL)
     task = task_of(None, model, None)
     with evaluation_env(model, None, task) as venv:
         assert (task.env_id, venv.num_envs, venv.render_mode) == ("Hopper-v4", 1, "rgb_array")
@@ -110,6 +110,6 @@ def test_environments_that_are_not_the_agents_are_refused(cartpole, pendulum):
     with pytest.raises(ValueError, match="'Pendulum-v1' is not what the model was trained in"):
         evaluated(cartpole, None, Task("Pendulum-v1", {}))
     with pytest.raises(ValueError, match="env is normalised and the model's is not"):
-        evaluated(cartpole, VecNormalize(make_vec_env("CartPole-v1", 1, "gymnasium")), Task("CartPole-v1", {}))
+        evaluated(cartpole, VecNormalize(make_vec_env("CartPole-v1", 1, backend="gymnasium")), Task("CartPole-v1", {}))
     with pytest.raises(ValueError, match="n_eval_episodes=0"):
         evaluated(cartpole, None, Task("CartPole-v1", {}), n_episodes=0)

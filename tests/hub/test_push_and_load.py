@@ -31,7 +31,7 @@ def observations(model, n=1000) -> np.ndarray:
 
 def returns(model, env_id) -> list[float]:
     """Of 20 seeded episodes, as the agent's own environments normalise."""
-    env = make_vec_env(env_id, 1, "gymnasium")
+    env = make_vec_env(env_id, 1, backend="gymnasium")
     statistics = model.get_vec_normalize_env()
     if statistics is not None:
         normalised = VecNormalize(env, training=False, norm_reward=False, clip_obs=statistics.clip_obs)
@@ -48,7 +48,7 @@ def test_a_loaded_agent_acts_and_scores_as_the_pushed_one(agent, env_id, hub, re
     assert url == f"{hub.url}/somebody/agent"
     expected = returns(model, env_id)
     for trust in (False, True):
-        loaded = load_from_hub("somebody/agent", make_vec_env(env_id, 1, "gymnasium"), trust_remote_code=trust)
+        loaded = load_from_hub("somebody/agent", make_vec_env(env_id, 1, backend="gymnasium"), trust_remote_code=trust)
         assert type(loaded) is type(model)
         for deterministic in (True, False):
             actions = []
@@ -67,7 +67,7 @@ def test_a_loaded_agent_acts_and_scores_as_the_pushed_one(agent, env_id, hub, re
 )
 @pytest.mark.parametrize("trust", [False, True], ids=["safe", "zip"])
 def test_the_algorithm_comes_back_without_being_asked_for(cls, options, trust, hub):
-    model = cls("MlpPolicy", make_vec_env("CartPole-v1", 1, "gymnasium"), **SMALL, **options)
+    model = cls("MlpPolicy", make_vec_env("CartPole-v1", 1, backend="gymnasium"), **SMALL, **options)
     push_to_hub(model, "somebody/agent", video=False, **{**QUICK, "n_eval_episodes": 1})
     loaded = load_from_hub("somebody/agent", trust_remote_code=trust)
     assert type(loaded) is cls

@@ -38,7 +38,7 @@ def test_sb3s_own_hub_functions_find_the_model(pushed, pendulum):
         model = algorithm.load(path)
         assert type(model) is algorithm
         np.testing.assert_array_equal(model.predict(seen, deterministic=True)[0], expected)
-    env = VecNormalize.load(statistics, make_vec_env("Pendulum-v1", 1, "gymnasium"))
+    env = VecNormalize.load(statistics, make_vec_env("Pendulum-v1", 1, backend="gymnasium"))
     np.testing.assert_array_equal(env.obs_rms.mean, pendulum.get_env().obs_rms.mean)
 
 
@@ -96,7 +96,7 @@ def without_pickles(hub) -> None:
 def test_a_run_is_made_of_the_safe_format_alone(pushed, pendulum, tmp_path):
     without_pickles(pushed)
     run = download_run("somebody/ano-Pendulum-v1", tmp_path / "logs" / "ano" / "Pendulum-v1_1")
-    own = VecNormalize.load(str(run / "Pendulum-v1" / "vecnormalize.pkl"), make_vec_env("Pendulum-v1", 1, "gymnasium"))
+    own = VecNormalize.load(str(run / "Pendulum-v1" / "vecnormalize.pkl"), make_vec_env("Pendulum-v1", 1, backend="gymnasium"))
     np.testing.assert_array_equal(own.obs_rms.mean, pendulum.get_env().obs_rms.mean)
     assert (own.training, own.norm_reward, own.gamma) == (True, True, 0.98)
     seen = observations(pendulum)

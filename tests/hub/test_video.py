@@ -41,7 +41,7 @@ def drawn(model, env, length, seed) -> np.ndarray:
 
 
 def test_every_frame_is_what_the_environment_drew(cartpole, tmp_path):
-    path = record(cartpole, make_vec_env("CartPole-v1", 1, "gymnasium"), tmp_path / "replay.mp4", 70, seed=3)
+    path = record(cartpole, make_vec_env("CartPole-v1", 1, backend="gymnasium"), tmp_path / "replay.mp4", 70, seed=3)
     frames = decoded(path)
     expected = drawn(cartpole, gym.make("CartPole-v1", render_mode="rgb_array"), 70, seed=3)
     assert frames.shape == expected.shape == (70, 400, 600, 3)
@@ -52,7 +52,7 @@ def test_every_frame_is_what_the_environment_drew(cartpole, tmp_path):
 
 
 def test_the_video_runs_at_the_environments_speed_and_plays_in_browsers(cartpole, tmp_path):
-    path = record(cartpole, make_vec_env("CartPole-v1", 1, "gymnasium"), tmp_path / "replay.mp4", 25)
+    path = record(cartpole, make_vec_env("CartPole-v1", 1, backend="gymnasium"), tmp_path / "replay.mp4", 25)
     about = ffmpeg(path).stderr.decode()
     assert re.search(r"Video: h264 .*yuv420p.* 50 fps", about), about
     content = path.read_bytes()
@@ -61,12 +61,12 @@ def test_the_video_runs_at_the_environments_speed_and_plays_in_browsers(cartpole
 
 def test_no_ffmpeg_on_the_path_is_needed(cartpole, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert len(decoded(record(cartpole, make_vec_env("CartPole-v1", 1, "gymnasium"), tmp_path / "replay.mp4", 3))) == 3
+    assert len(decoded(record(cartpole, make_vec_env("CartPole-v1", 1, backend="gymnasium"), tmp_path / "replay.mp4", 3))) == 3
 
 
 @needs_atari
 def test_atari_is_shown_in_colour_though_the_agent_sees_grey(tmp_path):
-    env = make_vec_env("PongNoFrameskip-v4", 1, "gymnasium", env_kwargs={"render_mode": "rgb_array"})
+    env = make_vec_env("PongNoFrameskip-v4", 1, backend="gymnasium", env_kwargs={"render_mode": "rgb_array"})
     model = ANO("CnnPolicy", env, policy_kwargs={"features_extractor_kwargs": {"features_dim": 8}}, **SMALL)
     frames = decoded(record(model, env, tmp_path / "replay.mp4", 5))
     assert frames.shape == (5, 210, 160, 3)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import gymnasium as gym
@@ -10,11 +11,14 @@ import pytest
 import rl_zoo3.utils
 import yaml
 from gymnasium.envs.registration import EnvSpec
+from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.monitor import load_results
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
 
 from sb3_ano.envs import make_vec_env, register_atari
 from sb3_ano.zoo import register
 from sb3_ano.zoo.backends import _backend_in
+from sb3_ano.zoo.hyperparameters import hyperparameter_file
 from tests.envs.backends import needs_atari, needs_envpool
 from tests.tiny_envs import BOX_ACTIONS, IMAGE_OBSERVATIONS, TinyEnv
 
@@ -53,6 +57,49 @@ def write(folder: Path, env_id: str, settings: dict) -> str:
     return "own.yml"
 
 
+def built_by_the_zoo(env_id: str, algo: str, folder: Path, **settings) -> VecEnv:
+    """The environments that ``train`` makes with the shipped hyperparameters."""
+    register()
+    register_atari(env_id)
+    file = str(hyperparameter_file(algo))
+    manager = ExperimentManager(Namespace(), algo, env_id, str(folder), config=file, eval_freq=-1, verbose=0, **settings)
+    _, manager.env_wrapper, *_ = manager._preprocess_hyperparams(manager.read_hyperparameters()[0])
+    return manager.create_envs(manager.n_envs, no_log=True)
+
+
+@needs_envpool
+@needs_atari
+@pytest.mark.parametrize(
+    ("env_id", "changes", "kind", "shape"),
+    [
+        ("HalfCheetah-v4", {}, "EnvPoolVecEnv", (128, 17)),
+        ("PongNoFrameskip-v4", {"n_envs": 2}, "EnvPoolVecEnv", (2, 4, 84, 84)),
+        ("Breakout-v4", {"n_envs": 1}, "DirectVecEnv", (1, 4, 84, 84)),  # names no protocol: the zoo's wrappers
+        ("CartPole-v1", {}, "DirectVecEnv", (8, 4)),
+        ("Reacher-v5", {}, "DirectVecEnv", (1, 10)),  # the entry 'default'
+    ],
+)
+def test_the_shipped_files_take_the_fast_environments(env_id, changes, kind, shape, tmp_path):
+    # Review users Z23: the README's speeds are those of train.
+    env = built_by_the_zoo(env_id, "ano", tmp_path, hyperparams=changes)
+    assert type(env.unwrapped).__name__ == kind
+    assert env.observation_space.shape == shape[1:]
+    assert env.reset().shape == shape
+    env.close()
+
+
+def test_the_shipped_files_allow_processes(tmp_path):
+    env = built_by_the_zoo("CartPole-v1", "ano", tmp_path, vec_env_type="subproc", hyperparams={"n_envs": 2})
+    assert type(env) is SubprocVecEnv
+    env.close()
+
+
+@needs_envpool
+def test_a_pool_and_processes_exclude_each_other(tmp_path):
+    with pytest.raises(ValueError, match="vec_env_cls is not allowed with backend 'envpool'; backend 'gymnasium' takes it"):
+        built_by_the_zoo("Hopper-v4", "ano", tmp_path, vec_env_type="subproc", hyperparams={"backend": "envpool"})
+
+
 @needs_envpool
 def test_mujoco_is_trained_and_enjoyed_with_envpool(tmp_path):
     file = write(tmp_path, "HalfCheetah-v4", CHEETAH)
@@ -75,7 +122,7 @@ def test_mujoco_is_trained_and_enjoyed_with_envpool(tmp_path):
 @needs_envpool
 def test_the_zoos_training_curves_read_a_batchs_monitor_file(tmp_path):
     folder = tmp_path / "logs" / "ano" / "Hopper-v5_1"
-    env = make_vec_env("Hopper-v5", 8, "envpool", monitor_dir=folder)
+    env = make_vec_env("Hopper-v5", 8, backend="envpool", monitor_dir=folder)
     env.reset()
     for _ in range(200):
         env.step(np.zeros((8, 3)))

@@ -40,6 +40,11 @@ def test_every_environment_exists(algo):
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_entry_takes_the_fast_environments(algo):
+    assert {settings.get("backend") for settings in read(algo).values()} == {"auto"}
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
 def test_radii_are_constant(algo):
     for name, settings in read(algo).items():
         assert isinstance(settings.get("clip_range", 0.2), float), name

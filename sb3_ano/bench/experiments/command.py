@@ -71,7 +71,7 @@ def check_runs(suite: Suite, runs: Sequence[Run]) -> None:
         if run.env_id in tasks and settings in models:
             continue
         try:
-            env = make_vec_env(run.env_id, 1, run.backend, env_kwargs=dict(run.env_kwargs))
+            env = make_vec_env(run.env_id, backend=run.backend, env_kwargs=dict(run.env_kwargs))
         except Exception as unusable:  # whatever is in a user's code
             raise ValueError(f"{run.env_id} cannot be made: {unusable or repr(unusable)}") from unusable
         with contextlib.closing(env), warnings.catch_warnings():

@@ -45,7 +45,7 @@ def make_envs(run: Run, threads: int) -> tuple[VecEnv, VecEnv]:
     numbers = run.hyperparameters["n_envs"], min(run.evaluation.episodes, _MOST_EVALUATION_ENVS)
     num_threads = None if run.backend == "gymnasium" else threads
     train, evaluation = (
-        make_vec_env(run.env_id, n_envs, run.backend, num_threads=num_threads, env_kwargs=dict(run.env_kwargs))
+        make_vec_env(run.env_id, n_envs, backend=run.backend, num_threads=num_threads, env_kwargs=dict(run.env_kwargs))
         for n_envs in numbers
     )
     evaluation.seed(_SEEDS_APART * run.seed + _EVALUATION_SEEDS)

@@ -1,0 +1,95 @@
+"""MuJoCo's warnings are Python's: each text once, and no MUJOCO_LOG.TXT."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import rl_zoo3.utils
+
+from sb3_ano import ANO
+from sb3_ano.envs import make, make_vec_env
+from sb3_ano.zoo import register
+
+mujoco = pytest.importorskip("mujoco")
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path, monkeypatch):
+    """MuJoCo as in a new process, whose current directory is empty before and after."""
+    monkeypatch.chdir(tmp_path)
+    previous = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(None)
+    make._warn_once.cache_clear()
+    yield
+    mujoco.set_mju_user_warning(previous)
+    assert list(tmp_path.iterdir()) == []
+
+
+def make_in_the_zoo() -> None:
+    register()
+    for _ in range(2):
+        rl_zoo3.utils.create_test_env("HalfCheetah-v5", should_render=False, hyperparams={}).close()
+
+
+@pytest.mark.parametrize(
+    "make_envs",
+    [
+        lambda: make_vec_env("HalfCheetah-v5", 4, backend="gymnasium").close(),
+        lambda: [ANO("MlpPolicy", "HalfCheetah-v5", n_steps=64) for _ in range(2)],
+        make_in_the_zoo,
+    ],
+    ids=["make_vec_env", "string id", "zoo"],
+)
+def test_a_warning_is_shown_once(make_envs, capfd):
+    with pytest.warns(UserWarning, match="compiler attribute 'settotalmass'") as shown:
+        make_envs()
+    assert len(shown) == 1
+    assert "settotalmass" not in capfd.readouterr().err
+
+
+def test_an_unstable_simulation_warns_once_whatever_its_time():
+    env = make_vec_env("Hopper-v5", 2, backend="gymnasium", seed=0)
+    env.reset()
+    unstable = np.full((2, 3), np.nan)
+    with pytest.warns(UserWarning, match="huge value in CTRL") as shown:
+        env.step(unstable)
+    env.step(np.zeros((2, 3)))
+    env.step(unstable)  # would raise, if it warned
+    assert len(shown) == 1
+    env.close()
+
+
+def test_a_handler_of_the_users_own_stays():
+    texts: list[str] = []
+    mujoco.set_mju_user_warning(texts.append)
+    make_vec_env("HalfCheetah-v5", 2, backend="gymnasium").close()
+    assert len(texts) == 2
+
+
+def run(code: str, *options: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+def test_a_warning_that_is_an_error_does_not_end_the_process():
+    # An exception that leaves MuJoCo's callback calls terminate().
+    code = "from sb3_ano.envs import make_vec_env; make_vec_env('HalfCheetah-v5', 2, backend='gymnasium')"
+    finished = run(code, "-W", "error::UserWarning")
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr.count("MuJoCo: compiler attribute 'settotalmass'") == 1
+
+
+def test_other_processes_show_it_through_python_too():
+    code = (
+        "from stable_baselines3.common.vec_env import SubprocVecEnv; from sb3_ano.envs import make_vec_env\n"
+        "if __name__ == '__main__': make_vec_env('HalfCheetah-v5', vec_env_cls=SubprocVecEnv).close()"
+    )
+    assert run(code).stderr.count("UserWarning: compiler attribute 'settotalmass'") == 1
+
+
+def test_mujoco_is_not_imported_for_other_environments():
+    code = (
+        "import sys; from sb3_ano.envs import make_env, make_vec_env\n"
+        "make_vec_env('CartPole-v1', 2); make_env('Pendulum-v1'); assert 'mujoco' not in sys.modules"
+    )
+    assert run(code).returncode == 0
