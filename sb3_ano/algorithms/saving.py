@@ -14,7 +14,6 @@ from typing import Any
 
 from stable_baselines3.common.save_util import open_path
 
-
 #: SB3 does not compress, so that a saved model unpacks to its own size. A model that was compressed again may unpack to so
 #: many bytes, and so many times its own size.
 _MAX_UNPACKED_BYTES, _MAX_RATIO = 2**24, 20

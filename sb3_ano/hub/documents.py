@@ -75,7 +75,7 @@ def size_of(path: Path) -> int:
     except NotADirectoryError as error:
         raise SafeFormatError(f"{path.parent} is a file; the safe format is a folder with {path.name} in it") from error
     except (OSError, ValueError) as error:  # a loop of links, a name that is too long or contains a null byte
-        raise SafeFormatError(f"{path} cannot be read: {one_line(error)}") from error
+        raise SafeFormatError(f"the path cannot be read: {one_line(error)}") from error
     if not stat.S_ISREG(status.st_mode):
         kind = "a link" if stat.S_ISLNK(status.st_mode) else "no regular file"
         raise SafeFormatError(f"{path} is {kind}; allowed are regular files, so copy what it stands for")
@@ -151,7 +151,9 @@ def fields(value: Any, name: str, required: Collection[str], optional: Iterable[
         raise SafeFormatError(f"{name} lacks {missing[0]!r}")
     unknown = value.keys() - set(required) - set(optional)
     if unknown:
-        raise SafeFormatError(f"{name} has the unknown key {shown(min(unknown))}; allowed are {sorted({*required, *optional})}")
+        raise SafeFormatError(
+            f"{name} has the unknown key {shown(min(unknown))}; allowed are {sorted({*required, *optional})}"
+        )
     return value
 
 

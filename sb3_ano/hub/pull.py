@@ -256,7 +256,7 @@ def read_task(folder: Path) -> tuple[str, dict[str, Any]]:
     register_atari(env_id)
     if env_id not in gym.registry:
         raise ValueError(
-            f"{path} names the environment {shown(env_id)}, which is not registered here; allowed are registered ids, without a "
-            "module, so import the package of the environment first if you trust it"
+            f"{path} names the environment {shown(env_id)}, which is not registered here; allowed are registered ids, "
+            "without a module, so import the package of the environment first if you trust it"
         )
     return env_id, env_kwargs

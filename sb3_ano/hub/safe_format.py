@@ -281,7 +281,7 @@ def _cheap_initialization() -> Iterator[None]:
     The same random numbers are drawn, so that a seeded training resumes as from SB3's file.
     """
     orthogonal = torch.nn.init.orthogonal_
-    torch.nn.init.orthogonal_ = lambda tensor, gain=1, generator=None: torch.nn.init.normal_(tensor)  # type: ignore[assignment]
+    torch.nn.init.orthogonal_ = lambda tensor, gain=1, generator=None: torch.nn.init.normal_(tensor)
     try:
         yield
     finally:

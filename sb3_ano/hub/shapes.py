@@ -62,8 +62,8 @@ def restored_shaping(
         return {}
     if shaping is None and not is_built_in(stored["shaping_name"]):
         raise SafeFormatError(
-            f"{folder} was trained with shaping={shown(stored['shaping_name'])}, which is not built in and is never imported by "
-            "its name; pass the function as shaping="
+            f"{folder} was trained with shaping={shown(stored['shaping_name'])}, which is not built in and is never "
+            "imported by its name; pass the function as shaping="
         )
     replacements = {} if shaping is None else {"shaping": shaping}
     return algorithm._restored_arguments(SavedModel(str(folder), stored), replacements)

@@ -80,9 +80,7 @@ def _task(agent: Path, env_id: str | None, trust_remote_code: bool) -> Task:
     return Task(trained_in, env_kwargs)
 
 
-def _write_run(
-    agent: Path, run: Path, task: Task, shaping: ShapingLike | None, custom_objects: dict[str, Any] | None
-) -> None:
+def _write_run(agent: Path, run: Path, task: Task, shaping: ShapingLike | None, custom_objects: dict[str, Any] | None) -> None:
     name = environment_name(task.env_id)
     settings = run / name
     settings.mkdir()

@@ -257,7 +257,12 @@ def test_what_the_zoo_writes_is_read_as_before(tmp_path):
         policy_kwargs={"activation_fn": torch.nn.Tanh, "net_arch": (64, 64)},
         normalize="dict(norm_obs=True, norm_reward=False)",
         clip_range="lin_0.2",
-        env_wrapper=[{"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 5}}],
+        env_wrapper=[
+            {"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 5}},
+            "sb3_contrib.common.wrappers.TimeFeatureWrapper",
+            "stable_baselines3.common.atari_wrappers.AtariWrapper",
+        ],
+        vec_env_wrapper="stable_baselines3.common.vec_env.VecFrameStack",
     )
     folder = settings(tmp_path, yaml.dump(written), yaml.dump(OrderedDict(vars(Namespace(env_kwargs=None, env="x")))))
     before = rl_zoo3.utils.get_saved_hyperparams(folder)

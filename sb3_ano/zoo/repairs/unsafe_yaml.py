@@ -20,7 +20,7 @@ try:
     import gymnasium as gym
     import rl_zoo3.utils
     import rl_zoo3.wrappers
-    import sb3_contrib.common.wrappers
+    import sb3_contrib.common.wrappers  # noqa: F401  # so that its wrappers are found
     import yaml
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.monitor import Monitor
