@@ -166,7 +166,7 @@ def fuzzed(agent, seed, n, tmp_path):
         for name, content in files.items():
             (folder / name).write_bytes(content)
         weights = load(files["policy.safetensors"])
-        write_tensors(folder, "policy.safetensors", save({name: -weight for name, weight in weights.items()}))
+        write_tensors(folder, "policy.safetensors", save({name: 2 * weight for name, weight in weights.items()}))
         assert judged(load_there(folder), expected, True) == "another agent"  # the comparison sees what it should
     return counts, bad
 
