@@ -174,8 +174,11 @@ def load_safe(
     :raises ValueError: if the shape is another than the agent was trained with, or ``env`` has other spaces
     :raises TypeError: if ``custom_objects`` names something that the agent does not have
     """
-    with no_imports_from(path):
-        return _load_safe(Path(path), env, device, shaping, CustomObjects(custom_objects))
+    try:
+        with no_imports_from(path):
+            return _load_safe(Path(path), env, device, shaping, CustomObjects(custom_objects))
+    except MemoryError as error:
+        raise SafeFormatError(f"{path} needs more memory than is available") from error
 
 
 def _load_safe(
@@ -269,7 +272,9 @@ def _build(
     try:
         with cheap:
             model._setup_model()
-    except Exception as error:  # of arguments that make no sense together, and of too little memory
+    except MemoryError:
+        raise
+    except Exception as error:  # of arguments that make no sense together
         raise SafeFormatError(f"the agent in {agent.folder} cannot be set up: {one_line(error)}") from error
     return model
 

@@ -93,6 +93,8 @@ class StoredAgent:
             with torch.device("meta"), _unvalidated_distributions(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # they come when the policy is built for good
                 policy = on_meta(*self.spaces.values(), lambda _: 1e-3, **keywords)
+        except MemoryError:
+            raise
         except Exception as error:  # arguments that make no sense fail in any way
             if self.is_custom:
                 return None

@@ -101,8 +101,6 @@ class TensorFile:
             with safe_open(path, framework="pt") as opened:
                 slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  # it is no dict
                 self.specs = {name: TensorSpec(part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
-        except MemoryError as error:
-            raise SafeFormatError(f"{path} of {size} bytes is too large for the available memory") from error
         except (SafetensorError, ValueError, OSError) as error:
             raise SafeFormatError(f"{path} is damaged: {one_line(error)}") from error
 
@@ -133,7 +131,7 @@ class TensorFile:
                     f"{self.path} is damaged: its SHA-256 is not {shown(self._sha256)}, which it was written with"
                 )
             tensors = deserialized(content)
-        except (OSError, MemoryError, SafetensorError) as error:
+        except (OSError, SafetensorError) as error:
             raise SafeFormatError(f"{self.path} cannot be read: {one_line(error)}") from error
         for name, tensor in tensors.items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):

@@ -8,6 +8,8 @@ import base64
 import hashlib
 import json
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -262,6 +264,41 @@ def test_values_that_are_not_allowed_are_refused(place, value, message, watched,
     put(content, place, value)
     write_json(folder, content)
     refused_by(watched, folder, message)
+
+
+LARGEST = {
+    "arguments/n_steps": 1,
+    "policy": "CnnPolicy",
+    "arguments/policy_kwargs": {},
+    "observation_space": {"type": "Box", "shape": [1, 2**12, 2**12], "dtype": "uint8", "low": 0, "high": 255},
+    "action_space": {"type": "Box", "shape": [2**24], "dtype": "float64", "low": -1, "high": 1},
+}
+
+
+def test_more_memory_than_there_is_is_one_line(watched, folder):
+    content = read_json(folder)
+    for place, value in LARGEST.items():
+        put(content, place, value)
+    write_json(folder, content)
+    refused_by(watched, folder, "needs more memory than is available")
+
+
+@pytest.mark.slow
+def test_the_largest_spaces_take_no_more_memory_than_stated(folder):
+    """2 GiB, and ten times the size of the files, says the documentation."""
+    content = read_json(folder)
+    for place, value in LARGEST.items():
+        put(content, place, value)
+    write_json(folder, content)
+    code = (
+        "import resource, sys; from sb3_ano.hub import SafeFormatError, load_safe\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20\n"
+        "before = peak()\n"
+        "try: load_safe(sys.argv[1])\n"
+        "except SafeFormatError as error: print(peak() - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
+    assert 0.5 < float(done.stdout) < 2.0  # GiB
 
 
 @pytest.mark.parametrize(
