@@ -27,7 +27,7 @@ class FlatRolloutBuffer(RolloutBuffer):
     def reset(self) -> None:
         if not hasattr(self, "_flat") or self.rewards.shape != (self.buffer_size, self.n_envs):
             super().reset()
-            self.td_errors = np.zeros_like(self.advantages)
+            self.td_errors = np.zeros(self.advantages.shape, np.float32)  # takes no memory yet, unlike zeros_like
             self._lay_out()
         self.pos = 0
         self.full = False

@@ -14,6 +14,10 @@ from typing import Any
 
 from stable_baselines3.common.save_util import open_path
 
+#: SB3 does not compress, so that a saved model unpacks to its own size. A model that was compressed again may unpack to so
+#: many bytes, and so many times its own size.
+_MAX_UNPACKED_BYTES, _MAX_RATIO = 2**24, 20
+
 
 @dataclass(frozen=True)
 class SavedModel:
@@ -56,6 +60,7 @@ def read_saved_model(path: str | pathlib.Path | io.BufferedIOBase) -> SavedModel
     start = file.tell()
     try:
         with zipfile.ZipFile(file) as archive:
+            _require_no_bomb(archive, file)
             damaged = archive.testzip()
             if damaged is not None:
                 raise zipfile.BadZipFile(f"the checksum of its entry {damaged!r} does not match")
@@ -75,3 +80,10 @@ def read_saved_model(path: str | pathlib.Path | io.BufferedIOBase) -> SavedModel
     if not isinstance(attributes, dict):
         raise ValueError(f"{shown} is a zip archive, but not of a saved model")
     return SavedModel(shown, attributes)
+
+
+def _require_no_bomb(archive: zipfile.ZipFile, file: Any) -> None:
+    unpacked = sum(entry.file_size for entry in archive.infolist())
+    packed = file.seek(0, io.SEEK_END)
+    if unpacked > max(_MAX_UNPACKED_BYTES, _MAX_RATIO * packed):
+        raise zipfile.BadZipFile(f"its {packed:,} bytes would unpack to {unpacked:,}")

@@ -40,11 +40,13 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
     :raises ValueError: if it is no JSON
     """
+    if path.exists() and not path.is_file():  # a device is read without end
+        raise ValueError(f"{path} is not a file of results")
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a file of results: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a file of results")

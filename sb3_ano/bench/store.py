@@ -137,7 +137,11 @@ def read_run(folder: Path) -> dict[str, Any]:
     :raises ValueError: if it is damaged
     """
     content = read_json(folder / RUN_FILE)
-    if content is None or not {"run_id", "env_id", "algorithm", "settings", "seed", "checksum"} <= content.keys():
+    if (
+        content is None
+        or not {"run_id", "env_id", "algorithm", "settings", "seed", "checksum"} <= content.keys()
+        or not isinstance(content["settings"], dict)
+    ):
         raise ValueError(f"{folder} is damaged: {RUN_FILE} is missing or not whole; remove the folder to run it again")
     return content
 
@@ -158,7 +162,7 @@ def verify(folder: Path, files: Sequence[str] | None = None) -> dict[str, Any]:
     content = read_run(folder)
     for name, expected in content["checksum"].items():
         file = folder / name
-        if not file.is_file():
+        if file.parent != folder or not file.is_file():
             raise ValueError(f"{folder} is damaged: {name} is missing; remove the folder to run it again")
         if (files is None or name in files) and checksum(file) != expected:
             raise ValueError(f"{folder} is damaged: the checksum of {name} does not match; remove the folder to run it again")

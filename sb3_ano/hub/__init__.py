@@ -6,6 +6,8 @@ The modules behind these names are imported when they are first used, because th
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from sb3_ano.hub.folders import no_imports_from
+
 if TYPE_CHECKING:
     from sb3_ano.hub.documents import SafeFormatError
     from sb3_ano.hub.errors import HubError
@@ -50,4 +52,5 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    with no_imports_from("."):  # a stranger's folder may be the current one
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

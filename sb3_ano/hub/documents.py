@@ -1,5 +1,6 @@
 """Reading JSON that a stranger wrote: bounded, checked, and with one clear line where something is wrong."""
 
+import hashlib
 import json
 import math
 import os
@@ -12,26 +13,49 @@ from typing import Any, TypeAlias
 #: Looks at a decoded value of the given name, and returns it or raises.
 Check: TypeAlias = Callable[[Any, str], Any]
 
-MAX_DOCUMENT_BYTES = 2**24
+MAX_DOCUMENT_BYTES = 2**22
 _MAX_DEPTH = 24
+_MAX_MESSAGE = 900
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 120
 _MAX_WHOLE = 2**63 - 1
 
 
 class SafeFormatError(ValueError):
-    """A folder is no agent in the safe format, is damaged, or asks for what the format does not allow."""
+    """A directory is not an agent in the safe format, is damaged, or asks for what the format does not allow.
+
+    :param message: may quote what a stranger wrote; kept on one line of bounded length, without control characters
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message, _MAX_MESSAGE))
+
+
+def printable(message: str, longest: int) -> str:
+    """Put a text on one line of at most ``longest`` characters, and replace control characters by ``?``.
+
+    Terminals obey escape sequences, which a stranger's names may contain.
+    """
+    message = " ".join(message.split())
+    if len(message) > longest:
+        message = f"{message[: longest // 2 - 3]} ... {message[-longest // 2 + 3 :]}"
+    return "".join(character if character.isprintable() else "?" for character in message)
 
 
 def shown(value: Any) -> str:
-    """A short representation of a stranger's value, on one line."""
-    return " ".join(_SHORT.repr(value).split())
+    """Represent a stranger's value in at most 150 characters, on one line."""
+    return printable(_SHORT.repr(value), 150)
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error on one line of bounded length, without control characters."""
-    message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-    return "".join(character if character.isprintable() else "?" for character in message)
+    """Return type and message of an error on one line of bounded length."""
+    return printable(f"{type(error).__name__}: {error}", 500)
+
+
+def checksum(document: dict[str, Any]) -> str:
+    """Return the SHA-256 of a JSON object's content, without its key ``checksum``."""
+    content = {key: value for key, value in document.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def refused(name: str, value: Any, allowed: str) -> SafeFormatError:
@@ -50,6 +74,8 @@ def size_of(path: Path) -> int:
         raise SafeFormatError(f"{path.parent} is no agent in the safe format: it has no {path.name}") from error
     except NotADirectoryError as error:
         raise SafeFormatError(f"{path.parent} is a file; the safe format is a folder with {path.name} in it") from error
+    except (OSError, ValueError) as error:  # a loop of links, a name that is too long or contains a null byte
+        raise SafeFormatError(f"the path cannot be read: {one_line(error)}") from error
     if not stat.S_ISREG(status.st_mode):
         kind = "a link" if stat.S_ISLNK(status.st_mode) else "no regular file"
         raise SafeFormatError(f"{path} is {kind}; allowed are regular files, so copy what it stands for")
@@ -61,12 +87,15 @@ def read_document(path: Path) -> dict[str, Any]:
 
     :raises SafeFormatError: if the file is missing, a link, too large, or not such an object
     """
-    if size_of(path) > MAX_DOCUMENT_BYTES:
-        raise SafeFormatError(f"{path} is {size_of(path)} bytes long; allowed are {MAX_DOCUMENT_BYTES}")
+    size = size_of(path)
+    if size > MAX_DOCUMENT_BYTES:
+        raise SafeFormatError(f"{path} is {size} bytes long; allowed are {MAX_DOCUMENT_BYTES}")
     try:
         document = json.loads(
             path.read_bytes().decode(), object_pairs_hook=_unique, parse_constant=_not_finite, parse_float=_finite
         )
+    except OSError as error:
+        raise SafeFormatError(f"{path} cannot be read: {one_line(error)}") from error
     except (ValueError, RecursionError) as error:
         raise SafeFormatError(f"{path} is not valid JSON: {one_line(error)}") from error
     if not isinstance(document, dict):
@@ -122,7 +151,9 @@ def fields(value: Any, name: str, required: Collection[str], optional: Iterable[
         raise SafeFormatError(f"{name} lacks {missing[0]!r}")
     unknown = value.keys() - set(required) - set(optional)
     if unknown:
-        raise SafeFormatError(f"{name} has the unknown key {min(unknown)!r}; allowed are {sorted({*required, *optional})}")
+        raise SafeFormatError(
+            f"{name} has the unknown key {shown(min(unknown))}; allowed are {sorted({*required, *optional})}"
+        )
     return value
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -57,6 +58,22 @@ def _replace(target: Path, temporary: Path) -> None:
         aside.rename(target)
         raise
     shutil.rmtree(aside)
+
+
+@contextlib.contextmanager
+def no_imports_from(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Import no module from a folder of a stranger's, which is on Python's path where it is the current one.
+
+    PyTorch imports some modules late, and looks for packages that are not installed.
+    """
+    path = sys.path.copy()
+    with contextlib.suppress(ValueError):  # of a name with a null byte
+        excluded = os.path.realpath(folder)
+        sys.path[:] = [entry for entry in path if os.path.realpath(entry or os.curdir) != excluded]
+    try:
+        yield
+    finally:
+        sys.path[:] = path
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from sb3_ano.hub.documents import Check, SafeFormatError, boolean, fields, list_of, number, one_line, optional, text
+from sb3_ano.hub.documents import Check, SafeFormatError, boolean, fields, list_of, number, one_line, optional, shown, text
 from sb3_ano.hub.tensors import TensorFile, specify
 from sb3_ano.hub.values import CustomObjects, decode, encode
 
@@ -69,7 +69,7 @@ def restored_normalization(venv: VecEnv, settings: dict[str, Any], file: TensorF
     keys = settings["norm_obs_keys"]
     space = venv.observation_space
     if keys is not None and not (isinstance(space, spaces.Dict) and set(keys) <= set(space.spaces)):
-        raise SafeFormatError(f"vec_normalize.norm_obs_keys={keys} are not all among the observations of env")
+        raise SafeFormatError(f"vec_normalize.norm_obs_keys={shown(keys)} are not all among the observations of env")
     try:
         normalized = VecNormalize(venv, **settings)
     except ValueError as error:  # of observations that cannot be normalised

@@ -16,8 +16,9 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_no
 
 from sb3_ano.algorithms import ANO, PAPO, SPO, ShapedPolicyAlgorithm
 from sb3_ano.algorithms.saving import read_saved_model
-from sb3_ano.envs import make_env
+from sb3_ano.envs import make_env, register_atari
 from sb3_ano.extras import missing_extra
+from sb3_ano.hub.documents import MAX_DOCUMENT_BYTES, shown, size_of
 from sb3_ano.hub.errors import HubError, explained
 from sb3_ano.hub.folders import new_folder
 from sb3_ano.hub.names import RESULTS, is_model_file
@@ -31,7 +32,7 @@ except ImportError as error:
     raise missing_extra("hub", error.name or "huggingface-hub") from error
 
 _ALGORITHMS: dict[str, type[ShapedPolicyAlgorithm]] = {"ANO": ANO, "SPO": SPO, "PAPO": PAPO}
-#: A file may be so large, bytes, unless more is asked for.
+#: Bytes that a download may have unless more is asked for.
 MAX_BYTES = 2 * 1024**3
 
 
@@ -42,7 +43,7 @@ class Repository:
     :param revision: branch, tag or commit; None is the newest state
     :param token: of the Hub
     :param cache_dir: where downloads are kept; None is huggingface_hub's cache
-    :param max_bytes: size above which a file is refused
+    :param max_bytes: bytes that all files together may have
     :raises HubError: if it cannot be reached
     """
 
@@ -52,7 +53,7 @@ class Repository:
         require_repo_id(repo_id)
         self.repo_id = repo_id
         self._cache_dir = cache_dir
-        self._max_bytes = max_bytes
+        self._bytes_left = max_bytes
         self._api = HfApi(token=token)
         with explained(f"download {repo_id}"):
             info = self._api.model_info(repo_id, revision=revision, files_metadata=True)
@@ -69,11 +70,16 @@ class Repository:
         :raises HubError: if it is not there, is larger than allowed, or cannot be downloaded or written
         """
         doing = f"download {name} of {self.repo_id}"
-        size = self.sizes.get(name)
-        if size is not None and size > self._max_bytes:
-            raise HubError(f"cannot {doing}: it has {size:,} bytes; allowed are {self._max_bytes:,}, or what max_bytes= says")
+        size = self.sizes.get(name, 0)  # the download itself fails if there is no such file
+        if size is None:
+            raise HubError(f"cannot {doing}: the Hub does not say how large it is")
+        if size > self._bytes_left:
+            raise HubError(f"cannot {doing}: it has {size:,} bytes; allowed are {self._bytes_left:,} more, see max_bytes=")
+        self._bytes_left -= size
         with explained(doing):
             cached = self._api.hf_hub_download(self.repo_id, name, revision=self.commit, cache_dir=self._cache_dir)
+            if os.path.getsize(cached) != size:
+                raise HubError(f"cannot {doing}: it has {os.path.getsize(cached):,} bytes, not {size:,} as the Hub says")
             # The cache links to its blobs; a model is only loaded from files that are its own.
             return Path(shutil.copyfile(cached, folder / name))
 
@@ -84,8 +90,13 @@ class Repository:
         """
         found = sorted(filter(is_model_file, self.sizes))
         if len(found) > 1:
-            raise ValueError(f"{self.repo_id} holds several saved models, {', '.join(found)}; choose one with filename=")
+            raise ValueError(f"{self.repo_id} holds several saved models, {_some(found)}; choose one with filename=")
         return found[0] if found else None
+
+
+def _some(names: list[str]) -> str:
+    """The first names, because a repository may hold hundreds."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def load_from_hub(
@@ -117,7 +128,7 @@ def load_from_hub(
     :param custom_objects: classes and functions of the agent that are not SB3's or this package's, as for ``load_safe``
     :param token: of the Hub, for private repositories; None takes the one of ``hf auth login`` or ``HF_TOKEN``
     :param cache_dir: where downloads are kept; None is huggingface_hub's cache
-    :param max_bytes: size above which a file is refused
+    :param max_bytes: bytes that all files together may have
     :raises HubError: if the repository, a file, the connection or the disk fails
     :raises ValueError: if the repository holds nothing that may be loaded, or it is not sound
     """
@@ -158,7 +169,7 @@ def download(
     :param revision: branch, tag or commit
     :param token: of the Hub, for private repositories
     :param cache_dir: where downloads are kept; None is huggingface_hub's cache
-    :param max_bytes: size above which a file is refused
+    :param max_bytes: bytes that all files together may have
     :return: the folder
     :raises HubError: if the repository, a file, the connection or the disk fails
     :raises ValueError: if the repository holds no safe format
@@ -224,18 +235,28 @@ def _normalised(algorithm: type[ShapedPolicyAlgorithm], env: gym.Env | VecEnv, s
     return normalised
 
 
-def read_task(folder: Path) -> dict[str, Any]:
-    """The environment that a downloaded agent was trained for, by its ``results.json``.
+def read_task(folder: Path) -> tuple[str, dict[str, Any]]:
+    """Read what ``results.json`` says of the environment that a downloaded agent was trained in.
 
-    :return: ``env_id`` and ``env_kwargs``
-    :raises ValueError: if the file does not say
+    The environment is not made: the id is only looked up, and the settings are for the caller to judge.
+
+    :return: an id that is registered here, and settings
+    :raises ValueError: if the file does not name such an environment
     """
     path = folder / RESULTS
     try:
-        content = json.loads(path.read_bytes()[:10_000_000])
+        if size_of(path) > MAX_DOCUMENT_BYTES:
+            raise ValueError
+        content = json.loads(path.read_bytes())
         env_id, env_kwargs = content["env_id"], content.get("env_kwargs") or {}
+        if not isinstance(env_id, str) or not isinstance(env_kwargs, dict):
+            raise ValueError
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} does not name the agent's environment") from error
-    if not isinstance(env_id, str) or not isinstance(env_kwargs, dict):
-        raise ValueError(f"{path} does not name the agent's environment")
-    return {"env_id": env_id, "env_kwargs": env_kwargs}
+    register_atari(env_id)
+    if env_id not in gym.registry:
+        raise ValueError(
+            f"{path} names the environment {shown(env_id)}, which is not registered here; allowed are registered ids, "
+            "without a module, so import the package of the environment first if you trust it"
+        )
+    return env_id, env_kwargs

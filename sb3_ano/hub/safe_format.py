@@ -1,12 +1,13 @@
 """Agents as safetensors and JSON: a folder that a stranger loads without running anything of its author's."""
 
+import contextlib
 import importlib.metadata
 import json
 import math
 import os
 import platform
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_no
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.envs import DirectVecEnv, make_env
 from sb3_ano.hub.arguments import ALGORITHMS, argument_checks, encode_arguments, encode_policy, encode_progress
-from sb3_ano.hub.documents import SafeFormatError, one_line
-from sb3_ano.hub.folders import new_folder, write_bytes
+from sb3_ano.hub.documents import SafeFormatError, checksum, one_line
+from sb3_ano.hub.folders import new_folder, no_imports_from, write_bytes
 from sb3_ano.hub.normalization import decode_normalization, encode_normalization, restored_normalization, statistics_of
 from sb3_ano.hub.optimizer_state import encode_optimizer, restore_optimizer
 from sb3_ano.hub.shapes import encode_shaping, is_built_in, restored_shaping
@@ -47,8 +48,8 @@ from sb3_ano.shaping import ShapingLike
 
 #: All files of the format.
 SAFE_FILES = (DOCUMENT, POLICY, OPTIMIZER, NORMALIZATION)
-#: Observations of a rollout, bytes; a rollout buffer of zeros takes memory only where it is written.
-MAX_ROLLOUT_BYTES = 2**34
+#: Size of the rollout buffer that an agent may ask for. Its memory is taken only when training fills it.
+MAX_ROLLOUT_BYTES = 2**31
 _DISTRIBUTIONS = ("sb3-ano", "stable-baselines3", "torch", "gymnasium", "numpy", "safetensors")
 
 
@@ -80,6 +81,7 @@ def save_safe(model: ShapedPolicyAlgorithm, path: str | os.PathLike[str], *, inc
             serial = serialized(content)
             write_bytes(folder / name, serial)
             document["files"][name] = fingerprint_of(serial)
+        document["checksum"] = checksum(document)
         write_bytes(folder / DOCUMENT, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
         _require_readable(folder, custom)
     _warn_of_custom(model, custom)
@@ -155,6 +157,9 @@ def load_safe(
 ) -> ShapedPolicyAlgorithm:
     """Load an agent that :func:`save_safe` wrote. Nothing is unpickled, and nothing is imported by a name in a file.
 
+    No environment is made unless ``env`` asks for one, and no module is imported from the folder. The rollout buffer that
+    the agent asks for is limited to 2 GiB, unless ``custom_objects`` sets ``n_steps``.
+
     :param path: the folder
     :param env: environments for the model, or the id of one, or None. If statistics of VecNormalize are stored and these
         environments are not normalised yet, they are wrapped with the statistics, which stay as they are; rewards are
@@ -169,8 +174,21 @@ def load_safe(
     :raises ValueError: if the shape is another than the agent was trained with, or ``env`` has other spaces
     :raises TypeError: if ``custom_objects`` names something that the agent does not have
     """
-    custom = CustomObjects(custom_objects)
-    agent = read_agent(Path(path), custom)
+    try:
+        with no_imports_from(path):
+            return _load_safe(Path(path), env, device, shaping, CustomObjects(custom_objects))
+    except MemoryError as error:
+        raise SafeFormatError(f"{path} needs more memory than is available") from error
+
+
+def _load_safe(
+    folder: Path,
+    env: GymEnv | str | None,
+    device: torch.device | str,
+    shaping: ShapingLike | None,
+    custom: CustomObjects,
+) -> ShapedPolicyAlgorithm:
+    agent = read_agent(folder, custom)
     custom.require_used(["policy", *argument_checks(agent.algorithm), "tensorboard_log"])
     restored = restored_shaping(agent.algorithm, agent.folder, agent.shaping, shaping)
     weights = agent.tensors(POLICY)
@@ -178,8 +196,10 @@ def load_safe(
     specs = agent.policy_specs()
     if specs is not None:
         weights.require(specs, "the policy that the JSON describes")
-    _require_affordable(agent)
-    model = _build(agent, None if env is None else _prepared_env(agent, env), device, restored)
+    prepared = None if env is None else _prepared_env(agent, env)
+    if "n_steps" not in custom:
+        _require_affordable(agent, agent.n_envs if prepared is None else prepared.num_envs)
+    model = _build(agent, prepared, device, restored)
     _load_policy(model, weights)
     if moments is not None:
         restore_optimizer(model.policy.optimizer, agent.optimizer, moments)
@@ -204,16 +224,21 @@ def load_normalization(path: str | os.PathLike[str], venv: VecEnv) -> VecNormali
     return restored_normalization(venv, settings, open_tensors(folder, document["files"], NORMALIZATION))
 
 
-def _require_affordable(agent: StoredAgent) -> None:
-    space = agent.spaces["observation_space"]
-    parts = list(space.spaces.values()) if isinstance(space, spaces.Dict) else [space]
-    size = sum(math.prod(part.shape or ()) * (part.dtype.itemsize if part.dtype is not None else 8) for part in parts)
+def _require_affordable(agent: StoredAgent, n_envs: int) -> None:
+    # Observations, actions and seven columns of float32, from rewards to TD errors.
+    size = sum(_itemsize(space) for space in agent.spaces.values()) + 7 * 4
     n_steps = agent.attributes["n_steps"]
-    if isinstance(n_steps, int) and n_steps * agent.n_envs * size > MAX_ROLLOUT_BYTES:
+    if n_steps * n_envs * size > MAX_ROLLOUT_BYTES:
         raise SafeFormatError(
-            f"{agent.folder} asks for rollouts of n_steps={n_steps} x {agent.n_envs} environments x {size} bytes; allowed are "
+            f"{agent.folder} asks for rollouts of n_steps={n_steps} x {n_envs} environments x {size} bytes; allowed are "
             f"{MAX_ROLLOUT_BYTES} bytes, or custom_objects={{'n_steps': ...}}"
         )
+
+
+def _itemsize(space: spaces.Space) -> int:
+    if isinstance(space, spaces.Dict):
+        return sum(map(_itemsize, space.spaces.values()))
+    return math.prod(space.shape or ()) * (8 if space.dtype is None else space.dtype.itemsize)
 
 
 def _prepared_env(agent: StoredAgent, env: GymEnv | str) -> VecEnv:
@@ -242,11 +267,30 @@ def _build(
     vars(model).update(agent.attributes | restored | agent.spaces)
     if env is None:
         model.n_envs = agent.n_envs
+    # A class of the caller's may keep what it draws.
+    cheap = contextlib.nullcontext() if agent.is_custom else _cheap_initialization()
     try:
-        model._setup_model()
-    except Exception as error:  # of arguments that make no sense together, and of too little memory
+        with cheap:
+            model._setup_model()
+    except MemoryError:
+        raise
+    except Exception as error:  # of arguments that make no sense together
         raise SafeFormatError(f"the agent in {agent.folder} cannot be set up: {one_line(error)}") from error
     return model
+
+
+@contextlib.contextmanager
+def _cheap_initialization() -> Iterator[None]:
+    """Draw the initial weights, which the stored ones replace, without making them orthogonal in cubic time.
+
+    The same random numbers are drawn, so that a seeded training resumes as from SB3's file.
+    """
+    orthogonal = torch.nn.init.orthogonal_
+    torch.nn.init.orthogonal_ = lambda tensor, gain=1, generator=None: torch.nn.init.normal_(tensor)
+    try:
+        yield
+    finally:
+        torch.nn.init.orthogonal_ = orthogonal
 
 
 def _load_policy(model: ShapedPolicyAlgorithm, weights: TensorFile) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
 from sb3_ano.algorithms.saving import SavedModel
-from sb3_ano.hub.documents import SafeFormatError, fields, list_of, number, refused, text
+from sb3_ano.hub.documents import SafeFormatError, fields, list_of, number, refused, shown, text
 from sb3_ano.hub.values import CustomObjects, decode, encode
 from sb3_ano.shaping import SHAPINGS, ShapingLike, fingerprint
 
@@ -62,8 +62,8 @@ def restored_shaping(
         return {}
     if shaping is None and not is_built_in(stored["shaping_name"]):
         raise SafeFormatError(
-            f"{folder} was trained with shaping={stored['shaping_name']!r}, which is not built in and is never imported by "
-            "its name; pass the function as shaping="
+            f"{folder} was trained with shaping={shown(stored['shaping_name'])}, which is not built in and is never "
+            "imported by its name; pass the function as shaping="
         )
     replacements = {} if shaping is None else {"shaping": shaping}
     return algorithm._restored_arguments(SavedModel(str(folder), stored), replacements)

@@ -9,11 +9,12 @@ from gymnasium import spaces
 
 from sb3_ano.hub.documents import SafeFormatError, fields, list_of, number, one_line, one_of, refused, text, whole
 
-#: Elements of all arrays of a space together; an image of 2048 x 2048 in three colours is below it.
+#: Elements of all arrays of a space together, and values of discrete ones; an RGB image of 2048 x 2048 is below it.
 MAX_ELEMENTS = 2**24
 _FLOATS = ("float16", "float32", "float64")
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _MAX_AXES = 8
+_MAX_START = 2**53
 
 
 def encode_space(space: spaces.Space) -> dict[str, Any]:
@@ -55,14 +56,15 @@ def decode_space(document: Any, name: str) -> spaces.Space:
     :param name: what it is called in messages
     :raises SafeFormatError: if it describes none, or a larger one than is allowed
     """
-    if not isinstance(document, dict) or document.get("type") not in _DECODERS:
-        raise refused(f"{name}.type", document.get("type") if isinstance(document, dict) else document, ", ".join(_DECODERS))
+    kind = document.get("type") if isinstance(document, dict) else document
+    if not isinstance(kind, str) or kind not in _DECODERS:
+        raise refused(f"{name}.type", kind, ", ".join(_DECODERS))
     try:
-        return _DECODERS[document["type"]](document, name)
+        return _DECODERS[kind](document, name)
     except SafeFormatError:
         raise
     except (ValueError, TypeError, ArithmeticError, AssertionError) as error:  # whatever gymnasium and NumPy complain of
-        raise SafeFormatError(f"{name} describes no {document['type']}: {one_line(error)}") from error
+        raise SafeFormatError(f"{name} describes no {kind}: {one_line(error)}") from error
 
 
 def _shape(value: Any, name: str) -> tuple[int, ...]:
@@ -105,16 +107,19 @@ def _decode_box(document: dict[str, Any], name: str) -> spaces.Box:
 def _decode_discrete(document: dict[str, Any], name: str) -> spaces.Discrete:
     fields(document, name, ("type", "n", "start", "dtype"))
     dtype = one_of(*_INTEGERS)(document["dtype"], f"{name}.dtype")
-    start = whole(-(2**63))(document["start"], f"{name}.start")
-    return spaces.Discrete(whole(1)(document["n"], f"{name}.n"), start=start, dtype=dtype)
+    start = whole(-_MAX_START, _MAX_START)(document["start"], f"{name}.start")
+    return spaces.Discrete(whole(1, MAX_ELEMENTS)(document["n"], f"{name}.n"), start=start, dtype=dtype)
 
 
 def _decode_multi_discrete(document: dict[str, Any], name: str) -> spaces.MultiDiscrete:
     fields(document, name, ("type", "shape", "dtype", "nvec", "start"))
     shape = _shape(document["shape"], f"{name}.shape")
     dtype = np.dtype(one_of(*_INTEGERS)(document["dtype"], f"{name}.dtype"))
-    for key in ("nvec", "start"):
-        list_of(whole(-(2**63)), MAX_ELEMENTS)(document[key], f"{name}.{key}")
+    # SB3 encodes each number one-hot. Python's integers do not wrap around, as the sum of an array would.
+    sizes = list_of(whole(1, MAX_ELEMENTS), MAX_ELEMENTS)(document["nvec"], f"{name}.nvec")
+    if sum(sizes) > MAX_ELEMENTS:
+        raise SafeFormatError(f"{name}.nvec has the sum {sum(sizes)}; allowed are up to {MAX_ELEMENTS}")
+    list_of(whole(-_MAX_START, _MAX_START), MAX_ELEMENTS)(document["start"], f"{name}.start")
     nvec, start = (_decode_array(document[key], shape, dtype, f"{name}.{key}") for key in ("nvec", "start"))
     return spaces.MultiDiscrete(nvec, dtype=dtype.name, start=start)
 
@@ -138,10 +143,17 @@ def _decode_dict(document: dict[str, Any], name: str) -> spaces.Dict:
     elements = 0
     for key, part in parts.items():
         decoded[key] = decode_space(part, f"{name}.{key}")
-        elements += math.prod(decoded[key].shape or ())
+        elements += _width(decoded[key])
         if elements > MAX_ELEMENTS:
             raise SafeFormatError(f"{name} has more than {MAX_ELEMENTS} elements")
     return spaces.Dict(decoded)
+
+
+def _width(space: spaces.Space) -> int:
+    """Numbers that the observation becomes as the input of a network."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    return int(space.nvec.sum()) if isinstance(space, spaces.MultiDiscrete) else math.prod(space.shape or ())
 
 
 _DECODERS = {

@@ -13,7 +13,7 @@ from stable_baselines3.common.policies import BasePolicy
 
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.hub.arguments import ALGORITHMS, decode_arguments, decode_policy, decode_progress
-from sb3_ano.hub.documents import SafeFormatError, fields, one_line, one_of, read_document, whole
+from sb3_ano.hub.documents import SafeFormatError, checksum, fields, one_line, one_of, read_document, whole
 from sb3_ano.hub.normalization import decode_normalization
 from sb3_ano.hub.shapes import decode_shaping
 from sb3_ano.hub.spaces import decode_space
@@ -93,6 +93,8 @@ class StoredAgent:
             with torch.device("meta"), _unvalidated_distributions(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # they come when the policy is built for good
                 policy = on_meta(*self.spaces.values(), lambda _: 1e-3, **keywords)
+        except MemoryError:
+            raise
         except Exception as error:  # arguments that make no sense fail in any way
             if self.is_custom:
                 return None
@@ -146,7 +148,13 @@ def open_document(folder: Path) -> dict[str, Any]:
             f"{folder / DOCUMENT} is of format version {version}; this sb3_ano reads up to {FORMAT_VERSION}, so install a "
             "newer one"
         )
-    fields(document, DOCUMENT, _KEYS)
+    # Agents that were saved before the checksum was introduced have none.
+    if document.get("checksum", checksum(document)) != checksum(document):
+        raise SafeFormatError(
+            f"{folder / DOCUMENT} is damaged: its content does not match its checksum; if you edited it, remove the key "
+            "'checksum'"
+        )
+    fields(document, DOCUMENT, _KEYS, ("checksum",))
     fields(document["files"], "files", (POLICY,), (OPTIMIZER, NORMALIZATION))
     return document
 

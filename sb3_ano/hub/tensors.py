@@ -18,7 +18,7 @@ try:
 except ImportError as error:
     raise missing_extra("hub", error.name or "safetensors") from error
 
-MAX_TENSOR_BYTES = 2**33
+MAX_TENSOR_BYTES = 2**31
 _MAX_HEADER_BYTES = 2**24
 _DTYPES = {
     torch.float64: "F64",
@@ -90,8 +90,11 @@ class TensorFile:
         found = size_of(path)
         if found != size:
             raise SafeFormatError(f"{path} is {found} bytes long, but was written with {size}: it is damaged or cut off")
-        with path.open("rb") as file:
-            header = int.from_bytes(file.read(8), "little")
+        try:
+            with path.open("rb") as file:
+                header = int.from_bytes(file.read(8), "little")
+        except OSError as error:
+            raise SafeFormatError(f"{path} cannot be read: {one_line(error)}") from error
         if header > min(_MAX_HEADER_BYTES, size - 8):
             raise SafeFormatError(f"{path} is damaged: its header claims {header} bytes")
         try:
@@ -121,13 +124,16 @@ class TensorFile:
 
         :raises SafeFormatError: if the content is not what was written
         """
-        content = self.path.read_bytes()
-        if hashlib.sha256(content).hexdigest() != self._sha256:
-            raise SafeFormatError(
-                f"{self.path} is damaged: its SHA-256 is not {shown(self._sha256)}, which it was written with"
-            )
-        tensors = deserialized(content)
+        try:
+            content = self.path.read_bytes()
+            if hashlib.sha256(content).hexdigest() != self._sha256:
+                raise SafeFormatError(
+                    f"{self.path} is damaged: its SHA-256 is not {shown(self._sha256)}, which it was written with"
+                )
+            tensors = deserialized(content)
+        except (OSError, SafetensorError) as error:
+            raise SafeFormatError(f"{self.path} cannot be read: {one_line(error)}") from error
         for name, tensor in tensors.items():
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                warnings.warn(f"{self.path}: {shown(name)} has numbers that are not finite", stacklevel=4)
+                warnings.warn(f"{self.path}: {shown(name)} has numbers that are not finite", stacklevel=5)
         return tensors

@@ -36,7 +36,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 def _is_complete(checkpoint: Path) -> bool:
     try:
         state = json.loads((checkpoint / TRAINER_STATE_NAME).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(state, dict) and "global_step" in state
 
@@ -117,5 +117,8 @@ def load_rollout(trainer: Any, checkpoint: Path) -> None:
     """Take up what :func:`save_rollout` kept; checkpoints of TRL's own trainer have none of it, and nothing changes."""
     path = _rollout_file(checkpoint, trainer.accelerator.process_index)
     if path.is_file():
-        content = torch.load(path, map_location=trainer.accelerator.device, weights_only=True)
+        try:
+            content = torch.load(path, map_location=trainer.accelerator.device, weights_only=True)
+        except Exception as error:  # torch's messages have many lines
+            raise ValueError(f"{path} is damaged, or holds more than tensors; remove it to go on without it") from error
         trainer._step, trainer._buffered_inputs = content["step"], content["inputs"]

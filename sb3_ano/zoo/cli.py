@@ -131,5 +131,7 @@ def _check_assignments(arguments: Sequence[str]) -> None:
 
 
 def _complain(message: str) -> int:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    # Terminals obey control characters, which may come from a stranger's file.
+    line = "".join(character if character.isprintable() else "?" for character in " ".join(message.split()))
+    print(f"error: {line}", file=sys.stderr)
     return 2

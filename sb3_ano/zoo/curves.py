@@ -20,15 +20,19 @@ def read_returns(run: str | Path) -> pd.DataFrame:
 
     :param run: folder with monitor files, such as the zoo's ``logs/ano/HalfCheetah-v5_1``
     :return: columns ``timesteps`` (steps in this episode and those that ended before it) and ``episode_return``
-    :raises ValueError: if the folder holds no finished episode
+    :raises ValueError: if the folder holds no finished episode, or a monitor file is damaged
     """
     try:
         episodes = load_results(str(run))
+        lengths, returns = (pd.Series(episodes[column], dtype=float) for column in ("l", "r"))
     except LoadMonitorResultsError as error:
         raise ValueError(f"run={str(run)!r} holds no monitor files; a training run of the zoo leaves them") from error
+    except Exception as error:  # pandas and SB3 raise anything of a damaged file
+        reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+        raise ValueError(f"run={str(run)!r} holds a damaged monitor file: {reason}") from error
     if episodes.empty:
         raise ValueError(f"run={str(run)!r} holds no finished episode yet")
-    return pd.DataFrame({"timesteps": episodes["l"].cumsum(), "episode_return": episodes["r"]})
+    return pd.DataFrame({"timesteps": lengths.cumsum(), "episode_return": returns})
 
 
 def plot_learning_curve(run: str | Path, output: str | Path, title: str) -> Path:

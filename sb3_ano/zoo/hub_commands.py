@@ -86,7 +86,7 @@ def load(arguments: Sequence[str]) -> None:
     if run.exists() and not args.force:
         raise ValueError(f"the folder {run} is there; --force replaces it, --exp-id 0 makes a new one")
     try:
-        _replace(run, functools.partial(download_run, _repo_id(args)))
+        _replace(run, functools.partial(download_run, _repo_id(args), env_id=args.env.gym_id))
     except ValueError as error:
         if "trust_remote_code=True" not in str(error):
             raise

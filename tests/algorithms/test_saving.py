@@ -194,6 +194,28 @@ def test_a_missing_part_is_noticed(entry, tmp_path):
         ANO.load(tmp_path / "less.zip")
 
 
+def compressed(source, target, **contents):
+    """Write a saved model again, compressed, with other contents of some entries."""
+    with zipfile.ZipFile(source) as whole, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as copy:
+        for each in whole.infolist():
+            copy.writestr(each.filename, contents.get(each.filename, whole.read(each)))
+    return target
+
+
+@pytest.mark.parametrize("entry", ["data", "policy.pth", "notes.txt"])
+def test_a_file_that_unpacks_to_far_more_is_not_unpacked(entry, tmp_path, monkeypatch):
+    """Review safety H8: 2.6 MB stood for 2.5 GB."""
+    trained().save(tmp_path / "model.zip")
+    ANO.load(compressed(tmp_path / "model.zip", tmp_path / "compressed.zip"))
+    bomb = compressed(tmp_path / "model.zip", tmp_path / "bomb.zip", **{entry: b" " * 2**25})
+    if entry == "notes.txt":
+        with zipfile.ZipFile(bomb, "a", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(entry, b" " * 2**25)
+    monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_, **__: pytest.fail("it was unpacked"))
+    with pytest.raises(ValueError, match=r"bomb.zip is not a saved model.* bytes would unpack to 33,"):
+        ANO.load(bomb)
+
+
 def test_files_that_are_no_model_are_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
         archive.writestr("readme.txt", "hello")

@@ -20,6 +20,7 @@ def document(folder):
 
 def rewrite(folder, change):
     content = document(folder)
+    del content["checksum"]
     change(content)
     (folder / "sb3_ano.json").write_text(json.dumps(content))
 

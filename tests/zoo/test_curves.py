@@ -35,6 +35,27 @@ def test_a_picture_is_written(run, ending, tmp_path):
     assert start.startswith(b"\x89PNG") if ending == "png" else b"<?xml" in start
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: [lines[0], "r,l\n", *lines[2:]],
+        lambda lines: [lines[0], lines[1], "x,y,z\n", *lines[2:]],
+        lambda lines: ["#[]\n", *lines[1:]],
+        lambda lines: ["#" + "[" * 100_000 + "\n", *lines[1:]],
+        lambda lines: ["r,l,t\n", *lines[2:]],
+        lambda lines: [lines[0], "a,b,c\n", *lines[2:]],
+    ],
+)
+def test_a_damaged_monitor_file_is_one_clear_line(change, run):
+    """Review safety, unclear errors: TypeError, KeyError, AssertionError, RecursionError."""
+    folder, _ = run
+    file = next(folder.glob("*monitor.csv"))
+    file.write_text("".join(change(file.read_text().splitlines(keepends=True))))
+    with pytest.raises(ValueError, match="holds a damaged monitor file: ") as caught:
+        read_returns(folder)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_folder_without_a_finished_episode_is_named(tmp_path):
     with pytest.raises(ValueError, match="holds no monitor files"):
         read_returns(tmp_path)

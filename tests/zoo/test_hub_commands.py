@@ -3,7 +3,10 @@
 import contextlib
 import dataclasses
 import io
+import json
 import os
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -153,6 +156,52 @@ def test_a_repository_that_is_not_there_is_one_clear_line(algo, options, hub_and
     assert "there is no such repository" in failed.stderr
     assert failed.stderr.count("\n") == 1
     assert not (zoo.folder / "nothing").exists()
+
+
+def test_a_stranger_chooses_neither_module_nor_environment(hub_and_zoo):
+    """Review safety H1, and H8: another environment was taken without a word, escape sequences reached the terminal."""
+    hub, zoo = hub_and_zoo
+    (zoo.folder / "train.py").write_text("raise SystemExit('imported')")
+    files = hub.repositories[f"{USER}/spo-{ENV}"].files
+    for env_id, message in (
+        ("train:Pendulum-v1", "names the environment 'train:Pendulum-v1', which is not registered here"),
+        ("\x1b]0;title\x07", "which is not registered here"),
+        ("CartPole-v1", f"holds an agent for CartPole-v1, not for {ENV}"),
+    ):
+        results = json.dumps({"env_id": env_id}).encode()
+        hub.add(f"{USER}/hostile", {**files, "results.json": results})
+        failed = zoo.run("load_from_hub", "spo", f"-f hostile -orga {USER} -name hostile")
+        assert failed.status == 2
+        assert message in failed.stderr
+        assert failed.stderr.count("\n") == 1
+        assert failed.stderr[:-1].isprintable()
+        assert not (zoo.folder / "hostile").exists()
+    assert "train" not in sys.modules
+
+
+def test_settings_of_a_stranger_do_not_reach_enjoy(hub_and_zoo):
+    """Review safety H2: enjoy passes a run's env_kwargs to the environment."""
+    hub, zoo = hub_and_zoo
+    files = hub.repositories[f"{USER}/spo-{ENV}"].files
+    results = json.dumps({"env_id": ENV, "env_kwargs": {"g": "/etc/passwd"}}).encode()
+    hub.add(f"{USER}/settings", {**files, "results.json": results})
+    with pytest.warns(UserWarning, match="env_kwargs=.*are left out"):
+        zoo.must_run("load_from_hub", "spo", f"-f settings -orga {USER} -name settings")
+    assert "Mean reward:" in zoo.must_run("enjoy", "spo", "-f settings --no-render -n 400")
+
+
+@pytest.mark.parametrize(("file", "content"), [("config", "[1]"), ("config", ""), ("args", "[1]")])
+def test_enjoy_complains_of_settings_without_keys_in_one_line(file, content, hub_and_zoo):
+    """Review safety, unclear errors."""
+    _, zoo = hub_and_zoo
+    run = next((zoo.folder / "logs" / "spo").glob("*_1"))
+    folder = zoo.folder / f"broken_{file}_{len(content)}" / "spo"
+    shutil.copytree(run, folder / run.name)
+    (folder / run.name / ENV / f"{file}.yml").write_text(content)
+    failed = zoo.run("enjoy", "spo", f"-f {folder.parent.name} --no-render -n 10")
+    assert failed.status == 2
+    assert f"{file}.yml is not YAML as the zoo writes it" in failed.stderr
+    assert failed.stderr.count("\n") == 1
 
 
 def test_an_agent_of_ours_without_the_safe_format_needs_the_option(hub_and_zoo):

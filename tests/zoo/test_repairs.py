@@ -194,6 +194,15 @@ HOSTILE = {
     "an expression": "normalize: \"__import__('os').mkdir('{target}') or {{}}\"\n",
     "a nested call": "a: [1, {{b: !!python/object/apply:os.mkdir [{target}]}}]\n",
     "a key": "? !!python/object/apply:os.mkdir [{target}]\n: 1\n",
+    # safety H3: plain strings that the zoo imports and calls
+    "wrappers": "env_wrapper: [builtins.repr, re.sub: {{repl: '', string: \"open('{target}','w')\"}}, builtins.eval]\n",
+    "a wrapper's module": "env_wrapper: antigravity.Wrapper\n",
+    "a wrapper of environments": "vec_env_wrapper: {{antigravity.Wrapper: {{}}}}\n",
+    "a callback": "callback: [antigravity.Callback]\n",
+    "a function of a library": "env_wrapper: rl_zoo3.utils.get_class_by_name\n",
+    "a module that is a script": "env_wrapper: rl_zoo3.benchmark.Wrapper\n",
+    "a name in a script": "a: !!python/name:rl_zoo3.benchmark.x\n",
+    "a wrapper that writes": "env_wrapper: [stable_baselines3.common.monitor.Monitor: {{filename: '{target}'}}]\n",
 }
 
 
@@ -207,6 +216,26 @@ def test_settings_that_would_run_code_are_refused(file, kind, tmp_path):
     with pytest.raises(ValueError, match=rf"{file}\.yml.* use --trust-remote-code"):
         rl_zoo3.utils.get_saved_hyperparams(folder)
     assert not (tmp_path / "made").exists()
+    assert not {"antigravity", "rl_zoo3.benchmark"} & set(sys.modules)
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "text", "1"])
+@pytest.mark.parametrize("file", ["config", "args"])
+def test_settings_without_keys_are_refused_in_one_line(file, content, tmp_path):
+    """Review safety, unclear errors: the zoo's enjoy raised an AttributeError."""
+    unsafe_yaml.apply()
+    folder = settings(tmp_path, *([content] if file == "config" else ["a: 1\n", content]))
+    with pytest.raises(ValueError, match=rf"{file}\.yml is not YAML as the zoo writes it"):
+        rl_zoo3.utils.get_saved_hyperparams(folder)
+
+
+def test_short_settings_do_not_stand_for_long_ones(tmp_path):
+    """Review safety H8: 26 levels of merge keys did not end."""
+    bomb = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 27))
+    unsafe_yaml.apply()
+    for content in (bomb, "a: " + "x" * 200_000):
+        with pytest.raises(ValueError, match=r"more than 10 aliases|file of up to 100,000 bytes"):
+            rl_zoo3.utils.get_saved_hyperparams(settings(tmp_path, content))
 
 
 def test_the_unrepaired_zoo_runs_that_code(tmp_path):
@@ -228,7 +257,12 @@ def test_what_the_zoo_writes_is_read_as_before(tmp_path):
         policy_kwargs={"activation_fn": torch.nn.Tanh, "net_arch": (64, 64)},
         normalize="dict(norm_obs=True, norm_reward=False)",
         clip_range="lin_0.2",
-        env_wrapper=[{"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 5}}],
+        env_wrapper=[
+            {"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 5}},
+            "sb3_contrib.common.wrappers.TimeFeatureWrapper",
+            "stable_baselines3.common.atari_wrappers.AtariWrapper",
+        ],
+        vec_env_wrapper="stable_baselines3.common.vec_env.VecFrameStack",
     )
     folder = settings(tmp_path, yaml.dump(written), yaml.dump(OrderedDict(vars(Namespace(env_kwargs=None, env="x")))))
     before = rl_zoo3.utils.get_saved_hyperparams(folder)

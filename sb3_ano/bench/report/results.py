@@ -23,6 +23,7 @@ DIAGNOSTICS = ("approx_kl", "ratio_max", "clip_fraction", "entropy")
 _LOGGED = {"entropy": ("entropy_loss", -1.0)}
 # Points of a curve of training episodes, and of one of evaluations where a run does not tell its own number.
 _POINTS = {"evaluation": 20, "training": 50}
+_MOST_POINTS = 1000
 #: Share of the training whose episodes make the final score, where scores are those of the training.
 LAST = 0.1
 
@@ -114,7 +115,7 @@ def _load_suite(
 
 def _n_points(runs: pd.DataFrame, kind: str) -> int:
     if kind == "evaluation" and "evaluation" in runs:
-        return min(int(evaluation["points"]) for evaluation in runs["evaluation"])
+        return min(_MOST_POINTS, *(int(evaluation["points"]) for evaluation in runs["evaluation"]))
     return _POINTS[kind]
 
 

@@ -32,7 +32,10 @@ def refused_by(watched, folder, message):
 
 
 def read_json(folder):
-    return json.loads((folder / "sb3_ano.json").read_text())
+    """The content without its checksum, which whoever rewrites it leaves out."""
+    content = json.loads((folder / "sb3_ano.json").read_text())
+    content.pop("checksum", None)
+    return content
 
 
 def write_json(folder, content):

@@ -8,6 +8,7 @@ import functools
 import io
 import json
 import os
+import resource
 import struct
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
+from sb3_ano.envs import make_vec_env
+from sb3_ano.hub import SafeFormatError, load_safe
 from tests.hub.hostile.common import (
     HUGE,
     TENSOR_FILES,
@@ -24,8 +27,10 @@ from tests.hub.hostile.common import (
     Evil,
     everything_in,
     evil_pickle,
+    read_json,
     refused_by,
     spots,
+    write_json,
     write_tensors,
 )
 
@@ -195,6 +200,77 @@ def test_a_folder_that_is_none_is_refused(watched, tmp_path):
     (tmp_path / "file").write_text("no folder")
     refused_by(watched, tmp_path / "file", "is a file; the safe format is a folder")
     refused_by(watched, tmp_path / "nowhere", "is no agent in the safe format: it has no sb3_ano.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [("loop", "cannot be read"), ("long", "cannot be read"), ("null", "cannot be read")]
+)
+def test_paths_that_no_system_can_open_are_one_line(kind, message, tmp_path):
+    """Review safety, unclear errors."""
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    path = {"loop": tmp_path / "loop", "long": tmp_path / ("x" * 5000), "null": f"{tmp_path}/a\0b"}[kind]
+    with pytest.raises(SafeFormatError, match=message) as caught:
+        load_safe(path)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_file_of_holes_is_refused_before_memory_is_taken(watched, folder):
+    """Review safety, unclear errors: a sparse file of 2 GiB, with 1 GiB to spare."""
+    size = 2**31
+    begin = with_header({"value_net.bias": entry([(size - 104) // 4], 0, (size - 104) // 4 * 4)})
+    path = folder / "policy.safetensors"
+    path.write_bytes(begin)
+    os.truncate(path, len(begin) + (size - 104) // 4 * 4)
+    content = read_json(folder)
+    content["files"]["policy.safetensors"] = {"size": path.stat().st_size, "sha256": "0" * 64}
+    write_json(folder, content)
+    before = everything_in(folder.parent)
+    outcome = watched(folder)
+    assert outcome["seen"] == []
+    assert "ValueError" in outcome["error"], outcome["traceback"]
+    assert "needs more memory than is available" in outcome["message"]
+    assert everything_in(folder.parent) == before
+
+
+def test_a_rollout_takes_no_memory_before_training(watched, folder):
+    """Review safety H4: a buffer of 1.9 GiB was written in full; the real number of environments counts."""
+    content = read_json(folder)
+    content["arguments"]["n_steps"] = 10**7
+    content["n_envs"] = 1000  # of the author's; one environment is given
+    write_json(folder, content)
+    assert watched(folder)["error"] is None
+    content["n_envs"] = 1
+    write_json(folder, content)
+    with pytest.raises(SafeFormatError, match="n_steps=10000000 x 8 environments"):
+        load_safe(folder, make_vec_env("CartPole-v1", 8, "gymnasium"))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert load_safe(folder).n_steps == 10**7
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+def test_a_larger_rollout_is_the_callers_decision(folder):
+    content = read_json(folder)
+    content["arguments"]["n_steps"] = 10**8
+    write_json(folder, content)
+    with pytest.raises(SafeFormatError, match=r"or custom_objects=\{'n_steps': ...\}"):
+        load_safe(folder)
+    assert load_safe(folder, custom_objects={"n_steps": 128}).n_steps == 128
+
+
+def test_no_weights_are_made_orthogonal_to_be_replaced(sound, monkeypatch):
+    """Review safety H8: in cubic time, minutes for a file of 137 MB."""
+    decompose = torch.linalg.qr
+
+    def only_without_memory(matrix, *arguments, **options):
+        assert matrix.device.type == "meta"
+        return decompose(matrix, *arguments, **options)
+
+    monkeypatch.setattr(torch.linalg, "qr", only_without_memory)
+    model = load_safe(sound)
+    assert model.policy.ortho_init
+    monkeypatch.undo()
+    assert torch.nn.init.orthogonal_(torch.empty(2, 2)).det().abs().item() == pytest.approx(1.0)
 
 
 # Damage without intent: cuts and flipped bits, the fingerprints as they were.
