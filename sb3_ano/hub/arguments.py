@@ -86,7 +86,8 @@ _COMMON: dict[str, Check] = {
     "check_finite": boolean,
 }
 #: Defaults of arguments that agents stored by earlier versions lack.
-_LATER = {"check_finite": True}
+_LATER = {"check_finite": True, "desired_kl": None}
+_ADAPTIVE: dict[str, Check] = {"desired_kl": optional(_schedule)}
 _PAPO: dict[str, Check] = {
     "k": number(0.0),
     "omega1": number(0.0),
@@ -117,6 +118,7 @@ _PROGRESS: dict[str, Check] = {
     "_episode_num": whole(0),
     "_current_progress_remaining": number(0.0),
     "n_skipped_minibatches": whole(0),
+    "radius_factor": number(0.0),
 }
 _ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
 
@@ -126,7 +128,7 @@ def argument_checks(algorithm: type[ShapedPolicyAlgorithm]) -> dict[str, Check]:
 
     ``tensorboard_log`` is not among them: it is a path on another machine, to which training would write.
     """
-    return _COMMON | (_PAPO if algorithm is PAPO else {})
+    return _COMMON | (_PAPO if algorithm is PAPO else _ADAPTIVE)
 
 
 def encode_arguments(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> dict[str, Any]:
@@ -159,7 +161,8 @@ def decode_arguments(
     :raises SafeFormatError: if an argument is missing, unknown, not allowed, or has to be supplied by the caller
     """
     checks = argument_checks(algorithm)
-    document = _LATER | fields(document, "arguments", [name for name in checks if name not in _LATER], checks)
+    later = {name: default for name, default in _LATER.items() if name in checks}
+    document = later | fields(document, "arguments", [name for name in checks if name not in later], checks)
     attributes = {}
     for name, check in checks.items():
         given = name in custom
@@ -219,5 +222,6 @@ def decode_progress(document: Any) -> dict[str, Any]:
 
     :raises SafeFormatError: if one is missing, unknown, or not allowed
     """
-    stored = fields(document, "progress", [name.lstrip("_") for name in _PROGRESS])
+    required = [name.lstrip("_") for name in _PROGRESS if name != "radius_factor"]
+    stored = {"radius_factor": 1.0} | fields(document, "progress", required, ("radius_factor",))
     return {name: check(stored[name.lstrip("_")], f"progress.{name.lstrip('_')}") for name, check in _PROGRESS.items()}

@@ -9,7 +9,7 @@ from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, Line
 from sb3_ano.hub.documents import SafeFormatError, fields, number, one_of, text
 
 #: The arguments that may be schedules of the remaining progress.
-SCHEDULES = ("learning_rate", "clip_range", "clip_range_high", "clip_range_vf")
+SCHEDULES = ("learning_rate", "clip_range", "clip_range_high", "clip_range_vf", "desired_kl")
 # The RL Zoo's schedule, by name, because this module does without the zoo.
 _ZOO_LINEAR = ("rl_zoo3.utils", "SimpleLinearSchedule")
 
