@@ -26,7 +26,7 @@ $(VENV)/.test-ready: $(VENV)/.demo-ready
 	$(PIP) install -c constraints.txt -e '.[all]' --group dev
 	@touch $@
 
-demo: $(VENV)/.demo-ready  ## train ANO on a MuJoCo task, evaluate, save, plot: about a minute
+demo: $(VENV)/.demo-ready  ## train ANO and PPO on a MuJoCo task, evaluate, plot: about a minute
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.test-ready  ## the fast tests
