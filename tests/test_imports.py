@@ -38,7 +38,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "sb3_ano.zoo.resume": ({"sb3_ano.zoo", "sb3_ano.checkpoints", "sb3_ano.extras"}, SB3 | ZOO),
     "sb3_ano.zoo.repairs": (
         {"sb3_ano.zoo", "sb3_ano.extras", "sb3_ano.bench.scores"},
-        SB3 | ZOO | {"huggingface_sb3", "huggingface_hub", "imageio_ffmpeg", "requests"},
+        SB3 | ZOO | {"huggingface_sb3", "huggingface_hub", "imageio_ffmpeg", "requests", "sb3_contrib"},
     ),
     "sb3_ano.zoo.commands": ({"sb3_ano.zoo", "sb3_ano.hub"}, set()),
     "sb3_ano.zoo.hub_commands": ({"sb3_ano.hub", "sb3_ano.zoo.folders", "sb3_ano.extras"}, SB3 | ZOO | {"huggingface_sb3"}),

@@ -9,15 +9,15 @@ from typing import Any
 import gymnasium as gym
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.envs import DirectVecEnv
 from sb3_ano.hub.documents import shown
 from sb3_ano.hub.evaluation import Task
 from sb3_ano.hub.folders import new_folder
 from sb3_ano.hub.names import environment_name
-from sb3_ano.hub.pull import MAX_BYTES, download, quiet_about_batches, read_task
+from sb3_ano.hub.pull import MAX_BYTES, download, read_task
 from sb3_ano.hub.safe_format import load_normalization, load_safe
-from sb3_ano.hub.stored_agent import NORMALIZATION, read_agent
-from sb3_ano.hub.values import CustomObjects
+from sb3_ano.hub.stored_agent import NORMALIZATION
 from sb3_ano.hub.zoo_files import write_settings
 from sb3_ano.shaping import ShapingLike
 
@@ -84,19 +84,20 @@ def _write_run(agent: Path, run: Path, task: Task, shaping: ShapingLike | None, 
     name = environment_name(task.env_id)
     settings = run / name
     settings.mkdir()
-    env = _with_spaces_of(read_agent(agent, CustomObjects(custom_objects)).spaces)
+    model = load_safe(agent, device="cpu", shaping=shaping, custom_objects=custom_objects)
+    env = _with_spaces_of(model)
     if (agent / NORMALIZATION).exists():
         normalized = load_normalization(agent, env)
         normalized.save(str(settings / "vecnormalize.pkl"))
         env = normalized
-    with quiet_about_batches():
-        model = load_safe(agent, env, device="cpu", shaping=shaping, custom_objects=custom_objects)
+    model.n_envs = 1
+    model.set_env(env)  # so that the settings tell how observations are normalised
     model.save(run / f"{name}.zip")
     write_settings(settings, model, task)
 
 
-def _with_spaces_of(spaces: dict[str, gym.Space]) -> VecEnv:
-    """An environment that is never stepped: it only has the agent's spaces."""
+def _with_spaces_of(model: ShapedPolicyAlgorithm) -> VecEnv:
+    """Make an environment that cannot be stepped: it only has the agent's spaces."""
     env: gym.Env = gym.Env()
-    vars(env).update(spaces)
+    env.observation_space, env.action_space = model.observation_space, model.action_space
     return DirectVecEnv([lambda: env])

@@ -32,6 +32,7 @@ _FORBIDDEN = (
     "urllib.",
     "tempfile.",
 )
+PACKAGE = str(Path(__file__).parents[3])
 _HARMLESS = ("os.listdir", "os.scandir")
 
 watching: Path | None = None
@@ -46,8 +47,8 @@ def watch(event: str, arguments: tuple) -> None:
         path, mode, flags = arguments
         writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         inside = isinstance(path, str | bytes | os.PathLike) and Path(os.fsdecode(path)).parent == watching
-        # Modules that are imported late are read from where Python is installed, and traceback reads their lines.
-        installed = str(path).startswith((sys.prefix, sys.base_prefix)) or str(path).endswith(".py")
+        # Modules that are imported late are read from where they are installed, and traceback reads their lines.
+        installed = str(path).startswith((sys.prefix, sys.base_prefix, PACKAGE))
         if writes or not (inside or installed):
             seen.append(f"open {path} {mode}")
     elif event == "import":
