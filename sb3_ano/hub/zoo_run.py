@@ -10,7 +10,7 @@ from sb3_ano.hub.folders import new_folder
 from sb3_ano.hub.names import environment_name
 from sb3_ano.hub.pull import MAX_BYTES, download, quiet_about_batches, read_task
 from sb3_ano.hub.safe_format import load_normalization, load_safe
-from sb3_ano.hub.stored_agent import NORMALIZATION
+from sb3_ano.hub.stored_agent import NORMALIZATION, open_document
 from sb3_ano.hub.zoo_files import write_settings
 from sb3_ano.shaping import ShapingLike
 
@@ -55,6 +55,7 @@ def download_run(
                 env.save(str(settings / "vecnormalize.pkl"))
             with quiet_about_batches():
                 model = load_safe(agent, env, device="cpu", shaping=shaping, custom_objects=custom_objects)
+            model.n_envs = open_document(agent)["n_envs"]  # those of the training, not of this environment
             model.save(work / f"{name}.zip")
             write_settings(settings, model, task)
         finally:
