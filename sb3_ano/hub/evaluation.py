@@ -133,13 +133,13 @@ def task_of(
     else:
         with contextlib.closing(made):
             additions, backend = _differences(venv, made), getattr(made.unwrapped, "backend", task.backend)
+    trained_in = model.get_env()
     if additions and (env is None or isinstance(env, str)):
         raise ValueError(
             f"env={task.env_id!r} is not what the model was trained in, because the model's environment has "
             f"{', '.join(additions)}: the score would be that of another task; build that environment and pass it as env="
         )
-    trained_in = model.get_env()
-    if trained_in is not None and (unlike := _differences(venv, trained_in)):
+    if trained_in not in (None, source) and (unlike := _differences(venv, trained_in)):
         warnings.warn(f"env is not what the model was trained in: it has {', '.join(unlike)}", stacklevel=3)
     return dataclasses.replace(task, backend=backend, additions=tuple(additions))
 
@@ -205,11 +205,12 @@ def _description(venv: VecEnv) -> dict[str, Any]:
     base = venv.unwrapped
     if isinstance(base, BatchedVecEnv):
         task = Task(*(_made_from(venv) or (base.env_id, {})))
-        with contextlib.closing(task.make()) as made:
-            if isinstance(made.unwrapped, BatchedVecEnv):
-                return {"wrappers": wrappers, "task": f"{task.env_id} {task.env_kwargs}"}
-            inner = _description(made)
-        return {**inner, "wrappers": wrappers + inner["wrappers"]}
+        # The same task in gymnasium says more, where there is one.
+        with contextlib.suppress(ValueError, TypeError), contextlib.closing(task.make()) as made:
+            if not isinstance(made.unwrapped, BatchedVecEnv):
+                inner = _description(made)
+                return {**inner, "wrappers": wrappers + inner["wrappers"]}
+        return {"wrappers": wrappers, "task": f"{task.env_id} {task.env_kwargs}"}
     spec = _spec(venv)
     if spec is None:
         return {"wrappers": [*wrappers, "no registered id"]}
@@ -229,20 +230,17 @@ def _named(wrapper: WrapperSpec) -> str:
     return f"{wrapper.name}({', '.join(parts)})" if parts else wrapper.name
 
 
-def _layers(venv: VecEnv) -> Iterator[VecEnvWrapper]:
-    """The vectorized wrappers, outermost first."""
-    while isinstance(venv, VecEnvWrapper):
-        yield venv
-        venv = venv.venv
-
-
 def _wrappers(venv: VecEnv) -> list[str]:
     """Names of the vectorized wrappers that change the task, outermost first; statistics of VecNormalize are the agent's."""
-    return [
-        f"VecFrameStack(n_stack={layer.stacked_obs.n_stack})" if isinstance(layer, VecFrameStack) else type(layer).__name__
-        for layer in _layers(venv)
-        if not isinstance(layer, VecNormalize) and type(layer).__name__ not in _NEUTRAL
-    ]
+    names = []
+    while isinstance(venv, VecEnvWrapper):
+        name = type(venv).__name__
+        if isinstance(venv, VecFrameStack):
+            names.append(f"{name}(n_stack={venv.stacked_obs.n_stack})")
+        elif not isinstance(venv, VecNormalize) and name not in _NEUTRAL:
+            names.append(name)
+        venv = venv.venv
+    return names
 
 
 def _above_normalization(venv: VecEnv | None) -> list[str]:

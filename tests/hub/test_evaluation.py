@@ -212,6 +212,19 @@ def test_an_atari_game_keeps_the_id_that_it_was_trained_with(env_id, backend):
     env.close()
 
 
+@needs_envpool
+def test_settings_that_only_envpool_has_need_an_environment():
+    env = make_vec_env("HalfCheetah-v4", 2, "envpool", env_kwargs={"frame_skip": 3})
+    model = ANO("MlpPolicy", env, **SMALL)
+    with pytest.raises(ValueError, match="'HalfCheetah-v4' is not what the model was trained in.* pass it as env="):
+        task_of(model)
+    task = task_of(model, env)
+    assert (task.env_id, task.env_kwargs, len(task.additions)) == ("HalfCheetah-v4", {"frame_skip": 3}, 1)
+    with pytest.warns(UserWarning, match="not what the model was trained in"):
+        task_of(model, gym.make("HalfCheetah-v4"))
+    env.close()
+
+
 @needs_atari
 def test_other_rules_of_a_game_are_another_task():
     model = ANO("CnnPolicy", make_vec_env("Pong-v5", 1, "gymnasium", env_kwargs={"episodic_life": False}), **SMALL)
