@@ -41,11 +41,14 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         SB3 | ZOO | {"huggingface_sb3", "huggingface_hub", "imageio_ffmpeg", "requests", "sb3_contrib"},
     ),
     "sb3_ano.zoo.commands": ({"sb3_ano.zoo", "sb3_ano.hub"}, set()),
-    "sb3_ano.zoo.hub_commands": ({"sb3_ano.hub", "sb3_ano.zoo.folders", "sb3_ano.extras"}, SB3 | ZOO | {"huggingface_sb3"}),
+    "sb3_ano.zoo.hub_commands": (
+        {"sb3_ano.hub", "sb3_ano.zoo.folders", "sb3_ano.algorithms.saving", "sb3_ano.extras"},
+        SB3 | ZOO | {"huggingface_sb3"},
+    ),
     "sb3_ano.zoo": ({"sb3_ano.zoo", "sb3_ano.algorithms", "sb3_ano.envs", "sb3_ano.extras"}, SB3 | ZOO),
     "sb3_ano.hub": (
         {f"sb3_ano.{name}" for name in ("hub", "algorithms", "envs", "shaping", "extras", "zoo.curves")},
-        SB3 | {"safetensors", "huggingface_hub", "imageio", "imageio_ffmpeg", "yaml"},
+        SB3 | {"cloudpickle", "safetensors", "huggingface_hub", "imageio", "imageio_ffmpeg", "yaml"},
     ),
     "sb3_ano.bench.worker": (set(), SB3),
     "sb3_ano.bench.paired": ({"sb3_ano.extras"}, {"numpy", "scipy"}),

@@ -36,6 +36,12 @@ def test_the_wheel_carries_the_hyperparameters_and_nothing_of_the_tests(wheel):
     assert {name.split("/")[0].split("-")[0] for name in names} == {"sb3_ano"}
 
 
+def test_the_wheel_knows_where_its_repository_is(wheel):
+    """users U5: model cards install the package from there."""
+    url = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    assert f"\nProject-URL: Repository, {url}\n" in zipfile.ZipFile(wheel).read("sb3_ano-0.1.0.dist-info/METADATA").decode()
+
+
 def test_the_unpacked_wheel_finds_its_own_hyperparameters(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = "import sys; sys.path.insert(0, sys.argv[1])\n"

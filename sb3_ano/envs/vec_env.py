@@ -110,13 +110,16 @@ def make_vec_env(
 
     common: dict[str, Any] = {"seed": seed, "monitor_dir": monitor_dir, "env_kwargs": settings}
     if backend == "envpool":
-        return _module("envpool").EnvPoolVecEnv(env_id, n_envs, num_threads=num_threads, atari=atari, **common)
-    if backend == "ale":
+        env = _module("envpool").EnvPoolVecEnv(env_id, n_envs, num_threads=num_threads, atari=atari, **common)
+    elif backend == "ale":
         module = _module("ale")
         if atari is None:
             atari = atari_protocol(env_id) or AtariProtocol(env_id)  # which it then names as unknown
-        return module.AleVecEnv(env_id, n_envs, atari, num_threads=num_threads, **common)
-    return _gymnasium(env_id, n_envs, atari, **common, **only_gymnasium)
+        env = module.AleVecEnv(env_id, n_envs, atari, num_threads=num_threads, **common)
+    else:
+        env = _gymnasium(env_id, n_envs, atari, **common, **only_gymnasium)
+    env.unwrapped.made_from = (env_id, dict(env_kwargs or {}))  # for others, who have to make it again
+    return env
 
 
 def _check_number(name: str, value: Any) -> None:

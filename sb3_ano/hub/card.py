@@ -6,20 +6,33 @@ import json
 import platform
 from typing import Any
 
-from sb3_ano.algorithms import ShapedPolicyAlgorithm
+import gymnasium as gym
+
+from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
+from sb3_ano.envs.atari import atari_protocol
 from sb3_ano.extras import missing_extra
+from sb3_ano.hub.arguments import encode_arguments, encode_policy
 from sb3_ano.hub.evaluation import Evaluation, Task
-from sb3_ano.hub.formulas import surrogate_text
 from sb3_ano.hub.hyperparameters import hyperparameters
 from sb3_ano.hub.names import CURVE, VIDEO, model_file
-from sb3_ano.hub.snippet import install_line, usage_lines
+from sb3_ano.hub.schedules import SCHEDULES, dotted_name
+from sb3_ano.hub.shapes import is_built_in
+from sb3_ano.shaping import is_importable
 
 try:
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 except ImportError as error:
     raise missing_extra("hub", error.name or "huggingface-hub") from error
 
-_PACKAGES = ("sb3-ano", "stable-baselines3", "torch", "gymnasium", "numpy", "mujoco", "ale-py", "envpool")
+_PACKAGES = ("sb3-ano", "stable-baselines3", "torch", "gymnasium", "numpy")
+# The extra and the package that bring environments, by the start of their entry points.
+_ENVIRONMENTS = {
+    "gymnasium.envs.mujoco": ("mujoco", "mujoco"),
+    "gymnasium.envs.box2d": ("zoo", "box2d"),
+    "ale_py": ("atari", "ale-py"),
+}
+# Environments of these are registered without importing anything.
+_SHIPPED = ("gymnasium", "ale_py", "shimmy")
 
 _CITATION = """\
 @article{zhang2026ano,
@@ -37,19 +50,37 @@ _CITATION = """\
   year    = {2021}
 }"""
 
+_EVALUATE = """\
+{imports}from stable_baselines3.common.evaluation import evaluate_policy
+
+from sb3_ano.envs import make_vec_env
+from sb3_ano.hub import load_from_hub
+
+env = make_vec_env({env_id!r}, backend={backend!r}, seed={seed!r}{settings})
+model = load_from_hub({repo_id!r}, env=env{supplied})
+mean, std = evaluate_policy(model, model.get_env(), {n_episodes!r}, deterministic={deterministic!r})
+print(f"{{mean:.2f}} +/- {{std:.2f}}")"""
+
+_ACT = """\
+from sb3_ano.hub import load_from_hub
+
+model = load_from_hub({repo_id!r}{supplied})
+action, _ = model.predict(model.observation_space.sample(), deterministic={deterministic!r})
+print(action)"""
+
 
 @dataclasses.dataclass(frozen=True)
 class Agent:
-    """What a card is about.
+    """The subject of a card.
 
     :param model: the agent
-    :param repo_id: where it goes, ``"user/name"``
-    :param task: what it was trained for
+    :param repo_id: its repository, ``"user/name"``
+    :param task: the task that it was trained for
     :param evaluation: its returns
-    :param has_video: whether a replay video is beside the card
-    :param has_curve: whether a training curve is beside the card
-    :param license: of the agent, an SPDX identifier in lower case
-    :param tags: more words to be found by
+    :param has_video: whether there is a replay video next to the card
+    :param has_curve: whether there is a training curve next to the card
+    :param license: license of the agent, an SPDX identifier in lower case; None names none
+    :param tags: further words to be found by
     """
 
     model: ShapedPolicyAlgorithm
@@ -58,23 +89,26 @@ class Agent:
     evaluation: Evaluation
     has_video: bool
     has_curve: bool
-    license: str = "mit"
+    license: str | None = None
     tags: tuple[str, ...] = ()
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python and of the installed packages that an agent depends on."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
+def versions(task: Task) -> dict[str, str]:
+    """Look up the versions of Python and of the installed packages that an agent and its task depend on."""
+    installed = {"python": platform.python_version()}
+    entry_point = _entry_point(task.env_id)
+    environments = [package for start, (_, package) in _ENVIRONMENTS.items() if entry_point.startswith(start)]
+    backends = ["envpool"] if task.backend == "envpool" else []
+    for package in (*_PACKAGES, *(environments or [_top_package(entry_point)]), *backends):
         try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
+            installed[package] = importlib.metadata.version(package)
+        except (importlib.metadata.PackageNotFoundError, ValueError):  # ValueError: the empty name
             continue
-    return found
+    return installed
 
 
 def model_card(agent: Agent) -> ModelCard:
-    """Metadata by which the Hub finds and shows the agent, and the text of its page."""
+    """Write the metadata by which the Hub finds and shows the agent, and the text of its page."""
     return ModelCard(f"---\n{_metadata(agent).to_yaml()}\n---\n\n{_text(agent)}")
 
 
@@ -120,7 +154,7 @@ def _text(agent: Agent) -> str:
     sections = [
         f"# {agent.model.algorithm} agent for {agent.task.env_id}",
         "Trained with [Stable-Baselines3](https://github.com/DLR-RM/stable-baselines3) and `sb3_ano`, which adds the "
-        "policy optimisation algorithms ANO, SPO and PAPO to it.",
+        "policy optimization algorithms ANO, SPO and PAPO to it.",
         f'<video src="https://huggingface.co/{agent.repo_id}/resolve/main/{VIDEO}" controls loop></video>'
         if agent.has_video
         else "",
@@ -128,26 +162,107 @@ def _text(agent: Agent) -> str:
         _evaluation(agent),
         _training(agent),
         f"## Citation\n\n```bibtex\n{_CITATION}\n```",
-        f"## Licence\n\n`{agent.license}`",
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
+def _code(text: Any) -> str:
+    """Show a text as it is, whatever Markdown would make of it."""
+    return f"`{' '.join(str(text).replace('`', chr(39)).split())}`"
+
+
 def _use(agent: Agent) -> str:
-    zip_name = model_file(agent.model.algorithm, agent.task.env_id)
-    return f"""## Use
+    task, evaluation = agent.task, agent.evaluation
+    names, remark = _own_parts(agent.model)
+    package = _top_package(_entry_point(task.env_id))
+    code = (_ACT if task.additions else _EVALUATE).format(
+        imports=f"import {package}  # registers the environment\n" if package not in ("", *_SHIPPED) else "",
+        env_id=task.env_id,
+        settings=f", env_kwargs={task.env_kwargs!r}" if task.env_kwargs else "",
+        backend=task.backend,
+        repo_id=agent.repo_id,
+        supplied="".join(f", {name}=..." for name in names),
+        seed=evaluation.seed,
+        n_episodes=len(evaluation.returns),
+        deterministic=evaluation.deterministic,
+    )
+    paragraphs = [
+        f"## Use\n\n```bash\n{install_line(task)}\n```",
+        _environment_remark(task),
+        f"```python\n{code}\n```",
+        remark,
+        "This loads the safe format (`sb3_ano.json` and safetensors), which runs no code of the repository. "
+        f"`{model_file(agent.model.algorithm, task.env_id)}` is the same agent as Stable-Baselines3 saves it, for its tools "
+        "and for the RL Zoo. It contains pickles: loading it runs whatever code its author put in.",
+    ]
+    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
-```bash
-{install_line(agent.task)}
-```
 
-```python
-{usage_lines(agent.model, agent.repo_id, agent.task, agent.evaluation)}
-```
+def _environment_remark(task: Task) -> str:
+    if not task.additions:
+        return ""
+    return (
+        f"The agent's environment is {_code(task.env_id)} with {', '.join(map(_code, task.additions))}. Neither "
+        f"{_code(task.env_id)} alone nor this package makes it: build it as the author did, and pass it to `load_from_hub` "
+        "as `env=`."
+    )
 
-This loads the safe format (`sb3_ano.json` and safetensors), which runs no code of the repository. `{zip_name}` is the same
-agent as Stable-Baselines3 saves it, for its tools and for the RL Zoo. It contains pickles: loading it runs whatever code its
-author put in."""
+
+def install_line(task: Task) -> str:
+    """Write the command that installs what the agent needs."""
+    entry_point = _entry_point(task.env_id)
+    extras = ["hub", *(extra for start, (extra, _) in _ENVIRONMENTS.items() if entry_point.startswith(start))]
+    if task.backend == "envpool":
+        extras.append("envpool")
+    repository = repository_url()
+    return f'pip install "sb3-ano[{",".join(extras)}]{f" @ git+{repository}" if repository else ""}"'
+
+
+def repository_url() -> str | None:
+    """Look up the address of this package's repository, which pyproject.toml sets; None if nothing is installed."""
+    try:
+        urls = importlib.metadata.metadata("sb3-ano").get_all("Project-URL") or []
+    except importlib.metadata.PackageNotFoundError:  # a source tree on the path
+        return None
+    return next((url.partition(", ")[2] for url in urls if url.startswith("Repository, ")), None)
+
+
+def _entry_point(env_id: str) -> str:
+    """Where an environment's class is, ``"module:class"``; empty if it is not known."""
+    if atari_protocol(env_id) is not None:
+        return "ale_py"
+    spec = gym.registry.get(env_id.rpartition(":")[2])
+    return spec.entry_point if spec is not None and isinstance(spec.entry_point, str) else ""
+
+
+def _top_package(entry_point: str) -> str:
+    return entry_point.partition(":")[0].partition(".")[0]
+
+
+def own_objects(model: ShapedPolicyAlgorithm) -> dict[str, Any]:
+    """Collect what ``load_safe`` needs as ``custom_objects`` for an agent.
+
+    Schedules are left out: an agent acts without them.
+    """
+    objects: dict[str, Any] = {}
+    encode_policy(model, objects)
+    encode_arguments(model, objects)
+    return {name: value for name, value in objects.items() if name not in SCHEDULES}
+
+
+def _own_parts(model: ShapedPolicyAlgorithm) -> tuple[list[str], str]:
+    """Arguments of ``load_from_hub`` for what is not built in, and what they are, in words."""
+    parts: dict[str, str] = {}
+    if isinstance(model, ANO) and not is_built_in(model.shaping_name):
+        names = model.shaping_name
+        shown = _code(names if isinstance(names, str) else ", ".join(names))
+        any_shape = "" if is_importable(model.shaping) else ', or any other, such as `"ano"`: acting does not need it'
+        parts["shaping"] = f"{shown}{any_shape}"
+    if objects := own_objects(model):
+        named = ", ".join(f"{name!r}: {dotted_name(value)}" for name, value in objects.items())
+        parts["custom_objects"] = _code(f"{{{named}}}")
+    lines = [f"- `{name}=`: {text}" for name, text in parts.items()]
+    return list(parts), "\n".join(["It needs what is the author's own, in the place of `...`:", "", *lines]) if lines else ""
 
 
 def _evaluation(agent: Agent) -> str:
@@ -163,30 +278,29 @@ def _evaluation(agent: Agent) -> str:
     rows = [cells, ["---"] * len(cells), map(str, cells.values())]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return (
-        f"## Evaluation\n\n{table}\n\nReturns are sums of the environment's own rewards, neither normalised nor clipped. "
+        f"## Evaluation\n\n{table}\n\nReturns are sums of the environment's own rewards, neither normalized nor clipped. "
         "`results.json` has every episode."
     )
 
 
 def _training(agent: Agent) -> str:
-    model = agent.model
-    settings = f" with `{json.dumps(agent.task.env_kwargs)}`" if agent.task.env_kwargs else ""
-    found = hyperparameters(model)
+    model, task = agent.model, agent.task
+    settings = hyperparameters(model)
+    repository = repository_url()
+    algorithms = f"[`docs/algorithms.md`]({repository}/blob/HEAD/docs/algorithms.md)" if repository else "`docs/algorithms.md`"
+    additions = [*([json.dumps(task.env_kwargs)] if task.env_kwargs else []), *task.additions]
+    environment = _code(task.env_id) + (f" with {', '.join(map(_code, additions))}" if additions else "")
     lines = [
-        "## Training",
-        f"- environment: `{agent.task.env_id}`{settings}",
-        f"- algorithm: {model.algorithm}, {model.num_timesteps:,} steps, {found['n_envs']} environment(s)",
+        f"- environment: {environment}",
+        f"- algorithm: {model.algorithm}, {model.num_timesteps:,} steps, {settings['n_envs']} environment(s); {algorithms} of "
+        "sb3_ano defines the algorithms and shapes",
         f"- seed: {model.seed if model.seed is not None else 'none was set'}",
-        "- versions: " + ", ".join(f"{package} {version}" for package, version in versions().items()),
+        "- versions: " + ", ".join(f"{package} {version}" for package, version in versions(task).items()),
     ]
     parts = [
-        "\n".join([lines[0], "", *lines[1:]]),
+        "## Training",
+        "\n".join(lines),
         f"![Returns of the training episodes](./{CURVE})" if agent.has_curve else "",
-        f"### Surrogate\n\n{surrogate_text(model)}",
-        f"### Hyperparameters\n\n```json\n{_as_json(found)}\n```",
+        f"### Hyperparameters\n\n```json\n{json.dumps(settings, indent=2)}\n```",
     ]
     return "\n\n".join(part for part in parts if part)
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value, indent=2)

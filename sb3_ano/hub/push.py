@@ -14,6 +14,7 @@ from sb3_ano.extras import missing_extra
 from sb3_ano.hub.errors import explained
 from sb3_ano.hub.names import CARD, is_own
 from sb3_ano.hub.packaging import package
+from sb3_ano.hub.safe_format import require_algorithm
 
 try:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
@@ -35,7 +36,7 @@ def push_to_hub(
     video: bool | Literal["auto"] = "auto",
     video_length: int = 1000,
     run: str | os.PathLike[str] | None = None,
-    license: str = "mit",
+    license: str | None = None,
     tags: Sequence[str] = (),
     include_optimizer: bool = False,
     commit_message: str | None = None,
@@ -54,8 +55,10 @@ def push_to_hub(
     :param token: of the Hub; None takes the one of ``hf auth login`` or of the variable ``HF_TOKEN``
     :return: the address of the agent's page
     :raises HubError: if the Hub, the connection or the disk refuses; nothing is left half done
+    :raises TypeError: if the model is not an ANO, SPO or PAPO
     :raises ValueError: as for ``package``
     """
+    require_algorithm(model)
     require_repo_id(repo_id)
     with explained(f"push to {repo_id}"):
         HfApi(token=token).whoami()  # before minutes go into evaluation and video

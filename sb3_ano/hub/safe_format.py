@@ -68,10 +68,7 @@ def save_safe(model: ShapedPolicyAlgorithm, path: str | os.PathLike[str], *, inc
     :raises ValueError: if a part of the model cannot be stored
     :raises FileExistsError: if ``path`` is a file, or a folder with other files
     """
-    if type(model) not in ALGORITHMS.values():
-        raise TypeError(
-            f"model is of class {type(model).__name__}; allowed are {', '.join(ALGORITHMS)}; others have model.save"
-        )
+    require_algorithm(model)
     custom: dict[str, Any] = {}
     document, tensors = _encode(model, custom)
     if include_optimizer:
@@ -86,6 +83,17 @@ def save_safe(model: ShapedPolicyAlgorithm, path: str | os.PathLike[str], *, inc
         _require_readable(folder, custom)
     _warn_of_custom(model, custom)
     return Path(path)
+
+
+def require_algorithm(model: Any) -> None:
+    """Complain of a model that the format does not know.
+
+    :raises TypeError: if ``model`` is not an ANO, SPO or PAPO
+    """
+    if type(model) not in ALGORITHMS.values():
+        raise TypeError(
+            f"model is of class {type(model).__name__}; allowed are {', '.join(ALGORITHMS)}; others have model.save"
+        )
 
 
 def _encode(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:

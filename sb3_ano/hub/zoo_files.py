@@ -1,4 +1,4 @@
-"""The files by which the RL Zoo knows an agent: as it left them in a training run, or written anew."""
+"""The files by which the RL Zoo knows an agent."""
 
 import json
 import shutil
@@ -17,6 +17,7 @@ try:
 except ImportError as error:
     raise missing_extra("hub", "pyyaml") from error
 
+_LOGS = ("*monitor.csv", "progress.csv", "evaluations.npz")
 _ATARI_WRAPPER = "stable_baselines3.common.atari_wrappers.AtariWrapper"
 
 
@@ -56,18 +57,20 @@ def write_settings(folder: Path, model: ShapedPolicyAlgorithm, task: Task) -> No
 
 
 def copy_run(folder: Path, run: Path | None, task: Task) -> None:
-    """Copy what a training run left: the zoo's settings over those written anew, and the logs in one archive.
+    """Copy the zoo's hyperparameters over those written anew, and the logs of the training into one archive.
+
+    The zoo's ``args.yml`` stays behind, because it holds paths of the author's machine, and so do other files of the run.
 
     :param folder: where to
-    :param run: folder of the training: monitor files, and, if the zoo ran it, the zoo's own files; None for no logs
+    :param run: folder of the training; None for no logs
     :param task: what was trained for
     """
     logs: list[Path] = []
     if run is not None:
-        for left in (run / environment_name(task.env_id)).glob("*.yml"):
-            if left.name in ("config.yml", "args.yml", "env_kwargs.yml"):
-                shutil.copyfile(left, folder / left.name)
-        logs = sorted([*run.glob("*.csv"), *run.glob("evaluations.npz")])
+        config = run / environment_name(task.env_id) / "config.yml"
+        if config.is_file():
+            shutil.copyfile(config, folder / config.name)
+        logs = sorted(log for pattern in _LOGS for log in run.glob(pattern))
     with zipfile.ZipFile(folder / "train_eval_metrics.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for log in logs:
             archive.write(log, log.name)

@@ -17,7 +17,7 @@ from sb3_ano.hub.folders import new_folder
 from sb3_ano.hub.names import environment_name
 from sb3_ano.hub.pull import MAX_BYTES, download, read_task
 from sb3_ano.hub.safe_format import load_normalization, load_safe
-from sb3_ano.hub.stored_agent import NORMALIZATION
+from sb3_ano.hub.stored_agent import NORMALIZATION, open_document
 from sb3_ano.hub.zoo_files import write_settings
 from sb3_ano.shaping import ShapingLike
 
@@ -92,6 +92,7 @@ def _write_run(agent: Path, run: Path, task: Task, shaping: ShapingLike | None, 
         env = normalized
     model.n_envs = 1
     model.set_env(env)  # so that the settings tell how observations are normalised
+    model.n_envs = open_document(agent)["n_envs"]  # those of the training
     model.save(run / f"{name}.zip")
     write_settings(settings, model, task)
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from stable_baselines3.common.utils import set_random_seed
 
+from sb3_ano.algorithms.saving import read_saved_model
 from sb3_ano.extras import missing_extra
 from sb3_ano.hub import push_to_hub
 from sb3_ano.hub.errors import explained
@@ -41,7 +42,6 @@ def push(arguments: Sequence[str]) -> None:
         args.exp_id, args.folder, args.algo, args.env, args.load_best, args.load_checkpoint, args.load_last_checkpoint
     )
     print(f"Loading {model_path}")
-    set_random_seed(args.seed)
     if args.num_threads > 0:
         torch.set_num_threads(args.num_threads)
     settings = Path(log_path) / args.env
@@ -61,7 +61,10 @@ def push(arguments: Sequence[str]) -> None:
         with warnings.catch_warnings():
             # Minibatches of odd sizes, because there are fewer environments than in training, do not matter for acting.
             warnings.filterwarnings("ignore", "batch_size=.* does not divide the rollout", UserWarning)
-            model = rl_zoo3.ALGOS[args.algo].load(model_path, env=env, device=args.device, seed=args.seed)
+            model = rl_zoo3.ALGOS[args.algo].load(model_path, env=env, device=args.device)
+        # The number of environments is published as it was in the training, not as it is here.
+        model.n_envs = read_saved_model(model_path).attributes["n_envs"]
+        set_random_seed(args.seed)  # loading has set the seed of the training
         url = push_to_hub(
             model, _repo_id(args), env, env_id=args.env.gym_id, env_kwargs=env_kwargs, seed=args.seed, run=log_path,
             deterministic=not _is_stochastic(args), video=False if args.no_render else "auto",

@@ -1,27 +1,36 @@
 """Model cards: what the Hub reads, and what a stranger runs."""
 
+import ast
+import base64
+import contextlib
+import email.message
+import importlib.metadata
+import io
 import json
 import zipfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 import yaml
 from huggingface_hub import ModelCard
+from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ano import ANO, PAPO, SPO
+from sb3_ano import ANO
 from sb3_ano.envs import make_vec_env
 from sb3_ano.hub import packaging
-from sb3_ano.hub.card import Agent, model_card
+from sb3_ano.hub.card import Agent, install_line, model_card, versions
 from sb3_ano.hub.evaluation import Evaluation, Task
 from sb3_ano.hub.hyperparameters import hyperparameters
 from sb3_ano.hub.packaging import package
-from sb3_ano.hub.snippet import install_line
 from sb3_ano.hub.video import RenderError
-from sb3_ano.shaping import SHAPINGS
 from tests.common import SMALL, pseudo_huber
 from tests.hub.own_parts import FirstTwo, OwnPolicy
 
@@ -29,8 +38,11 @@ EVALUATION = Evaluation([9.0, 11.0, 13.0], [9, 11, 13], True, 4)
 QUICK = {"n_eval_episodes": 1, "video": False, "verbose": 0}
 
 
-def card_of(model, **options) -> ModelCard:
-    agent = Agent(model, "somebody/agent", Task("CartPole-v1", {}), EVALUATION, False, False, **options)
+CARTPOLE = Task("CartPole-v1", {})
+
+
+def card_of(model, task=CARTPOLE, **options) -> ModelCard:
+    agent = Agent(model, "somebody/agent", task, EVALUATION, False, False, **options)
     return ModelCard(str(model_card(agent)))
 
 
@@ -54,6 +66,11 @@ def test_the_hub_reads_numbers_and_the_words_to_search_by(cartpole):
     assert metrics["mean_reward"]["args"] == {"n_eval_episodes": 3, "deterministic": True, "seed": 4}
 
 
+def test_a_license_is_only_named_if_the_author_names_one(cartpole):
+    """users U6 d"""
+    assert "licen" not in str(card_of(cartpole)).lower()
+
+
 def test_the_page_says_how_the_agent_was_judged_and_trained(cartpole):
     text = card_of(cartpole).text
     assert "| 11.00 | 1.63 | 3 | 11.0 | deterministic | 4 |" in text
@@ -66,90 +83,110 @@ def test_the_page_says_how_the_agent_was_judged_and_trained(cartpole):
     assert settings["n_steps"] == SMALL["n_steps"]
     assert settings["clip_range"] == 0.2
     assert settings["policy_kwargs"] == {"net_arch": [16]}
-    assert "pickles: loading it runs whatever code its\nauthor put in" in text
-
-
-@pytest.mark.parametrize(("name", "value"), [("ano", 1.0), ("spo", 0.5), ("ppo", 1.0), ("identity", 1.0)])
-def test_formulas_are_those_of_the_shapes(name, value):
-    """The formula on the card, read as Python, against the function."""
-    sympy = pytest.importorskip("sympy")
-    text = card_of(small(shaping=name)).text
-    formula = text.split("where\n\n$$h(x) = ")[1].split("$$")[0]
-    x = sympy.Symbol("x")
-    if name == "ano":
-        expression, definition = formula.split(r", \qquad \phi(z) = ")
-        assert expression == r"\frac{45}{32 \ln 2}\big(\phi(-1) - \phi(x - 1)\big)"
-        assert definition == r"\ln(1 + 2^{-2z}) + \frac{4}{1 + 2^{-z}}"
-        phi = lambda z: sympy.log(1 + 2 ** (-2 * z)) + 4 / (1 + 2**-z)  # noqa: E731
-        h = sympy.Rational(45, 32) / sympy.log(2) * (phi(sympy.Integer(-1)) - phi(x - 1))
-    else:
-        h = {"x - \\frac{x^2}{2}": x - x**2 / 2, "\\min(x, 1)": sympy.Min(x, 1), "x": x}[formula]
-    for point in (-3.0, -0.5, 0.25, 1.0, 4.0):
-        found = SHAPINGS[name](torch.tensor(point, dtype=torch.float64)).item()
-        assert float(h.subs(x, sympy.Float(point, 30))) == pytest.approx(found, abs=1e-12)
-
-
-def test_every_algorithm_states_its_surrogate():
-    assert "Shape `spo`" in card_of(small(SPO)).text
-    assert r"\omega_1" in card_of(small(PAPO)).text
-    pair = card_of(small(shaping=("ano", "spo"))).text
-    assert r"For \\(A \ge 0\\), `ano`" in pair
-    assert r"For \\(A < 0\\), `spo`" in pair
-    assert "`tests.common:pseudo_huber`" in card_of(small(shaping=pseudo_huber)).text
+    assert settings["shaping"] == "ano"
+    assert "docs/algorithms.md" in text
+    assert "pickles: loading it runs whatever code its author put in" in text
 
 
 @pytest.mark.parametrize(
-    ("env_id", "line"),
+    ("task", "extras"),
     [
-        ("CartPole-v1", "pip install 'sb3-ano[hub]'"),
-        ("HalfCheetah-v5", "pip install 'sb3-ano[hub,mujoco]'"),
-        ("PongNoFrameskip-v4", "pip install 'sb3-ano[hub,atari]'"),
-        ("LunarLander-v3", "pip install 'sb3-ano[hub,zoo]'"),
+        (Task("CartPole-v1", {}), "hub"),
+        (Task("HalfCheetah-v5", {}), "hub,mujoco"),
+        (Task("PongNoFrameskip-v4", {}), "hub,atari"),
+        (Task("Pong-v5", {}), "hub,atari"),
+        (Task("LunarLander-v3", {}), "hub,zoo"),
+        (Task("FrozenLake-v1", {}, backend="envpool"), "hub,envpool"),
     ],
 )
-def test_the_install_line_brings_the_environment(env_id, line):
-    assert install_line(Task(env_id, {})) == line
+def test_the_install_line_brings_the_package_and_the_environment(task, extras, monkeypatch):
+    """users U5"""
+    metadata = email.message.Message()
+    metadata["Project-URL"] = "Documentation, https://example.org/docs"
+    metadata["Project-URL"] = "Repository, https://example.org/code"
+    monkeypatch.setattr(importlib.metadata, "metadata", lambda name: {"sb3-ano": metadata}[name])
+    assert install_line(task) == f'pip install "sb3-ano[{extras}] @ git+https://example.org/code"'
 
 
-def run_snippet(folder, monkeypatch) -> tuple[str, dict]:
-    """Run a card's Python with the agent taken from the folder instead of the Hub."""
+def test_versions_are_those_of_what_the_agent_needs():
+    """users U6 e"""
+    common = {"python", "sb3-ano", "stable-baselines3", "torch", "gymnasium", "numpy"}
+    assert set(versions(CARTPOLE)) == common
+    for name, task in (("mujoco", Task("Ant-v5", {})), ("envpool", Task("CartPole-v1", {}, backend="envpool"))):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            expected = importlib.metadata.version(name)
+            assert {key: version for key, version in versions(task).items() if key not in common} == {name: expected}
+
+
+def code_of(text: str) -> str:
+    return text.split("```python\n")[1].split("\n```")[0]
+
+
+def test_no_name_writes_code_or_markdown_into_the_card(cartpole, tmp_path):
+    """safety H8: env_id= went unescaped into the Python of the card."""
+    with pytest.raises(ValueError, match="env_id=.* is not allowed"):
+        package(cartpole, tmp_path / "agent", "me/agent", cartpole.get_env(), env_id='x"); evil("-v0', **QUICK)
+    assert not list(tmp_path.iterdir())
+    hostile = Task("x\"); evil('-v0", {"g": '");evil()\n```\nevil()'}, additions=("`evil`\n```\nEvil()",))
+    for task in (hostile, Task(hostile.env_id, hostile.env_kwargs)):
+        text = card_of(cartpole, task).text
+        calls = [node.func for node in ast.walk(ast.parse(code_of(text))) if isinstance(node, ast.Call)]
+        assert not any(getattr(function, "id", "") == "evil" for function in calls)
+        assert text.count("\n```") == 8, "two fences for each of four blocks"
+
+
+def run_snippet(folder, monkeypatch, supplied: str | None = None) -> tuple[str, dict]:
+    """Run a card's Python with the agent taken from the folder instead of the Hub, and the reader's own parts filled in."""
     from sb3_ano.hub.safe_format import load_safe
 
-    code = ModelCard.load(folder / "README.md").text.split("```python\n")[1].split("```")[0]
+    code = code_of(ModelCard.load(folder / "README.md").text)
     monkeypatch.setattr(
         "sb3_ano.hub.pull.load_from_hub", lambda repo_id, env=None, **options: load_safe(folder, env, **options)
     )
     names: dict = {}
-    exec(code, names)
+    exec(code if supplied is None else code.replace("=...", supplied), names)
     return code, names
 
 
 @pytest.mark.filterwarnings("ignore:stored by name only|shaping=.* is stored by name only:UserWarning")
 @pytest.mark.parametrize(
-    ("options", "imports"),
+    ("options", "supplied", "remark"),
     [
-        ({"shaping": pseudo_huber}, "from tests.common import pseudo_huber"),
-        ({"shaping": ("ano", pseudo_huber)}, "from tests.common import pseudo_huber"),
-        ({"shaping": "tests.common:pseudo_huber"}, "from tests.common import pseudo_huber"),
-        ({"policy": OwnPolicy}, "from tests.hub.own_parts import OwnPolicy"),
-        ({"learning_rate": lambda progress: 1e-3 * progress}, "import evaluate_policy"),
+        (
+            {"shaping": pseudo_huber},
+            "=__import__('tests.common').common.pseudo_huber",
+            "`shaping=`: `tests.common:pseudo_huber`",
+        ),
+        (
+            {"shaping": ("ano", pseudo_huber)},
+            "=('ano', __import__('tests.common').common.pseudo_huber)",
+            "`shaping=`: `ano, tests.common:pseudo_huber`",
+        ),
+        (
+            {"policy": OwnPolicy},
+            "={'policy': __import__('tests.hub.own_parts').hub.own_parts.OwnPolicy}",
+            "`custom_objects=`: `{'policy': tests.hub.own_parts:OwnPolicy}`",
+        ),
     ],
 )
-def test_the_snippet_imports_what_is_the_authors_own(options, imports, tmp_path, monkeypatch, capsys):
+def test_the_card_names_what_is_the_authors_own(options, supplied, remark, tmp_path, monkeypatch, capsys):
     folder = package(small(**options), tmp_path / "agent", "somebody/agent", **QUICK)
-    code, names = run_snippet(folder, monkeypatch)
-    assert imports in code
+    _, names = run_snippet(folder, monkeypatch, supplied)
+    assert f"- {remark}\n" in (folder / "README.md").read_text()
     mean = json.loads((folder / "results.json").read_text())["mean_reward"]
     assert capsys.readouterr().out.startswith(f"{mean:.2f}")
     assert isinstance(names["model"].policy, options.get("policy", ActorCriticPolicy))
 
 
-@pytest.mark.filterwarnings("ignore:.*(stored by name only|cannot be imported|goes on with another one):UserWarning")
-def test_a_shape_without_a_name_does_not_matter_for_acting(tmp_path, monkeypatch):
-    model = small(shaping=lambda x: x - x * x)
+@pytest.mark.filterwarnings(
+    "ignore:.*(stored by name only|cannot be imported|goes on with another one|holds the code):UserWarning"
+)
+def test_a_shape_without_a_name_and_a_schedule_do_not_matter_for_acting(tmp_path, monkeypatch):
+    model = small(shaping=lambda x: x - x * x, learning_rate=lambda progress: 1e-3 * progress)
     folder = package(model, tmp_path / "agent", "somebody/agent", **QUICK)
-    code, names = run_snippet(folder, monkeypatch)
-    assert 'shaping="ano"' in code
+    code, names = run_snippet(folder, monkeypatch, "='ano'")
+    assert ", shaping=...)" in code
+    assert 'or any other, such as `"ano"`' in (folder / "README.md").read_text()
     assert names["mean"] == json.loads((folder / "results.json").read_text())["mean_reward"]
 
 
@@ -162,6 +199,7 @@ def test_an_environment_that_needs_more_than_its_id_is_left_to_the_reader(tmp_pa
     folder = package(model, tmp_path / "agent", "somebody/agent", env, **QUICK)
     code, _ = run_snippet(folder, monkeypatch)
     assert "make_vec_env" not in code
+    assert "The agent's environment is `Pendulum-v1` with `FirstTwo`." in (folder / "README.md").read_text()
     assert capsys.readouterr().out.startswith("[")
 
 
@@ -184,18 +222,74 @@ def test_an_environment_of_another_package_is_imported_first(tmp_path, monkeypat
         del gym.registry["Elsewhere-v0"]
 
 
-def test_the_training_curve_and_the_zoos_files_come_from_the_run(tmp_path):
+def test_the_training_curve_and_the_logs_come_from_the_run(tmp_path):
+    """safety H6: every CSV file of the run was published, and the zoo's args.yml with the paths in it."""
     run = tmp_path / "run"
     env = make_vec_env("CartPole-v1", 2, backend="gymnasium", monitor_dir=run)
     model = ANO("MlpPolicy", env, **SMALL).learn(256)
     env.close()
+    np.savez(run / "evaluations.npz", results=[1.0])
+    for name in ("progress.csv", "private_notes.csv", "other.npz"):
+        (run / name).write_text("a,b\n1,2\n")
     (run / "CartPole-v1").mkdir()
     (run / "CartPole-v1" / "config.yml").write_text("policy: MlpPolicy\nnormalize: false\n")
+    (run / "CartPole-v1" / "args.yml").write_text("log_folder: /home/author/logs\n")
     folder = package(model, tmp_path / "agent", "somebody/agent", run=run, **QUICK)
     assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     assert "![Returns of the training episodes](./learning_curve.png)" in (folder / "README.md").read_text()
     assert (folder / "config.yml").read_text() == "policy: MlpPolicy\nnormalize: false\n"
-    assert zipfile.ZipFile(folder / "train_eval_metrics.zip").namelist() == ["0.monitor.csv", "1.monitor.csv"]
+    arguments = yaml.safe_load((folder / "args.yml").read_text())
+    assert arguments == {"algo": "ano", "env": "CartPole-v1", "env_kwargs": {}, "n_timesteps": 256, "seed": 0}
+    logs = ["0.monitor.csv", "1.monitor.csv", "evaluations.npz", "progress.csv"]
+    assert zipfile.ZipFile(folder / "train_eval_metrics.zip").namelist() == logs
+
+
+def contents(name: str, data: bytes) -> Iterator[tuple[str, bytes]]:
+    """A file, every entry of an archive, and every pickle in SB3's JSON."""
+    yield name, data
+    if zipfile.is_zipfile(io.BytesIO(data)):
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for entry in archive.namelist():
+                yield from contents(f"{name}!{entry}", archive.read(entry))
+    elif name.endswith("!data"):
+        for key, value in json.loads(data).items():
+            if isinstance(value, dict) and ":serialized:" in value:
+                yield f"{name}:{key}", base64.b64decode(value[":serialized:"])
+
+
+def test_nothing_of_the_authors_machine_is_published(tmp_path, monkeypatch):
+    """users U4, safety H6: every byte of every file, of zip entries and of pickles."""
+    home = tmp_path / "alice_q7x"
+    for name in ("HOME", "USER", "LOGNAME", "USERNAME"):
+        monkeypatch.setenv(name, str(home) if name == "HOME" else "alice_q7x")
+    for function in ("platform.node", "socket.gethostname"):
+        monkeypatch.setattr(function, lambda: "host_q7x")
+    env = make_vec_env("CartPole-v1", 2, backend="gymnasium", monitor_dir=home / "run")
+    model = ANO("MlpPolicy", VecNormalize(env), policy_kwargs={"net_arch": [8], "activation_fn": torch.nn.ReLU}, **SMALL)
+    model.set_logger(configure(str(home / "run"), ["csv"]))
+    model.learn(256)
+    model.logger.close()
+    model.tensorboard_log = str(home / "tensorboard")
+    env.close()
+    (home / "run" / "CartPole-v1").mkdir()
+    (home / "run" / "CartPole-v1" / "args.yml").write_text(f"tensorboard_log: {home}\n")
+    options = {"n_eval_episodes": 1, "video_length": 3, "verbose": 0, "include_optimizer": True}
+    folder = package(model, tmp_path / "agent", "somebody/agent", run=home / "run", **options)
+    assert model.tensorboard_log == str(home / "tensorboard"), "the author's model was changed"
+    searched = [part for path in folder.iterdir() for part in contents(path.name, path.read_bytes())]
+    assert {"ano-CartPole-v1.zip!data:policy_class", "vec_normalize.pkl"} <= {name for name, _ in searched}
+    private = [b"q7x", str(tmp_path).encode(), str(Path(__file__).parents[2]).encode(), str(Path.cwd()).encode()]
+    assert not [name for name, data in searched if any(text in data for text in private)]
+
+
+@pytest.mark.filterwarnings("ignore:stored by name only:UserWarning")
+def test_code_that_is_published_is_named(tmp_path):
+    """safety H6: functions of the main script are pickled with the globals that they use."""
+    names = {"__name__": "__main__"}
+    exec("KEY = 3e-4\ndef schedule(progress): return KEY * progress", names)
+    model = small(learning_rate=names["schedule"], policy_kwargs={"activation_fn": torch.nn.ReLU})
+    with pytest.warns(UserWarning, match="^ano-CartPole-v1.zip holds the code of __main__:schedule, the path of its file"):
+        package(model, tmp_path / "agent", "somebody/agent", **QUICK)
 
 
 def test_without_pictures_the_push_goes_on_unless_a_video_was_asked_for(tmp_path, capsys):
@@ -203,7 +297,7 @@ def test_without_pictures_the_push_goes_on_unless_a_video_was_asked_for(tmp_path
     blind = Monitor(gym.make("CartPole-v1"))
     folder = package(model, tmp_path / "agent", "somebody/agent", blind, n_eval_episodes=1, verbose=0)
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("no video: the environment gives no pictures: its render_mode is None")
+    assert line.startswith("no video: the environment does not render: its render_mode is None")
     assert "<video" not in (folder / "README.md").read_text()
     with pytest.raises(RenderError):
         package(model, tmp_path / "other", "somebody/agent", blind, n_eval_episodes=1, video=True, verbose=0)

@@ -12,6 +12,7 @@ from huggingface_hub import ModelCard
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize, unwrap_vec_normalize
 
+import sb3_ano.hub
 from sb3_ano import ANO, PAPO, SPO
 from sb3_ano.envs import make_vec_env
 from sb3_ano.hub.packaging import package
@@ -147,3 +148,8 @@ def test_the_two_ways_to_push_take_the_same_arguments():
     common = {name: parameter for name, parameter in packaging.items() if name != "path"}
     assert {name: pushing[name] for name in common} == common
     assert set(pushing) - set(common) == {"commit_message", "private", "token"}
+
+
+def test_public_names_are_listed_for_completion():
+    """users U6 a"""
+    assert {"load_from_hub", "package", "push_to_hub", "save_safe"} < set(dir(sb3_ano.hub)) == set(sb3_ano.hub.__all__)

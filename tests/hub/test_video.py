@@ -81,7 +81,7 @@ def test_mujoco_renders_without_a_display_and_without_settings(tmp_path):
         "from sb3_ano import ANO\n"
         "from sb3_ano.envs import make_vec_env\n"
         "from sb3_ano.hub.video import RenderError, record\n"
-        "env = make_vec_env('InvertedPendulum-v5', 1, 'gymnasium')\n"
+        "env = make_vec_env('InvertedPendulum-v5', 1, backend='gymnasium')\n"
         "model = ANO('MlpPolicy', env, n_steps=8, batch_size=8)\n"
         "try:\n    record(model, env, sys.argv[1], 4)\n"
         "except RenderError as error:\n    sys.exit(f'RenderError: {error}')\n"

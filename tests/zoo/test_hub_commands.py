@@ -16,6 +16,7 @@ from huggingface_hub import constants
 from stable_baselines3 import PPO
 
 from sb3_ano import SPO
+from sb3_ano.algorithms.saving import read_saved_model
 from sb3_ano.zoo.cli import main
 from tests.common import parameters
 from tests.hub.hub_server import USER, uploads_warn
@@ -24,7 +25,7 @@ from tests.zoo.zoo_hub import running_zoo_hub
 pytestmark = uploads_warn
 
 ENV = "Pendulum-v1"
-TRAINING = "-n 256 --eval-freq -1 --seed 1 -params n_envs:1 n_steps:32 batch_size:32 normalize:True"
+TRAINING = "-n 256 --eval-freq -1 --seed 1 -params n_envs:2 n_steps:16 batch_size:32 normalize:True"
 CLASSES = {"spo": SPO, "ppo": PPO}
 
 
@@ -88,6 +89,32 @@ def test_a_push_has_what_the_zoo_needs_and_ours_the_safe_format_too(algo, hub_an
     files = set(hub.repositories[f"{USER}/{algo}-{ENV}"].files)
     assert {f"{algo}-{ENV}.zip", "vec_normalize.pkl", "args.yml", "config.yml", "env_kwargs.yml", "README.md"} <= files
     assert ({"sb3_ano.json", "policy.safetensors", "vec_normalize.safetensors"} <= files) == (algo == "spo")
+
+
+def test_a_push_and_a_download_tell_of_the_training(hub_and_zoo, tmp_path):
+    """users Z1: both said one environment and seed 0, which are those of the push."""
+    hub, zoo = hub_and_zoo
+    files = hub.repositories[f"{USER}/spo-{ENV}"].files
+    saved = tmp_path / "saved.zip"
+    saved.write_bytes(files[f"spo-{ENV}.zip"])
+    document = json.loads(files["sb3_ano.json"])
+    card = files["README.md"].decode()
+    assert (document["n_envs"], document["arguments"]["seed"]) == (2, 1)
+    assert "256 steps, 2 environment(s)" in card
+    assert "\n- seed: 1\n" in card
+    assert '"n_envs": 2' in card
+    zoo.must_run("load_from_hub", "spo", f"-f told -orga {USER}")
+    run = zoo.folder / "told" / "spo" / f"{ENV}_1"
+    for path in (saved, run / f"{ENV}.zip"):
+        attributes = read_saved_model(path).attributes
+        assert (attributes["n_envs"], attributes["seed"], attributes["num_timesteps"]) == (2, 1, 256)
+    for config, arguments in (
+        (files["config.yml"], files["args.yml"]),
+        ((run / ENV / "config.yml").read_bytes(), (run / ENV / "args.yml").read_bytes()),
+    ):
+        assert yaml.load(config, yaml.UnsafeLoader)["n_envs"] == 2
+        assert yaml.safe_load(arguments)["seed"] == 1
+    assert not [name for name, data in files.items() if str(zoo.folder).encode() in data]
 
 
 def test_our_agent_comes_back_without_a_pickle_and_is_the_same(hub_and_zoo):

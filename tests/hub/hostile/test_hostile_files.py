@@ -243,7 +243,7 @@ def test_a_rollout_takes_no_memory_before_training(watched, folder):
     content["n_envs"] = 1
     write_json(folder, content)
     with pytest.raises(SafeFormatError, match="n_steps=10000000 x 8 environments"):
-        load_safe(folder, make_vec_env("CartPole-v1", 8, "gymnasium"))
+        load_safe(folder, make_vec_env("CartPole-v1", 8, backend="gymnasium"))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert load_safe(folder).n_steps == 10**7
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
