@@ -40,7 +40,7 @@ def show_help(command: str) -> None:
         named = action.dest in ("algo", "env") and isinstance(action.default, str)
         return f"{text} (default: %(default)s)" if named else text
 
-    argparse.HelpFormatter._get_help_string = with_default  # type: ignore[method-assign]
+    argparse.HelpFormatter._get_help_string = with_default  # type: ignore[method-assign, assignment]
     try:
         _run_zoo(command)
     finally:

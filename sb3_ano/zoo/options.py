@@ -20,7 +20,11 @@ class Option:
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-FIGURE = Option("--figure", "save the plot to FILE instead of showing it, in the format of its ending: png, svg, pdf, ...", {"metavar": "FILE"})
+FIGURE = Option(
+    "--figure",
+    "save the plot to FILE instead of showing it; its ending names the format: png, svg, pdf, ...",
+    {"metavar": "FILE"},
+)
 TRUST = Option(
     "--trust-remote-code",
     "load what would run code that comes with the agent: Python objects in YAML files, pickles; same as TRUST_REMOTE_CODE=1",

@@ -57,7 +57,7 @@ def _read_own_hyperparameters(read: Any) -> Any:
 
 
 def _save_trained_steps(save: Any) -> Any:
-    """The zoo writes the steps of the hyperparameter file into ``config.yml``, and its benchmark reports them, whatever -n was."""
+    """The zoo writes the steps of the hyperparameter file into ``config.yml``, whatever -n was, and benchmark reports them."""
 
     @functools.wraps(save)
     def _save_config(self: ExperimentManager, saved_hyperparams: dict[str, Any]) -> None:
