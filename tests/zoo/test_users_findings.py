@@ -161,6 +161,15 @@ def test_a_suggestion_is_not_buried_in_a_list(command):  # users Z22
     assert "gae_lambda" not in errors
 
 
+@pytest.mark.xfail(strict=True, reason="users Z22: none in a table of one trial")
+def test_a_table_of_one_trial_is_spelled_as_one_of_many(command, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    few = ["--n-trials", "1", "--n-evaluations", "1", "-n", "256", "--sampler", "random", "--no-optim-plots"]
+    status, output, _ = command("train", *ANO, "-optimize", *few, "--seed", "3")  # whose trust region is symmetric
+    assert status == 0
+    assert re.search(r"clip_range_high +none", output)
+
+
 @pytest.mark.slow
 def test_help_ends_where_its_reader_ends(folder):  # users Z22
     reader = "import sys; sys.stdin.readline()"
