@@ -6,6 +6,7 @@ import os
 import pickle
 import time
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ class TrainingCheckpoints(BaseCallback):
 
     An interrupted program is run again as it is: model, environments and callbacks are built as before, ``learn`` is called
     with the same arguments, and where its first rollout would start, everything is as it was at the checkpoint. From there on
-    the run is, bit for bit, the one that would have gone on, wherever the state of the environments can be had. Where it
-    cannot, as with EnvPool, episodes start afresh, and one line says so.
+    the run is, bit for bit, the uninterrupted one, if all state can be stored. Otherwise a warning names what differs: the
+    episodes of EnvPool's environments start afresh, and a lambda that a callback has put in place of a schedule is lost.
 
     One call of ``learn`` belongs to a folder. For on-policy algorithms, SB3's own included.
 
@@ -78,6 +79,7 @@ class TrainingCheckpoints(BaseCallback):
             raise ValueError(f"TrainingCheckpoints cannot store {type(self.model).__name__}; allowed are on-policy algorithms")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock(self.folder)
+        weakref.finalize(self, self._lock.release)  # SB3 tells callbacks nothing of an exception
         self._settings = settings_of(self.model)
         if self._last_timesteps is not None:  # a further call of learn
             return
@@ -109,7 +111,7 @@ class TrainingCheckpoints(BaseCallback):
             self._tell(f"the run was started for {details['total_timesteps']} steps; schedules now go by {total}")
         for package, version in details["versions"].items():
             if version != _versions()[package]:
-                self._tell(f"{package} was {version} and is {_versions()[package]}: the run may not be exactly the same")
+                _warn(f"{package} was {version} and is {_versions()[package]}: the run may not be exactly the same")
 
     def _on_rollout_start(self) -> None:
         if self._pending is not None:
@@ -153,8 +155,10 @@ class TrainingCheckpoints(BaseCallback):
             "exploration": self._exploration(),
             "logger": {name: dict(getattr(self.logger, name)) for name in _PENDING_RECORDS},
             "random": random_state(),
+            "requires_grad": {name: parameter.requires_grad for name, parameter in self.model.policy.named_parameters()},
         }
         state["without_state"] = attributes.environments_without_state()
+        state["dropped"] = attributes.dropped
         details = {
             "algorithm": type(self.model).__name__,
             "total_timesteps": self.model._total_timesteps,
@@ -170,10 +174,12 @@ class TrainingCheckpoints(BaseCallback):
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Bring model, environments, callbacks and generators to where they were when the checkpoint was written."""
-        state = pickle.loads(checkpoint.state)
+        state = {**_BEFORE, **pickle.loads(checkpoint.state)}
         self.model.set_parameters(str(checkpoint.path), exact_match=True, device=self.model.device)
         attributes = self._training_state()
-        attributes.restore(state["attributes"])
+        different = attributes.restore(state["attributes"])
+        for name, parameter in self.model.policy.named_parameters():
+            parameter.requires_grad_(state["requires_grad"].get(name, parameter.requires_grad))
         self.model.start_time = time.time_ns() - state["elapsed"]
         for name, values in state["logger"].items():
             getattr(self.logger, name).update(values)
@@ -182,6 +188,12 @@ class TrainingCheckpoints(BaseCallback):
         for name, value in state["exploration"].items():
             setattr(self.model.policy.action_dist, name, value.to(self.model.device))
         self._tell(f"goes on from {checkpoint.path} after {self.model.num_timesteps} steps")
+        lost = sorted({*different, *state["dropped"]})
+        if lost:
+            _warn(
+                f"{', '.join(lost)} cannot be restored and stay as this program built them: the run may not be exactly the "
+                "uninterrupted one"
+            )
         if state["without_state"]:
             self._begin_new_episodes(state["without_state"])
 
@@ -192,8 +204,8 @@ class TrainingCheckpoints(BaseCallback):
         """
         model, env = self.model, self.model.env
         assert env is not None
-        self._tell(
-            f"the state of {', '.join(without_state)} cannot be had: new episodes begin, and the run is not exactly the "
+        _warn(
+            f"the state of {', '.join(without_state)} cannot be stored: new episodes begin, and the run is not exactly the "
             "uninterrupted one"
         )
         if not isinstance(env.unwrapped, DummyVecEnv):  # episodes would be those that the training began with
@@ -225,6 +237,13 @@ class TrainingCheckpoints(BaseCallback):
 
 #: What was recorded since the logger wrote its last row.
 _PENDING_RECORDS = ("name_to_value", "name_to_count", "name_to_excluded")
+#: Of a checkpoint that was written before these were stored.
+_BEFORE: dict[str, Any] = {"requires_grad": {}, "dropped": ["what an earlier version of sb3_ano did not store"]}
+
+
+def _warn(message: str) -> None:
+    """Say, whatever the verbosity, what keeps a resumed run from being the uninterrupted one."""
+    warnings.warn(f"TrainingCheckpoints: {message}", stacklevel=3)
 
 
 def _versions() -> dict[str, str]:

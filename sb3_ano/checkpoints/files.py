@@ -150,7 +150,8 @@ def newest_checkpoint(folder: str | Path, tell: Callable[[str], None] = print) -
 class FolderLock:
     """Held by the one process that writes checkpoints into a folder; the system ends it with the process.
 
-    A process that asks again gets it again: a training that ended with an exception has not released its own.
+    A process that asks again gets it again: a training that ended with an exception releases its own only when its callback
+    is deleted, which a traceback may delay.
 
     :param folder: an existing folder
     :raises BlockingIOError: if another process holds it
@@ -170,7 +171,10 @@ class FolderLock:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(descriptor)
-            raise BlockingIOError(f"folder={str(folder)!r} is in use: a training writes its checkpoints there now") from error
+            raise BlockingIOError(
+                f"folder={str(folder)!r} is in use: a training writes its checkpoints there now, or has ended with an "
+                "exception in a process that still holds it; end that process"
+            ) from error
         self._descriptor = descriptor
         self._held[self._key] = self
 

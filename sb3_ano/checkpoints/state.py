@@ -10,34 +10,41 @@ import pickle
 import re
 import types
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
+import torch
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import EzPickle
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
 from stable_baselines3.common.monitor import ResultsWriter
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 
 from sb3_ano.checkpoints.native import native_state
 
 _BUILT = (BaseAlgorithm, BaseCallback, VecEnv, gym.Env, spaces.Space, ResultsWriter)
-# Code and descriptions, which the program that goes on has itself.
-_CODE = (
-    types.FunctionType,
-    types.MethodType,
-    types.BuiltinFunctionType,
-    types.ModuleType,
-    types.MappingProxyType,
-    type,
-    EnvSpec,
-)
-# Settings of callbacks, which differ where a folder has been moved.
-_PATHS = (str, os.PathLike)
-# What environments of gymnasium draw on, which has no part in their steps.
-_DRAWING = {"clock", "mujoco_renderer", "renderer", "screen", "surf", "viewer", "window", "window_surface"}
+# Descriptions, which the program that resumes has itself.
+_DESCRIPTIONS = (types.ModuleType, types.MappingProxyType, EnvSpec)
+_CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
+# The attributes of networks and rollout buffers that are stored here. Parameters are in the model's file.
+_PLAIN = (bool, int, float, str, type(None))
+# What environments of gymnasium draw on, and the arguments of wrappers, which have no part in their steps.
+_NOT_IN_STEPS = {
+    "_saved_kwargs",
+    "clock",
+    "mujoco_renderer",
+    "renderer",
+    "screen",
+    "surf",
+    "viewer",
+    "window",
+    "window_surface",
+}
 _OF_CALLBACKS = {"globals", "locals", "verbose"}
 _OF_MODELS = {
     "_logger",
@@ -48,6 +55,16 @@ _OF_MODELS = {
     "tensorboard_log",
     "verbose",
 }
+
+
+@dataclass(frozen=True)
+class _NotStored:
+    """Stands in the state for a value that the program that resumes must have itself: a path, or code without a name.
+
+    :param description: equal descriptions mean equal values
+    """
+
+    description: Any
 
 
 class TrainingState:
@@ -66,9 +83,16 @@ class TrainingState:
         # What a rollout starts from is not saved with every model.
         self._model_skips = {name for name in skips if not name.startswith("_last_")}
         self._incomplete: dict[str, list[str]] = {}
+        self._links: dict[str, str] = {}
         self._find("model", model)
         if callback is not None:
             self._find("callback", callback)
+        self._references = dict(_references(model))
+        for name, module in model.policy.named_modules():
+            self.objects[f"model.policy.{name}"] = module
+        if isinstance(model, OnPolicyAlgorithm):
+            self.objects["model.rollout_buffer"] = model.rollout_buffer
+        self._names |= {id(value): name for name, value in (self.objects | self._references).items()}
 
     def _find(self, name: str, found: Any) -> None:
         if id(found) in self._names or found is self._without or isinstance(found, ProgressBarCallback):
@@ -85,6 +109,8 @@ class TrainingState:
             for place, part in _built_parts(value).items():
                 if not _is_opaque(found) or isinstance(part, ResultsWriter):
                     self._find(f"{name}.{attribute}{place}", part)
+                if _is_training_env(name) and id(part) in self._names:
+                    self._links[f"{name}.{attribute}{place}"] = self._names[id(part)]
 
     def environments_without_state(self) -> list[str]:
         """Kinds of training environments whose state is out of reach: those of another library or process, and those with
@@ -100,18 +126,17 @@ class TrainingState:
 
     @property
     def dropped(self) -> list[str]:
-        """Attributes of model and callbacks that cannot be pickled, as ``object.attribute``. Known after :meth:`capture`."""
-        return [
-            f"{name}.{attribute}"
-            for name, attributes in self._incomplete.items()
-            for attribute in attributes
-            if isinstance(self.objects[name], BaseAlgorithm | BaseCallback)
-        ]
+        """State outside of the training environments that cannot be stored: attributes that cannot be pickled, as
+        ``object.attribute``, and environments of callbacks. Known after :meth:`capture`.
+        """
+        attributes = [f"{name}.{attribute}" for name, lost in self._incomplete.items() for attribute in lost]
+        opaque = [name for name, found in self.objects.items() if _is_opaque(found)]
+        return [name for name in (*attributes, *opaque) if not _is_training_env(name)]
 
     def capture(self) -> bytes:
         """Pickle the attributes of all objects, without those that cannot be pickled."""
         objects = {name: (_kind(found), self._captured(found)) for name, found in self.objects.items()}
-        state = {"environments": self._environments(), "objects": objects}
+        state = {"environments": self._environments(), "links": self._links, "objects": objects}
         try:
             return self._pickled(state)
         except Exception:  # an object may raise anything when it is pickled
@@ -129,17 +154,33 @@ class TrainingState:
         if _is_opaque(found):
             return
         skipped: set[str] = {"class_attributes"}
-        code: tuple[type, ...] = _CODE
         if isinstance(found, BaseAlgorithm):
             skipped = self._model_skips
         elif isinstance(found, BaseCallback):
-            skipped, code = _OF_CALLBACKS, (*_CODE, *_PATHS)
+            skipped = _OF_CALLBACKS
         elif isinstance(found, gym.Env):
-            skipped = _DRAWING
+            skipped = _NOT_IN_STEPS
+        elif isinstance(found, torch.nn.Module | RolloutBuffer):
+            skipped = {key for key, value in vars(found).items() if not isinstance(value, _PLAIN)}
         for key, value in vars(found).items():
-            schedule = isinstance(found, BaseAlgorithm) and callable(value)
-            if not (key in skipped or schedule or isinstance(value, code) or _is_link(value)):
-                yield key, value
+            if key in skipped or isinstance(value, _DESCRIPTIONS) or _is_link(value):
+                continue
+            is_code = isinstance(value, _CODE) or (isinstance(found, BaseAlgorithm) and callable(value))
+            if _is_path_setting(found, value) or (is_code and not self._can_pickle(value)):
+                value = _NotStored(_description(value))
+            yield key, value
+
+    def _can_pickle(self, value: Any) -> bool:
+        if isinstance(value, types.MethodType):
+            # It is found again by its name, which may mean another method there.
+            method = getattr(type(value.__self__), value.__name__, None)
+            if method is not value.__func__:
+                return False
+        try:
+            self._pickled(value)
+        except Exception:  # an object may raise anything when it is pickled
+            return False
+        return True
 
     def _drop(self, objects: dict[str, tuple[str, Any]]) -> None:
         """Take out what cannot be pickled."""
@@ -147,9 +188,7 @@ class TrainingState:
             if not isinstance(attributes, dict):
                 continue
             for key in list(attributes):
-                try:
-                    self._pickled(attributes[key])
-                except Exception:
+                if not self._can_pickle(attributes[key]):
                     del attributes[key]
                     self._incomplete.setdefault(name, []).append(key)
 
@@ -158,13 +197,20 @@ class TrainingState:
         _Pickler(file, self._names).dump(value)
         return file.getvalue()
 
-    def restore(self, content: bytes) -> None:
+    def restore(self, content: bytes) -> list[str]:
         """Give all objects the attributes that were captured.
 
-        :raises ValueError: if the environments are built in another way than those of the checkpoint
+        :return: attributes that differ from those that were captured, and cannot be restored
+        :raises ValueError: if the environments are built in another way than those of the checkpoint, or classes or functions
+            in it do not exist any more
         """
-        state = _Unpickler(io.BytesIO(content), self.objects).load()
+        try:
+            state = _Unpickler(io.BytesIO(content), self.objects | self._references).load()
+        except (AttributeError, ImportError) as error:
+            raise ValueError(f"the checkpoint holds an object that this program does not define: {error}") from error
         self._require_environments(state["environments"])
+        links = state.get("links", {})
+        different = [place for place, target in self._links.items() if links.get(place, target) != target]
         for name, (kind, attributes) in state["objects"].items():
             found = self.objects.get(name)
             if found is None or kind != _kind(found):
@@ -173,11 +219,13 @@ class TrainingState:
             if native is not None:
                 native.set(found, attributes)
             else:
-                # Also where there was none, a path stays what it is now.
-                kept = {
-                    key for key, value in vars(found).items() if isinstance(found, BaseCallback) and isinstance(value, _PATHS)
-                }
-                vars(found).update({key: value for key, value in attributes.items() if key not in kept})
+                for key, value in attributes.items():
+                    built = vars(found).get(key)
+                    if not (isinstance(value, _NotStored) or _is_path_setting(found, built)):
+                        vars(found)[key] = value
+                    elif _description(built) != _description(value):
+                        different.append(f"{name}.{key}")
+        return different
 
     def _environments(self) -> dict[str, str]:
         """The training environments and their wrappers, by name: what they are."""
@@ -224,6 +272,48 @@ def _is_built(kind: type) -> bool:
 def _is_opaque(found: Any) -> bool:
     """Whether these are environments of another library or another process."""
     return isinstance(found, VecEnv) and not isinstance(found, DummyVecEnv | VecEnvWrapper)
+
+
+def _is_path_setting(found: Any, value: Any) -> bool:
+    """Whether this is a path in a callback, which differs where a folder has been moved."""
+    if not isinstance(found, BaseCallback):
+        return False
+    separators = (os.sep, os.altsep or os.sep)
+    return isinstance(value, os.PathLike) or (
+        isinstance(value, str) and (any(separator in value for separator in separators) or os.path.exists(value))
+    )
+
+
+def _description(value: Any) -> Any:
+    """Plain values by which two attributes can be compared; functions are not called for it."""
+    if isinstance(value, _NotStored):
+        return value.description
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    value = getattr(value, "value_schedule", value)  # which SB3 wraps
+    function = getattr(value, "__func__", value)
+    if not isinstance(function, types.FunctionType):
+        return value if isinstance(value, _PLAIN) else getattr(value, "__qualname__", _kind(value))
+    code = function.__code__
+    held = [*code.co_consts, *(function.__defaults__ or ()), *map(_content, function.__closure__ or ())]
+    return [function.__module__, function.__qualname__, code.co_code, [part for part in held if isinstance(part, _PLAIN)]]
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
+
+
+def _references(model: BaseAlgorithm) -> Iterator[tuple[str, Any]]:
+    """Parts of the model to which callbacks may refer, and whose state is stored elsewhere."""
+    yield "model.policy.optimizer", model.policy.optimizer
+    for name, parameter in model.policy.named_parameters():
+        yield f"parameter {name}", parameter
+    logger = getattr(model, "_logger", None)
+    for place, part in enumerate([logger, *logger.output_formats] if logger else []):
+        yield f"logger {place}", part
 
 
 def _kind(found: Any) -> str:

@@ -32,7 +32,17 @@ examples:
 'COMMAND --help' shows the options of a command. Set SB3_ANO_TRACEBACK=1 to see where an error comes from."""
 _ASSIGNMENTS = ("-params", "--hyperparams", "--env-kwargs", "--eval-env-kwargs")
 # Of these, only the first two are surely about the input.
-_ERRORS = (ValueError, OSError, TypeError, AssertionError, ArithmeticError, ImportError, LookupError, GymnasiumError)
+_ERRORS = (
+    ValueError,
+    OSError,
+    TypeError,
+    AssertionError,
+    ArithmeticError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    GymnasiumError,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         near = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f", did you mean {near[0]!r}?" if near else ""
         return _complain(f"unknown command {command!r}{hint} (commands are {', '.join(COMMANDS)})")
-    sys.argv = [f"{os.path.basename(sys.argv[0])} {command}", *rest]
+    program = os.path.basename(sys.argv[0])
+    sys.argv = [f"{'python -m sb3_ano.zoo' if program == '__main__.py' else program} {command}", *rest]
     if {"-h", "--help"} & set(rest):
         return _help(command)
     try:
@@ -97,15 +108,17 @@ def _usage_errors_of_one_line(command: str) -> Iterator[None]:
 def _help(command: str) -> int:
     """Print the zoo's help on a command, and this package's options below it."""
     try:
-        show_help(command)
-    except SystemExit as done:
-        if done.code:
-            raise
+        try:
+            show_help(command)
+        except SystemExit as done:
+            if done.code:
+                raise
+        added = options_help(command)
+        print(f"\n{added}" if added else "", end="", flush=True)
     except ImportError as error:
         return _complain(str(error))
-    added = options_help(command)
-    if added:
-        print(f"\n{added}", end="")
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

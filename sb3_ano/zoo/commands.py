@@ -1,5 +1,6 @@
 """The zoo's commands, each with what has to be in place before it runs."""
 
+import argparse
 import contextlib
 import dataclasses
 import importlib
@@ -30,9 +31,20 @@ class Command:
 
 
 def show_help(command: str) -> None:
-    """Have the zoo print its help on a command, which ends with SystemExit."""
+    """Have the zoo print its help on a command, with the default algorithm and environment, which ends with SystemExit."""
     register()
-    _run_zoo(command)
+    original = argparse.HelpFormatter._get_help_string
+
+    def with_default(formatter: argparse.HelpFormatter, action: argparse.Action) -> str | None:
+        text = original(formatter, action)
+        named = action.dest in ("algo", "env") and isinstance(action.default, str)
+        return f"{text} (default: %(default)s)" if named else text
+
+    argparse.HelpFormatter._get_help_string = with_default  # type: ignore[method-assign, assignment]
+    try:
+        _run_zoo(command)
+    finally:
+        argparse.HelpFormatter._get_help_string = original  # type: ignore[method-assign]
 
 
 # rl_zoo3 takes seconds to import, which help and typing errors need not wait for: it is imported when a command runs.

@@ -83,11 +83,8 @@ def check_hyperparameters(
     unknown = sorted(set(settings) - allowed)
     if unknown:
         near = difflib.get_close_matches(unknown[0], allowed, n=1)
-        hint = f", did you mean {near[0]!r}?" if near else ""
-        raise ValueError(
-            f"{source(unknown[0])}: unknown key {', '.join(map(repr, unknown))} for {algorithm.__name__}{hint} "
-            f"(allowed are {', '.join(sorted(allowed))})"
-        )
+        hint = f", did you mean {near[0]!r}?" if near else f"; allowed are {', '.join(sorted(allowed))}"
+        raise ValueError(f"{source(unknown[0])}: unknown key {', '.join(map(repr, unknown))} for {algorithm.__name__}{hint}")
     for key in ("policy", "n_timesteps"):
         if key not in settings:
             raise ValueError(f"{file}: the key {key!r} is missing; the zoo needs it for every environment")

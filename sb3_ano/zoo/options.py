@@ -20,7 +20,11 @@ class Option:
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-FIGURE = Option("--figure", "write the plot to FILE (PNG, SVG or PDF by its ending) and show nothing", {"metavar": "FILE"})
+FIGURE = Option(
+    "--figure",
+    "save the plot to FILE instead of showing it; its ending names the format: png, svg, pdf, ...",
+    {"metavar": "FILE"},
+)
 TRUST = Option(
     "--trust-remote-code",
     "load what would run code that comes with the agent: Python objects in YAML files, pickles; same as TRUST_REMOTE_CODE=1",
@@ -92,10 +96,10 @@ class Done(Exception):  # noqa: N818  # no error
 
 
 def named_in(arguments: Sequence[str]) -> argparse.Namespace:
-    """The zoo's options that are looked at before the zoo parses all of them; defaults where they cannot be parsed."""
+    """The zoo's options, and its defaults, that are looked at before the zoo parses all of them."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    parser.add_argument("--env", default="")
-    parser.add_argument("--algo", default="")
+    parser.add_argument("--env", default="CartPole-v1")
+    parser.add_argument("--algo", default="ppo")
     parser.add_argument("-f", "--folder", "--log-folder")
     parser.add_argument("-o", "--output-folder")
     parser.add_argument("-optimize", "--optimize-hyperparameters", action="store_true")

@@ -32,6 +32,7 @@ def register_algorithms() -> None:
     if not hasattr(ExperimentManager.read_hyperparameters, "__wrapped__"):
         ExperimentManager.read_hyperparameters = _read_own_hyperparameters(ExperimentManager.read_hyperparameters)
         ExperimentManager.setup_experiment = _leave_no_empty_run(ExperimentManager.setup_experiment)
+        ExperimentManager._save_config = _save_trained_steps(ExperimentManager._save_config)
     register_backends()
     register_tuning()
     apply_needed(LIBRARY)
@@ -53,6 +54,18 @@ def _read_own_hyperparameters(read: Any) -> Any:
         return hyperparameters, saved
 
     return read_hyperparameters
+
+
+def _save_trained_steps(save: Any) -> Any:
+    """The zoo writes the steps of the hyperparameter file into ``config.yml``, whatever -n was, and benchmark reports them."""
+
+    @functools.wraps(save)
+    def _save_config(self: ExperimentManager, saved_hyperparams: dict[str, Any]) -> None:
+        if int(saved_hyperparams["n_timesteps"]) != self.n_timesteps:
+            saved_hyperparams["n_timesteps"] = self.n_timesteps
+        save(self, saved_hyperparams)
+
+    return _save_config
 
 
 def _leave_no_empty_run(setup: Any) -> Any:

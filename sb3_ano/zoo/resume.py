@@ -30,8 +30,7 @@ try:
 except ImportError as error:
     raise missing_extra("zoo", error.name or "rl-zoo3") from error
 
-# The zoo's defaults.
-_ALGO, _ENV, _LOGS = "ppo", "CartPole-v1", "logs"
+_LOGS = "logs"  # the zoo's default
 _LONG = {
     "-P": "--progress",
     "-conf": "--conf-file",
@@ -90,7 +89,8 @@ class Run:
 
 
 def _record(folder: Path) -> Path:
-    return folder / folder.name.rsplit("_", 1)[0] / "run.json"
+    # The zoo calls a run by its environment, its number and, with -uuid, a UUID.
+    return folder / re.sub(r"_\d+(_[0-9a-f-]{36})?$", "", folder.name) / "run.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,12 +123,12 @@ def prepare(options: argparse.Namespace, arguments: list[str]) -> list[str]:
     run = None
     if options.resume:
         _require_resumable(named)
-        run = _newest_run(Path(named.folder or _LOGS) / (named.algo or _ALGO), named.env or _ENV)
+        run = _newest_run(Path(named.folder or _LOGS) / named.algo, named.env)
     if run is not None:
+        _require_same_options(run, arguments)
         if run.finished:
             print(f"{run.folder} has finished: there is nothing to go on with")
             raise Done(0)
-        _require_same_options(run, arguments)
         shown = [token for name, tokens in _options(arguments).items() if name in _SHOWN for token in (name, *tokens)]
         arguments = [*run.arguments, "--seed", str(run.seed), "--log-folder", named.folder or _LOGS, *shown]
     if not named.optimize_hyperparameters:
@@ -139,7 +139,7 @@ def prepare(options: argparse.Namespace, arguments: list[str]) -> list[str]:
 
 
 def _require_resumable(named: argparse.Namespace) -> None:
-    algorithm = rl_zoo3.ALGOS.get(named.algo or _ALGO)
+    algorithm = rl_zoo3.ALGOS.get(named.algo)
     if named.optimize_hyperparameters:
         raise ValueError("--resume goes on with a training; a study goes on by its --storage and --study-name")
     if algorithm is not None and not issubclass(algorithm, OnPolicyAlgorithm):
@@ -187,7 +187,8 @@ def _require_same_options(run: Run, arguments: list[str]) -> None:
         if name not in _WHICH | _SHOWN and started.get(name) != values and not drawn:
             raise ValueError(
                 f"{' '.join([name, *values])} is not what {run.folder} was started with ({' '.join(run.arguments)}); a "
-                "resumed run keeps its options, which need not be given again"
+                "resumed run keeps its options, which need not be given again; to train a finished agent further, start a new "
+                "run with -i"
             )
 
 

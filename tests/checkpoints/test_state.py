@@ -181,6 +181,23 @@ def test_other_environments_are_refused(other, message):
         state_of(other(env)).restore(content)
 
 
+def test_an_environment_that_refers_to_another_one_now_is_named():
+    class Halves(gym.Wrapper):
+        """Plays one of two environments."""
+
+        def __init__(self) -> None:
+            super().__init__(gym.make("CartPole-v1"))
+            self.first, self.second = gym.make("CartPole-v1"), gym.make("CartPole-v1")
+            self.active = self.first
+
+    envs = [DummyVecEnv([Halves]) for _ in range(2)]
+    content = state_of(envs[0]).capture()
+    assert state_of(envs[1]).restore(content) == []
+    envs[0].envs[0].active = envs[0].envs[0].second
+    content = state_of(envs[0]).capture()
+    assert state_of(envs[1]).restore(content) == ["model.env.envs[0].active"]
+
+
 def test_a_monitor_file_loses_the_episodes_that_are_played_again(tmp_path):
     env = DummyVecEnv([lambda: Monitor(gym.make("CartPole-v1"), str(tmp_path / "0"))])
     env.reset()

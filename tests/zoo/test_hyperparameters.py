@@ -77,8 +77,8 @@ def test_atari_has_the_settings_of_the_experiments(algo):
 @pytest.mark.parametrize(
     ("algo", "settings", "message"),
     [
-        ("ano", {"clip_rang": 0.2}, "my.yml: unknown key 'clip_rang' for ANO, did you mean 'clip_range'.*allowed are.*n_envs"),
-        ("ano", {"xyzzy": 1}, r"my.yml: unknown key 'xyzzy' for ANO \(allowed are"),
+        ("ano", {"clip_rang": 0.2}, "my.yml: unknown key 'clip_rang' for ANO, did you mean 'clip_range'"),
+        ("ano", {"xyzzy": 1}, "my.yml: unknown key 'xyzzy' for ANO; allowed are.*n_envs"),
         ("spo", {"shaping": "ano"}, "unknown key 'shaping' for SPO"),
         ("ano", {"shaping": abs}, "shaping=.* is not allowed; allowed are names"),
         ("ano", {"n_envs": 0}, "n_envs=0 is not allowed; allowed are whole numbers from 1"),

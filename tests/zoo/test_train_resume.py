@@ -4,6 +4,7 @@ import argparse
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -47,7 +48,7 @@ def environment() -> dict[str, str]:
 def run() -> Iterator[Run]:
     """Runs a command of the zoo in a folder, killed after some seconds, when there is a file like a pattern, or not at all."""
     driver = subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(Path(__file__).with_name("kill_driver.py"))],
+        [sys.executable, "-W", "ignore::DeprecationWarning", str(Path(__file__).with_name("kill_driver.py"))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -131,6 +132,20 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(env_id, run, tmp_path):
     assert "has finished: there is nothing to go on with" in again["output"]
 
 
+@pytest.mark.parametrize("algo", ["ano", "ppo"])
+def test_a_run_with_a_uuid_goes_on(algo, run, tmp_path):  # users Z2
+    command = ["train", "--algo", algo, "-n", "768", "--eval-freq", "-1", "--checkpoint-freq", "128", "-uuid"]
+    command += ["-params", "n_envs:1", "n_steps:128", "batch_size:64", "n_epochs:1"]
+    assert run(command, tmp_path, f"logs/{algo}/*/checkpoints/checkpoint_256_steps.zip")["status"] == -signal.SIGKILL
+    resumed = run(["train", "--algo", algo, "--resume"], tmp_path, None)
+    assert resumed["status"] == 0, resumed["output"]
+    assert "TrainingCheckpoints: goes on from" in resumed["output"]
+    (folder,) = tmp_path.glob(f"logs/{algo}/*")
+    assert re.fullmatch(r"CartPole-v1_1_[0-9a-f-]{36}", folder.name)
+    assert (folder / "CartPole-v1.zip").is_file()
+    assert json.loads((folder / "CartPole-v1" / "run.json").read_text())["finished"]
+
+
 def test_envpool_goes_on_with_its_files_and_new_episodes(run, tmp_path):
     pytest.importorskip("envpool")
     command = ["train", *WHICH, *COMMON, "-n", "1536", "--checkpoint-freq", "256"]
@@ -140,7 +155,7 @@ def test_envpool_goes_on_with_its_files_and_new_episodes(run, tmp_path):
     before = monitor.read_text().splitlines()
     resumed = run([*command, "--resume"], tmp_path, None)
     assert resumed["status"] == 0, resumed["output"]
-    assert resumed["output"].count("the state of EnvPoolVecEnv cannot be had: new episodes begin") == 1
+    assert resumed["output"].count("the state of EnvPoolVecEnv cannot be stored: new episodes begin") == 1
     after = monitor.read_text().splitlines()
     assert after[:10] == before[:10]
     lengths = load_results(str(monitor.parent))["l"]

@@ -22,9 +22,9 @@ def prepare(options: argparse.Namespace, arguments: Sequence[str]) -> list[str]:
     """
     named = named_in(arguments)
     study, rest = _study_in(arguments)
-    folder, algo = named.folder or "logs", named.algo or "ppo"  # which are the zoo's own defaults
+    folder, algo = named.folder or "logs", named.algo
     if named.optimize_hyperparameters:
-        name = study.study_name or _next_name(folder, algo, named.env or "CartPole-v1")
+        name = study.study_name or _next_name(folder, algo, named.env)
         storage = study.storage or default_storage(folder, algo, name)
         return [*rest, "--study-name", name, "--storage", storage]
     if study.trial_id is None:
