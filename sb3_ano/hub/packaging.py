@@ -108,7 +108,8 @@ def _save(model: ShapedPolicyAlgorithm, work: Path, task: Task, include_optimize
     if statistics is not None:
         statistics.save(str(work / "vec_normalize.pkl"))
     own: dict[str, Any] = {"shaping": model.shaping} if isinstance(model, ANO) else {}
-    safe = load_safe(work, device=model.device, custom_objects=own_objects(model), **own)
+    # The size of a rollout is the author's own, which load_safe would bound.
+    safe = load_safe(work, device=model.device, custom_objects={"n_steps": model.n_steps, **own_objects(model)}, **own)
     _require_same_actions(model, safe, "safe format")
     _require_same_actions(model, type(model).load(zip_file, device=model.device, **own), zip_file.name)
 
