@@ -15,7 +15,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 
-from sb3_ano.algorithms.actor import Actor, Observations, make_actor
+from sb3_ano.algorithms.actor import Actor, Observations, Structure, make_actor
 from sb3_ano.algorithms.buffers import FlatRolloutBuffer
 
 Arrays: TypeAlias = np.ndarray | dict[str, np.ndarray] | tuple[np.ndarray, ...]
@@ -51,11 +51,12 @@ class RolloutCollection(OnPolicyAlgorithm):
         in_bounds = self._to_action_space()
         discrete = isinstance(self.action_space, spaces.Discrete)
         # Tensors are for callbacks, and for buffers that are not ours.
-        takes_arrays = getattr(type(rollout_buffer), "add", None) is FlatRolloutBuffer.add
+        takes_arrays = getattr(rollout_buffer.add, "__func__", None) is FlatRolloutBuffer.add
         as_tensors = not (_sees_nothing(callback) and takes_arrays)
         callback.on_rollout_start()
-        actor = make_actor(self, env.num_envs, n_rollout_steps)
-        version = self._parameter_version()
+        # What sees a step may change the policy.
+        actor = make_actor(self, env.num_envs, live=as_tensors)
+        structure = Structure(self.policy)
         values: Any
         log_probs: Any
 
@@ -78,9 +79,8 @@ class RolloutCollection(OnPolicyAlgorithm):
                 callback.update_locals(locals())
             if not callback.on_step():
                 return False
-            if as_tensors and self._parameter_version() != version:  # a callback changed the policy
-                actor = make_actor(self, env.num_envs, n_rollout_steps, actor)
-                version = self._parameter_version()
+            if as_tensors and not structure.is_unchanged():
+                actor, structure = make_actor(self, env.num_envs, live=True), Structure(self.policy)
 
             self._update_info_buffer(infos, dones)
             n_steps += 1
@@ -105,10 +105,6 @@ class RolloutCollection(OnPolicyAlgorithm):
         callback.update_locals(locals())
         callback.on_rollout_end()
         return True
-
-    def _parameter_version(self) -> int:
-        """A number that grows when a parameter is changed in place."""
-        return sum(parameter._version for parameter in self.policy.parameters())
 
     def _as_tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(array, device=self.device)
@@ -163,7 +159,8 @@ def bootstrap_truncations(rewards: np.ndarray, dones: np.ndarray, infos: list[di
         observations = {key: np.stack([np.asarray(one[key]) for one in terminal]) for key in terminal[0]}
     else:
         observations = np.stack([np.asarray(one) for one in terminal])
-    rewards[truncated] += gamma * actor.values(observations).reshape(-1)
+    # Assigned, which rounds to the type of the rewards as in SB3, where integers stay integers.
+    rewards[truncated] = rewards[truncated] + gamma * actor.values(observations).reshape(-1)
 
 
 class FiniteCheck:
@@ -211,7 +208,7 @@ def checked_steps(env: VecEnv, step: int, last_observations: Any) -> Iterator[Fi
         yield FiniteCheck(step)
         return
     below, check = normalize.venv, FiniteCheck(step)
-    step_wait = below.step_wait
+    step_wait, custom = below.step_wait, vars(below).get("step_wait")
 
     def checked_step_wait() -> VecEnvStepReturn:
         result = step_wait()
@@ -222,7 +219,10 @@ def checked_steps(env: VecEnv, step: int, last_observations: Any) -> Iterator[Fi
     try:
         yield FiniteCheck(step)
     finally:
-        del below.step_wait  # what is left is the method of the class
+        if vars(below).get("step_wait") is checked_step_wait:
+            del below.step_wait  # the method of the class remains
+            if custom is not None:
+                below.step_wait = custom  # type: ignore[method-assign]
 
 
 def require_finite(what: str, values: Arrays, step: int, environment: int | None = None) -> None:

@@ -88,7 +88,7 @@ def test_parameters_keep_their_values_and_share_the_vector():
     before = copy.deepcopy(policy.state_dict())
     parameters = shared(policy)
     assert all(torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items())
-    assert parameters.are_shared_with(policy)
+    assert parameters.are_shared()
     with torch.no_grad():
         parameters.vector.fill_(3.0)
     assert all(bool((parameter == 3.0).all()) for parameter in policy.parameters())
@@ -116,7 +116,7 @@ def test_a_change_behind_its_back_is_noticed():
     assert not adam.is_current()
     policy.action_net.weight.data = policy.action_net.weight.data.clone()
     assert parameters.are_those_of(policy)
-    assert not parameters.are_shared_with(policy)
+    assert not parameters.are_shared()
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_change_behind_its_back_is_noticed():
 )
 def test_only_a_plain_adam_is_replaced(settings, supported):
     policy = a_policy(**settings)
-    assert FlatAdam.supports(policy.optimizer, FlatParameters(policy)) is supported
+    assert (FlatAdam.obstacle(policy.optimizer, FlatParameters(policy)) is None) is supported
 
 
 def test_layers_that_share_a_parameter_are_noticed():
@@ -138,7 +138,7 @@ def test_layers_that_share_a_parameter_are_noticed():
 def test_an_optimizer_with_hooks_makes_its_own_steps():
     policy = a_policy()
     policy.optimizer.register_step_post_hook(lambda *_: None)
-    assert not FlatAdam.supports(policy.optimizer, FlatParameters(policy))
+    assert FlatAdam.obstacle(policy.optimizer, FlatParameters(policy)) is not None
 
 
 def test_parameters_that_join_late_are_left_to_torch():
@@ -146,4 +146,4 @@ def test_parameters_that_join_late_are_left_to_torch():
     policy.action_net.weight.requires_grad_(False)
     flat_steps(policy, [[torch.ones_like(p) for p in policy.parameters() if p.requires_grad]] * 3)
     policy.action_net.weight.requires_grad_(True)
-    assert not FlatAdam.supports(policy.optimizer, FlatParameters(policy))
+    assert FlatAdam.obstacle(policy.optimizer, FlatParameters(policy)) is not None
