@@ -274,7 +274,7 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         raise NotImplementedError
 
     def _has_stock_loss(self) -> bool:
-        """Whether ``policy_loss`` is this package's own code, which reads nothing that changes within an update."""
+        """Whether ``policy_loss`` is this package's own code."""
         return type(self).policy_loss.__module__.startswith("sb3_ano.algorithms.") and "policy_loss" not in vars(self)
 
     def _is_last_epoch(self, statistics: UpdateStatistics) -> bool:

@@ -40,12 +40,12 @@ class CompiledStep:
     """A bound method, compiled for minibatches of one length.
 
     PyTorch checks at every call whether what the code depends on is still as it was when it was compiled, and these guards
-    would cost a fifth of the step. If nothing can change during an epoch but the data, guards are evaluated at its first call
-    only, where a change leads to another compilation.
+    cost a third of a small step. If nothing but data should change during an epoch, guards are evaluated until a call finds
+    what it needs: at the first call, and after each compilation once more, because the call itself may have changed something.
 
     :param step: ``step(rollout, indices)``, a NamedTuple of tensors
     :param options: of ``torch.compile``
-    :param constant: whether nothing but data changes during an epoch
+    :param constant: whether nothing but data should change during an epoch
     """
 
     def __init__(self, step: Any, options: dict[str, Any], constant: bool) -> None:
@@ -79,7 +79,7 @@ class CompiledStep:
             result = self._step(rollout, indices)
         except Exception as error:  # a missing compiler, or code that cannot be traced
             raise CompilationError(_first_line(error)) from error
-        if self._constant:
+        if self._constant and len(_compat.compilations(self._function)) == compilations:
             self._unguarded = _compat.without_guards(self._function)
         return result
 

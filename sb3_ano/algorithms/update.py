@@ -57,7 +57,7 @@ class StepSettings:
     :param normalize_advantage: whether to normalise the advantages of each minibatch
     :param discrete: whether actions are indices
     :param precision: of the policy's layers, ``"float32"`` or ``"bfloat16"``
-    :param stock_loss: whether the policy loss is this package's own, which reads nothing that changes within an update
+    :param stock_loss: whether the policy loss is this package's own code
     """
 
     clip_value: bool
@@ -201,8 +201,8 @@ class MinibatchStep:
         length = len(rollout.advantages if indices is None else indices)
         variant = length, indices is None
         if variant not in self._variants:
-            # Minibatches that a custom buffer makes may differ in more than their numbers.
-            constant = self._stock and self.settings.stock_loss and indices is not None
+            # Custom modules may change at every call, and minibatches of a custom buffer may differ in more than their numbers.
+            constant = self._stock and indices is not None
             self._variants[variant] = CompiledStep(self._step, self._compiler_options(length), constant)
         try:
             return self._variants[variant](rollout, indices)
@@ -213,55 +213,73 @@ class MinibatchStep:
 
     def _step(self, rollout: RolloutSamples, indices: torch.Tensor | None) -> StepResult:
         samples = rollout if indices is None else gather(rollout, indices)
-        if self.adam is None:
-            return self._step_as_in_sb3(samples)
-        terms, gradient, log_ratio_gradient = self._loss_and_gradient(samples)
+        if self.adam is None or not torch.compiler.is_compiling():
+            return self._eager_step(samples)
+        terms, gradient, log_ratio_gradient = self._traced_gradient(samples)
 
         norm = torch.linalg.vector_norm(gradient)
         finite = torch.isfinite(terms.loss + norm)
         stop = approximate_kl(terms.log_ratio) > self.coefficients.max_kl
-        go = (finite & ~stop).double()
-        gradient = gradient * (self.coefficients.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-        self.adam.step(gradient, go)
+        self.adam.step(self._clipped(gradient, norm), (finite & ~stop).double())
         return StepResult(terms.scalars(norm), terms.log_ratio, terms.advantages, log_ratio_gradient, finite, stop)
 
-    def _step_as_in_sb3(self, samples: RolloutSamples) -> StepResult:
-        """A step of the policy's optimizer after a backward pass, so that hooks on parameters and optimizer act."""
+    def _clipped(self, gradient: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+        return gradient * (self.coefficients.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+
+    def _traced_gradient(self, samples: RolloutSamples) -> tuple[LossTerms, torch.Tensor, torch.Tensor]:
+        """The loss, its gradient as a vector, and its gradient with respect to each log-ratio, for the compiler."""
+        # One leaf, whose parts stand in for the parameters: compiled code gets one vector in place of dozens of tensors.
+        leaf = self.parameters.vector.detach().requires_grad_()
+        parts = self.parameters.views(leaf)
+        replaced = dict(zip(self._names, parts, strict=True))
+        # One module may be registered under several names, as SB3's shared features extractor is: replacing its
+        # parameters under the first is enough.
+        terms, log_ratio = functional_call(self._loss_of_policy, replaced, (samples,), tie_weights=False)
+        wanted = [log_ratio] if log_ratio.requires_grad else []
+        if self._stock:
+            gradient, *rest = torch.autograd.grad(terms.loss, [leaf, *wanted])
+        else:
+            # All parameters of SB3's own policies are used; those of others may get no gradient, which is not one of zero.
+            gradients = torch.autograd.grad(terms.loss, [*parts, *wanted], allow_unused=True)
+            if any(part is None for part in gradients[: len(parts)]):
+                raise RuntimeError("some of its parameters get no gradient")
+            gradient, rest = self.parameters.flattened(list(gradients[: len(parts)])), list(gradients[len(parts) :])
+        return terms.detached(), gradient, rest[0] if rest else torch.zeros_like(log_ratio)
+
+    def _eager_step(self, samples: RolloutSamples) -> StepResult:
+        """A backward pass and a step, as in SB3, so that hooks act."""
         terms, log_ratio = self._loss(samples)
         stop = approximate_kl(log_ratio.detach()) > self.coefficients.max_kl
-        norm = torch.zeros_like(terms.loss.detach())
+        norm, gradient = torch.zeros_like(terms.loss.detach()), torch.zeros_like(log_ratio)
         if not bool(stop):
             self._optimizer.zero_grad()
             if log_ratio.requires_grad:
                 log_ratio.retain_grad()
             terms.loss.backward()
-            max_norm = self.coefficients.max_grad_norm.item()
-            norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters(), max_norm)
+            gradient = gradient if log_ratio.grad is None else log_ratio.grad
+            norm = self._optimize(terms.loss.detach())
         finite = torch.isfinite(terms.loss.detach() + norm)
-        if not bool(finite):
-            self._optimizer.zero_grad()
-        elif not bool(stop):
-            self._optimizer.step()
-        gradient = torch.zeros_like(log_ratio) if log_ratio.grad is None else log_ratio.grad
         terms = terms.detached()
         return StepResult(terms.scalars(norm), terms.log_ratio, terms.advantages, gradient.detach(), finite, stop)
 
-    def _loss_and_gradient(self, samples: RolloutSamples) -> tuple[LossTerms, torch.Tensor, torch.Tensor]:
-        """The loss, its gradient as a vector and with respect to each log-ratio."""
-        if torch.compiler.is_compiling():
-            # One leaf, whose parts stand in for the parameters: compiled code gets one vector in place of dozens of tensors.
-            leaf = self.parameters.vector.detach().requires_grad_()
-            replaced = dict(zip(self._names, self.parameters.views(leaf), strict=True))
-            # One module may be registered under several names, as SB3's shared features extractor is: replacing its
-            # parameters under the first is enough.
-            terms, log_ratio = functional_call(self._loss_of_policy, replaced, (samples,), tie_weights=False)
-            gradient, log_ratio_gradient = torch.autograd.grad(terms.loss, [leaf, log_ratio])
-            return terms.detached(), gradient, log_ratio_gradient
-        terms, log_ratio = self._loss(samples)
-        wanted = [*self.parameters.tensors, log_ratio]
-        gradients = torch.autograd.grad(terms.loss, wanted, allow_unused=True)
-        *gradients, log_ratio_gradient = (torch.zeros_like(of) if g is None else g for g, of in zip(gradients, wanted, strict=True))
-        return terms.detached(), self.parameters.flattened(gradients), log_ratio_gradient
+    def _optimize(self, loss: torch.Tensor) -> torch.Tensor:
+        """Clip the gradients and make a step of the optimizer, if they are finite; the norm before clipping."""
+        gradients = [parameter.grad for parameter in self.parameters.tensors]
+        if self.adam is not None and any(gradient is None for gradient in gradients):
+            self.adam.publish()
+            self.adam = None  # it would move parameters without a gradient by their momentum
+        if self.adam is not None:
+            gradient = self.parameters.flattened(gradients)  # type: ignore[arg-type]
+            norm = torch.linalg.vector_norm(gradient)
+            self.adam.step(self._clipped(gradient, norm), torch.isfinite(loss + norm).double())
+            return norm
+        max_norm = self.coefficients.max_grad_norm.item()
+        norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters(), max_norm)
+        if bool(torch.isfinite(loss + norm)):
+            self._optimizer.step()
+        else:
+            self._optimizer.zero_grad()
+        return norm
 
     def _loss(self, samples: RolloutSamples) -> tuple[LossTerms, torch.Tensor]:
         """Loss of Algorithm 1 of the paper, with SB3's value clip and entropy estimate; and the log-ratio, with its graph."""
@@ -311,11 +329,12 @@ class MinibatchStep:
             return ["the weighted sum of the losses (vf_coef, ent_coef)"]
         if rollout is None or indices is None:
             return ["gradient"]
-        gradient = self._loss_and_gradient(gather(rollout, indices))[1]
+        loss = self._loss(gather(rollout, indices))[0].loss
+        parts = torch.autograd.grad(loss, self.parameters.tensors, allow_unused=True)
         gradients = [
             f"gradient of {name}"
-            for name, part in zip(self.parameters.names, self.parameters.views(gradient), strict=True)
-            if not bool(part.isfinite().all())
+            for name, part in zip(self.parameters.names, parts, strict=True)
+            if part is not None and not bool(part.isfinite().all())
         ]
         if len(gradients) > most:
             return [*gradients[:most], f"{len(gradients) - most} more gradients"]
