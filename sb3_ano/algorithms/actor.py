@@ -35,6 +35,10 @@ class Actor(Protocol):
         """Values of observations, ``(batch, 1)``."""
         ...
 
+    def terminal_values(self, observations: list[Any]) -> np.ndarray:
+        """Values of the last observations of episodes, each without a batch dimension, ``(len(observations),)``."""
+        ...
+
 
 def make_actor(model: Any, n_envs: int, live: bool = False) -> Actor:
     """The fastest actor that gives what ``model.policy(observations)`` gives, random numbers included.
@@ -87,7 +91,7 @@ class TorchActor:
 
     def __init__(self, policy: ActorCriticPolicy, precision: str, live: bool = False) -> None:
         self._evaluation = PolicyEvaluation(policy, precision)
-        self._device = policy.device
+        self._policy, self._device = policy, policy.device
         if self._device.type == "cpu" and not live:
             self._evaluation.freeze()
 
@@ -99,6 +103,12 @@ class TorchActor:
     @torch.no_grad()
     def values(self, observations: Observations) -> np.ndarray:
         return self._evaluation.values(obs_as_tensor(observations, self._device)).cpu().numpy()
+
+    @torch.no_grad()
+    def terminal_values(self, observations: list[Any]) -> np.ndarray:
+        # One at a time as in SB3, because custom modules may count their calls or look at the batch.
+        inputs = [self._policy.obs_to_tensor(observation)[0] for observation in observations]
+        return np.concatenate([self._evaluation.values(each).cpu().numpy().reshape(-1) for each in inputs])
 
 
 class _Layer(NamedTuple):
@@ -188,6 +198,9 @@ class NumpyActor:
 
     def values(self, observations: Observations) -> np.ndarray:
         return _run(self._critic, _flat(observations))
+
+    def terminal_values(self, observations: list[Any]) -> np.ndarray:
+        return self.values(np.stack([np.asarray(observation) for observation in observations])).reshape(-1)
 
 
 def _flat(observations: Observations) -> np.ndarray:

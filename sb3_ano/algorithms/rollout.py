@@ -15,7 +15,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 
-from sb3_ano.algorithms.actor import Actor, Observations, Structure, make_actor
+from sb3_ano.algorithms.actor import Actor, Structure, make_actor
 from sb3_ano.algorithms.buffers import FlatRolloutBuffer
 
 Arrays: TypeAlias = np.ndarray | dict[str, np.ndarray] | tuple[np.ndarray, ...]
@@ -154,13 +154,8 @@ def bootstrap_truncations(rewards: np.ndarray, dones: np.ndarray, infos: list[di
     if not truncated:
         return
     terminal = [infos[index]["terminal_observation"] for index in truncated]
-    observations: Observations
-    if isinstance(terminal[0], dict):
-        observations = {key: np.stack([np.asarray(one[key]) for one in terminal]) for key in terminal[0]}
-    else:
-        observations = np.stack([np.asarray(one) for one in terminal])
     # Assigned, which rounds to the type of the rewards as in SB3, where integers stay integers.
-    rewards[truncated] = rewards[truncated] + gamma * actor.values(observations).reshape(-1)
+    rewards[truncated] = rewards[truncated] + gamma * actor.terminal_values(terminal)
 
 
 class FiniteCheck:

@@ -143,6 +143,8 @@ class MinibatchStep:
 
     def _obstacle_to_adam(self) -> str | None:
         """Why gradients and steps have to be made as SB3 makes them, or None."""
+        if any(parameter.grad is not None for parameter in self._policy.parameters() if not parameter.requires_grad):
+            return "a frozen parameter has a gradient, which counts for the norm"
         return customization(self._policy) or FlatAdam.obstacle(self._optimizer, self.parameters)
 
     def _can_be_compiled(self) -> bool:

@@ -1,8 +1,10 @@
 """The compiled update against the update as it stands."""
 
+import contextlib
 import math
 import warnings
 import zipfile
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -21,9 +23,9 @@ from tests.common import ALGORITHMS, SMALL, needs_compiler, parameters
 COMPILED = {"torch_compile": True}
 
 
-@pytest.fixture
-def traced(monkeypatch) -> list:
-    """Trace as the compiler would, without a graph break or a guard, but run what was traced without compiling it."""
+@contextlib.contextmanager
+def traced_only() -> Iterator[list]:
+    """Trace as the compiler would, without a graph break, but run what was traced without compiling it; yields the graphs."""
     graphs = []
     compile_it = torch.compile
 
@@ -35,8 +37,15 @@ def traced(monkeypatch) -> list:
         assert fullgraph
         return compile_it(function, fullgraph=fullgraph, dynamic=dynamic, backend=backend)
 
-    monkeypatch.setattr(compiled_module.torch, "compile", trace)
-    return graphs
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(compiled_module.torch, "compile", trace)
+        yield graphs
+
+
+@pytest.fixture
+def traced() -> Iterator[list]:
+    with traced_only() as graphs:
+        yield graphs
 
 
 def is_compiled(model) -> bool:

@@ -189,9 +189,9 @@ def test_only_truncations_are_bootstrapped_and_all_of_one_step_together():
     asked = []
 
     class Actor:
-        def values(self, observations):
+        def terminal_values(self, observations):
             asked.append(observations)
-            return np.arange(1.0, 1.0 + len(observations), dtype=np.float32).reshape(-1, 1)
+            return np.arange(1.0, 1.0 + len(observations), dtype=np.float32)
 
     rewards = np.zeros(4, np.float32)
     infos = [
