@@ -40,20 +40,19 @@ class Actor(Protocol):
         ...
 
 
-def make_actor(model: Any, n_envs: int, live: bool = False) -> Actor:
-    """The fastest actor that gives what ``model.policy(observations)`` gives, random numbers included.
+def make_actor(model: Any, n_envs: int) -> Actor:
+    """Make the fastest actor that gives what ``model.policy(observations)`` gives, random numbers included.
 
     :param model: an on-policy algorithm with ``policy`` and ``precision``
     :param n_envs: observations in a step
-    :param live: whether the numbers in the parameters may change as long as :class:`Structure` stays the same
     """
     if model.precision == "float32" and NumpyActor.supports(model.policy, n_envs):
-        return NumpyActor(model.policy, n_envs, live)
-    return TorchActor(model.policy, model.precision, live)
+        return NumpyActor(model.policy, n_envs)
+    return TorchActor(model.policy, model.precision)
 
 
-class Structure:
-    """What a policy consists of: modules, hooks, replaced methods, and the memory of the parameters.
+class Snapshot:
+    """Modules, hooks, replaced methods and parameters of a policy at one moment.
 
     :param policy: actor and critic
     """
@@ -69,15 +68,16 @@ class Structure:
                 self._sizes.append((registry, len(registry)))
             for registry in registries or []:
                 self._entries += [(registry, name, value) for name, value in registry.items()]
-        self._addresses = [(parameter, parameter.data_ptr()) for parameter in policy.parameters()]
+        # Values, because no version counter shows what was written through ``parameter.data``.
+        self._values = [(parameter, parameter.detach().clone()) for parameter in policy.parameters()]
 
-    def is_unchanged(self) -> bool:
-        """Whether the policy still consists of the same; False if that cannot be known."""
+    def is_current(self) -> bool:
+        """Whether the policy is still the same; False if that cannot be known."""
         return (
             self._known
             and all([len(registry) == size for registry, size in self._sizes])
             and all([registry.get(name) is value for registry, name, value in self._entries])
-            and all([parameter.data_ptr() == address for parameter, address in self._addresses])
+            and all([torch.equal(parameter, value) for parameter, value in self._values])
         )
 
 
@@ -86,13 +86,12 @@ class TorchActor:
 
     :param policy: actor and critic
     :param precision: precision of its layers
-    :param live: whether parameters may change
     """
 
-    def __init__(self, policy: ActorCriticPolicy, precision: str, live: bool = False) -> None:
+    def __init__(self, policy: ActorCriticPolicy, precision: str) -> None:
         self._evaluation = PolicyEvaluation(policy, precision)
         self._policy, self._device = policy, policy.device
-        if self._device.type == "cpu" and not live:
+        if self._device.type == "cpu":
             self._evaluation.freeze()
 
     @torch.no_grad()
@@ -141,7 +140,6 @@ class NumpyActor:
 
     :param policy: one that :meth:`supports` accepts
     :param n_envs: observations in a step
-    :param live: whether the numbers in the parameters may change; then nothing is stacked or computed ahead
     """
 
     @staticmethod
@@ -173,18 +171,18 @@ class NumpyActor:
             and n_envs * max(layer.weight.numel() for layer in linear) <= _ONE_THREAD
         )
 
-    def __init__(self, policy: ActorCriticPolicy, n_envs: int, live: bool = False) -> None:
+    def __init__(self, policy: ActorCriticPolicy, n_envs: int) -> None:
         actor = _layers(policy.mlp_extractor.policy_net, policy.action_net)
         critic = _layers(policy.mlp_extractor.value_net, policy.value_net)
         self._critic = critic
         self._joint: list[_Layer] = []
-        if len(actor) == len(critic) and not live:
+        if len(actor) == len(critic):
             joint = [_stacked(*pair, shared_input=i == 0) for i, pair in enumerate(zip(actor, critic, strict=True))]
             if n_envs * max(layer.weight.size for layer in joint) <= _ONE_THREAD:
                 self._joint = joint
         self._actor = actor
         self._head_size = actor[-1].weight.shape[1]
-        self._sample = _SAMPLERS[type(policy.action_dist)](policy, n_envs, live)
+        self._sample = _SAMPLERS[type(policy.action_dist)](policy, n_envs)
 
     def __call__(self, observations: Observations) -> Acted:
         inputs = _flat(observations)
@@ -247,22 +245,16 @@ def _stacked(actor: _Layer, critic: _Layer, shared_input: bool) -> _Layer:
 _Sampler: TypeAlias = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
-def _gaussian_sampler(policy: ActorCriticPolicy, n_envs: int, live: bool) -> _Sampler:
-    log_std = policy.log_std.detach().numpy()
+def _gaussian_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
+    std = np.exp(policy.log_std.detach().numpy())
+    constant = np.float32(np.log(std).sum() + len(std) * math.log(math.sqrt(2.0 * math.pi)))
+    minus_half = np.full(len(std), -0.5, dtype=np.float32)
     shape = policy.action_space.shape or ()
-    minus_half = np.full(len(log_std), -0.5, dtype=np.float32)
     # Filled as SB3's policy fills a new tensor of this shape at each step.
-    noise = torch.empty(n_envs, len(log_std))
+    noise = torch.empty(n_envs, len(std))
     drawn = noise.numpy()
 
-    def scale() -> tuple[np.ndarray, np.float32]:
-        std = np.exp(log_std)
-        return std, np.float32(np.log(std).sum() + len(std) * math.log(math.sqrt(2.0 * math.pi)))
-
-    fixed = None if live else scale()
-
     def sample(mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        std, constant = fixed or scale()
         noise.normal_()
         actions = drawn * std
         actions += mean
@@ -288,11 +280,11 @@ def _sample_index(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return indices[:, 0], np.take_along_axis(log_probs, indices, axis=1)[:, 0]
 
 
-def _categorical_sampler(policy: ActorCriticPolicy, n_envs: int, live: bool) -> _Sampler:
+def _categorical_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
     return _sample_index
 
 
-def _multi_categorical_sampler(policy: ActorCriticPolicy, n_envs: int, live: bool) -> _Sampler:
+def _multi_categorical_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
     ends = np.cumsum(policy.action_dist.action_dims)[:-1]  # type: ignore[attr-defined]
 
     def sample(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -302,7 +294,7 @@ def _multi_categorical_sampler(policy: ActorCriticPolicy, n_envs: int, live: boo
     return sample
 
 
-def _bernoulli_sampler(policy: ActorCriticPolicy, n_envs: int, live: bool) -> _Sampler:
+def _bernoulli_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
     def sample(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         actions = torch.bernoulli(torch.from_numpy(logits).sigmoid()).numpy()
         # log sigmoid(l) where the action is 1, log sigmoid(-l) where it is 0
@@ -312,7 +304,7 @@ def _bernoulli_sampler(policy: ActorCriticPolicy, n_envs: int, live: bool) -> _S
     return sample
 
 
-_SAMPLERS: dict[type, Callable[[ActorCriticPolicy, int, bool], _Sampler]] = {
+_SAMPLERS: dict[type, Callable[[ActorCriticPolicy, int], _Sampler]] = {
     DiagGaussianDistribution: _gaussian_sampler,
     CategoricalDistribution: _categorical_sampler,
     MultiCategoricalDistribution: _multi_categorical_sampler,

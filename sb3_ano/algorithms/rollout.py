@@ -9,13 +9,25 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, ProgressBarCallback
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    CheckpointCallback,
+    ConvertCallback,
+    EvalCallback,
+    EveryNTimesteps,
+    LogEveryNTimesteps,
+    ProgressBarCallback,
+    StopTrainingOnMaxEpisodes,
+    StopTrainingOnNoModelImprovement,
+    StopTrainingOnRewardThreshold,
+)
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 
-from sb3_ano.algorithms.actor import Actor, Structure, make_actor
+from sb3_ano.algorithms.actor import Actor, Snapshot, make_actor
 from sb3_ano.algorithms.buffers import FlatRolloutBuffer
 
 Arrays: TypeAlias = np.ndarray | dict[str, np.ndarray] | tuple[np.ndarray, ...]
@@ -54,9 +66,8 @@ class RolloutCollection(OnPolicyAlgorithm):
         takes_arrays = getattr(rollout_buffer.add, "__func__", None) is FlatRolloutBuffer.add
         as_tensors = not (_sees_nothing(callback) and takes_arrays)
         callback.on_rollout_start()
-        # What sees a step may change the policy.
-        actor = make_actor(self, env.num_envs, live=as_tensors)
-        structure = Structure(self.policy)
+        actor = make_actor(self, env.num_envs)
+        snapshot = None if _changes_nothing(callback) else Snapshot(self.policy)
         values: Any
         log_probs: Any
 
@@ -79,8 +90,8 @@ class RolloutCollection(OnPolicyAlgorithm):
                 callback.update_locals(locals())
             if not callback.on_step():
                 return False
-            if as_tensors and not structure.is_unchanged():
-                actor, structure = make_actor(self, env.num_envs, live=True), Structure(self.policy)
+            if snapshot is not None and not snapshot.is_current():
+                actor, snapshot = make_actor(self, env.num_envs), Snapshot(self.policy)
 
             self._update_info_buffer(infos, dones)
             n_steps += 1
@@ -136,6 +147,29 @@ def _sees_nothing(callback: BaseCallback) -> bool:
     if getattr(callback, "reads_locals", True) is False:
         return True
     return type(callback) is ProgressBarCallback or (type(callback) is ConvertCallback and callback.callback is None)
+
+
+# Callbacks of SB3 that leave the policy alone, and the attributes under which they call others.
+_READERS: dict[type[BaseCallback], tuple[str, ...]] = {
+    CheckpointCallback: (),
+    EvalCallback: ("callback", "callback_on_new_best"),
+    EveryNTimesteps: ("callback",),
+    LogEveryNTimesteps: (),
+    StopTrainingOnMaxEpisodes: (),
+    StopTrainingOnNoModelImprovement: (),
+    StopTrainingOnRewardThreshold: (),
+}
+
+
+def _changes_nothing(callback: BaseCallback | None) -> bool:
+    """Whether a callback is known to leave the policy alone; then no step looks for changes."""
+    if callback is None or (not isinstance(callback, CallbackList) and _sees_nothing(callback)):
+        return True
+    if isinstance(callback, CallbackList):
+        return all(map(_changes_nothing, callback.callbacks))
+    called = _READERS.get(type(callback))
+    replaced = vars(callback).keys() & {"on_step", "_on_step", "_log_data"}
+    return called is not None and not replaced and all(_changes_nothing(getattr(callback, name)) for name in called)
 
 
 def bootstrap_truncations(rewards: np.ndarray, dones: np.ndarray, infos: list[dict], actor: Actor, gamma: float) -> None:

@@ -1,15 +1,19 @@
 """The policy as the collection uses it, against ``policy(observations)`` with the same random numbers."""
 
+from functools import partial
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, StopTrainingOnMaxEpisodes
 from torch import nn
 
 from sb3_ano import ANO
 from sb3_ano.algorithms.actor import NumpyActor, TorchActor, make_actor
 from tests.algorithms.test_policies import ACTIONS, POLICIES, Overriding, model, tensors
+from tests.common import parameters
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS
 
 NETS = {
@@ -137,3 +141,30 @@ def test_a_hook_on_the_policy_is_called_at_every_step():
     made.policy.register_forward_hook(lambda *_: calls.append(1))
     made.learn(64)
     assert len(calls) == 32
+
+
+class NoOp(BaseCallback):
+    """A custom callback, which could change the policy and does not."""
+
+    def _on_step(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        NoOp,
+        lambda: lambda *_: True,
+        lambda: [NoOp()],
+        partial(CheckpointCallback, 10**9, "unused"),
+        partial(StopTrainingOnMaxEpisodes, 10**9),
+    ],
+    ids=["custom", "function", "list", "checkpoint", "stop"],
+)
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_a_callback_that_changes_nothing_changes_no_bit(env_id, callback):
+    def trained(callback) -> torch.Tensor:
+        model = ANO("MlpPolicy", env_id, n_steps=64, batch_size=32, n_epochs=2, seed=1, device="cpu")
+        return parameters(model.learn(128, callback=callback))
+
+    assert torch.equal(trained(callback()), trained(None))

@@ -140,7 +140,10 @@ class Reversing(FlattenExtractor):
         return features
 
 
-EXTRACTORS = {"default": None, **{kind.__name__: kind for kind in (Viewing, Striding, Normalizing, Counting, Unused, Reversing)}}
+EXTRACTORS = {
+    "default": None,
+    **{kind.__name__: kind for kind in (Viewing, Striding, Normalizing, Counting, Unused, Reversing)},
+}
 
 
 class Residual(nn.Sequential):
@@ -492,7 +495,7 @@ PLAIN: Configuration = {
 }
 IGNORING_INSTANCES = policies, "replaced_method", lambda instance: None
 ANY_OPTIMIZER = FlatAdam, "obstacle", staticmethod(lambda optimizer, parameters: None)
-IGNORING_CALLBACKS = actor.Structure, "is_unchanged", lambda self: True
+IGNORING_CALLBACKS = actor.Snapshot, "is_current", lambda self: True
 
 
 @pytest.mark.parametrize(

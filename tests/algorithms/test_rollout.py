@@ -141,7 +141,7 @@ class Recorder(BaseCallback):
 
 # Left over from SB3's loop over truncated environments.
 LOOP_VARIABLES = {"idx", "done", "terminal_obs", "terminal_value"}
-OTHER_LOCALS = {"takes_arrays", "structure", "actor", "in_bounds", "discrete", "as_tensors", "check", "__class__"}
+OTHER_LOCALS = {"takes_arrays", "snapshot", "actor", "in_bounds", "discrete", "as_tensors", "check", "__class__"}
 
 
 @pytest.mark.parametrize(
