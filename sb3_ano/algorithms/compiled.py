@@ -10,8 +10,8 @@ from sb3_ano import _compat
 
 # Samples times parameters of a minibatch from which on its loops are worth a second thread.
 _WORTH_A_THREAD = 10_000_000
-# Compilations of one step, altogether and in one epoch, after which it is taken to change at every call.
-_COMPILATIONS, _COMPILATIONS_PER_EPOCH = 8, 3
+# Compilations of one step, altogether and in consecutive calls, after which it is taken to change at every call.
+_COMPILATIONS, _COMPILATIONS_IN_A_ROW = 8, 3
 
 
 class CompilationError(RuntimeError):
@@ -58,12 +58,12 @@ class CompiledStep:
         self._owner = step.__self__
         self._step = types.MethodType(compiled, self._owner)
         self._constant = constant
+        self._compilations_in_a_row = 0
         self.begin()
 
     def begin(self) -> None:
         """Evaluate the guards at the next call."""
         self._unguarded: Callable[..., Any] | None = None
-        self._compilations_before = len(_compat.compilations(self._function))
 
     def __call__(self, rollout: Any, indices: torch.Tensor | None) -> Any:
         """One step.
@@ -73,13 +73,17 @@ class CompiledStep:
         if self._unguarded is not None:
             return self._unguarded(self._owner, rollout, indices)
         compilations = len(_compat.compilations(self._function))
-        if compilations >= min(_COMPILATIONS, self._compilations_before + _COMPILATIONS_PER_EPOCH):
-            raise CompilationError(f"what it depends on has changed {compilations} times; the last attempt")
+        if compilations >= _COMPILATIONS or self._compilations_in_a_row >= _COMPILATIONS_IN_A_ROW:
+            raise CompilationError(f"it was compiled {compilations} times, because what it depends on keeps changing")
         try:
             result = self._step(rollout, indices)
         except Exception as error:  # a missing compiler, or code that cannot be traced
             raise CompilationError(_first_line(error)) from error
-        if self._constant and len(_compat.compilations(self._function)) == compilations:
+        if len(_compat.compilations(self._function)) > compilations:
+            self._compilations_in_a_row += 1
+            return result
+        self._compilations_in_a_row = 0
+        if self._constant:
             self._unguarded = _compat.without_guards(self._function)
         return result
 

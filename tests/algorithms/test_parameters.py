@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from stable_baselines3.common.torch_layers import FlattenExtractor
 
 from sb3_ano import ANO
 from sb3_ano.algorithms.parameters import FlatAdam, FlatParameters, has_tied_parameters
@@ -147,3 +148,28 @@ def test_parameters_that_join_late_are_left_to_torch():
     flat_steps(policy, [[torch.ones_like(p) for p in policy.parameters() if p.requires_grad]] * 3)
     policy.action_net.weight.requires_grad_(True)
     assert FlatAdam.obstacle(policy.optimizer, FlatParameters(policy)) is not None
+
+
+class Versioned(FlattenExtractor):
+    """Stores its scale; a file without a version is one of a former class, which stored the logarithm."""
+
+    _version = 2
+
+    def __init__(self, space) -> None:
+        super().__init__(space)
+        self.scale = torch.nn.Parameter(torch.full((self.features_dim,), 2.0))
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return super().forward(observations) * self.scale
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *rest):
+        if local_metadata.get("version", 1) < 2:
+            state_dict[f"{prefix}scale"] = state_dict[f"{prefix}scale"].exp()
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
+def test_versions_of_modules_are_saved(tmp_path):  # review core 12
+    made = ANO("MlpPolicy", "CartPole-v1", **SMALL, policy_kwargs={"features_extractor_class": Versioned})
+    made.save(tmp_path / "model.zip")
+    loaded = ANO.load(tmp_path / "model.zip")
+    assert torch.equal(loaded.policy.features_extractor.scale, made.policy.features_extractor.scale)
