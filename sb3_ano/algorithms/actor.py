@@ -1,7 +1,7 @@
 """The policy as the collection uses it: from the observations of one step to actions, values and log-probabilities."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -18,7 +18,8 @@ from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import nn
 
-from sb3_ano.algorithms.policies import PolicyEvaluation, overridden_method
+from sb3_ano import _compat
+from sb3_ano.algorithms.policies import PolicyEvaluation, customization
 
 Observations: TypeAlias = np.ndarray | dict[str, np.ndarray]
 #: Actions ``(n_envs, ...)``, values ``(n_envs, 1)``, log-probabilities ``(n_envs,)``.
@@ -26,7 +27,7 @@ Acted: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Actor(Protocol):
-    """Samples actions; valid for one rollout, in which the parameters do not change."""
+    """Samples actions in one rollout."""
 
     def __call__(self, observations: Observations) -> Acted: ...
 
@@ -34,30 +35,62 @@ class Actor(Protocol):
         """Values of observations, ``(batch, 1)``."""
         ...
 
+    def terminal_values(self, observations: list[Any]) -> np.ndarray:
+        """Values of the last observations of episodes, each without a batch dimension, ``(len(observations),)``."""
+        ...
 
-def make_actor(model: Any, n_envs: int, n_steps: int, previous: Actor | None = None) -> Actor:
-    """The fastest actor that gives what ``model.policy(observations)`` gives, random numbers included.
+
+def make_actor(model: Any, n_envs: int) -> Actor:
+    """Make the fastest actor that gives what ``model.policy(observations)`` gives, random numbers included.
 
     :param model: an on-policy algorithm with ``policy`` and ``precision``
     :param n_envs: observations in a step
-    :param n_steps: steps of the rollout
-    :param previous: the actor of this rollout so far, if a callback has changed the policy
     """
     if model.precision == "float32" and NumpyActor.supports(model.policy, n_envs):
-        return NumpyActor(model.policy, n_envs, n_steps, previous if isinstance(previous, NumpyActor) else None)
+        return NumpyActor(model.policy, n_envs)
     return TorchActor(model.policy, model.precision)
+
+
+class Snapshot:
+    """Modules, hooks, replaced methods and parameters of a policy at one moment.
+
+    :param policy: actor and critic
+    """
+
+    def __init__(self, policy: ActorCriticPolicy) -> None:
+        self._sizes: list[tuple[dict[str, Any], int]] = []
+        self._entries: list[tuple[dict[str, Any], str, Any]] = [(vars(policy), "action_dist", policy.action_dist)]
+        self._known = True
+        for module in policy.modules():
+            registries = _compat.registries(module)
+            self._known = self._known and registries is not None
+            for registry in (vars(module), *(registries or [])):
+                self._sizes.append((registry, len(registry)))
+            for registry in registries or []:
+                self._entries += [(registry, name, value) for name, value in registry.items()]
+        # Values, because no version counter shows what was written through ``parameter.data``.
+        self._values = [(parameter, parameter.detach().clone()) for parameter in policy.parameters()]
+
+    def is_current(self) -> bool:
+        """Whether the policy is still the same; False if that cannot be known."""
+        return (
+            self._known
+            and all([len(registry) == size for registry, size in self._sizes])
+            and all([registry.get(name) is value for registry, name, value in self._entries])
+            and all([torch.equal(parameter, value) for parameter, value in self._values])
+        )
 
 
 class TorchActor:
     """Any policy, on any device.
 
     :param policy: actor and critic
-    :param precision: of its layers
+    :param precision: precision of its layers
     """
 
     def __init__(self, policy: ActorCriticPolicy, precision: str) -> None:
         self._evaluation = PolicyEvaluation(policy, precision)
-        self._device = policy.device
+        self._policy, self._device = policy, policy.device
         if self._device.type == "cpu":
             self._evaluation.freeze()
 
@@ -69,6 +102,12 @@ class TorchActor:
     @torch.no_grad()
     def values(self, observations: Observations) -> np.ndarray:
         return self._evaluation.values(obs_as_tensor(observations, self._device)).cpu().numpy()
+
+    @torch.no_grad()
+    def terminal_values(self, observations: list[Any]) -> np.ndarray:
+        # One at a time as in SB3, because custom modules may count their calls or look at the batch.
+        inputs = [self._policy.obs_to_tensor(observation)[0] for observation in observations]
+        return np.concatenate([self._evaluation.values(each).cpu().numpy().reshape(-1) for each in inputs])
 
 
 class _Layer(NamedTuple):
@@ -101,36 +140,38 @@ class NumpyActor:
 
     :param policy: one that :meth:`supports` accepts
     :param n_envs: observations in a step
-    :param n_steps: steps of the rollout
-    :param previous: the actor whose random numbers to go on with
     """
 
     @staticmethod
     def supports(policy: ActorCriticPolicy, n_envs: int) -> bool:
         """Whether this is SB3's MlpPolicy on the CPU: Tanh or ReLU, observations of numbers, no gSDE, and small layers."""
-        if overridden_method(policy) or policy.device.type != "cpu" or policy.squash_output:
+        extractor, space = policy.mlp_extractor, policy.observation_space
+        if customization(policy) is not None or policy.device.type != "cpu" or policy.squash_output:
             return False
-        if type(policy.mlp_extractor) is not MlpExtractor or not isinstance(policy.observation_space, spaces.Box):
+        if type(extractor) is not MlpExtractor or type(space) is not spaces.Box or len(space.shape) == 3:
+            return False
+        if type(extractor.policy_net) is not nn.Sequential or type(extractor.value_net) is not nn.Sequential:
             return False
         if type(policy.features_extractor) is not FlattenExtractor or not policy.share_features_extractor:
             return False
-        if type(policy.action_dist) not in _SAMPLERS or len(policy.observation_space.shape) == 3:
+        if type(policy.features_extractor.flatten) is not nn.Flatten or type(policy.action_dist) not in _SAMPLERS:
             return False
-        if any(module._forward_hooks or module._forward_pre_hooks for module in policy.modules()):
-            return False
-        actor, critic = [*policy.mlp_extractor.policy_net], [*policy.mlp_extractor.value_net]
+        actor, critic = [*extractor.policy_net], [*extractor.value_net]
         linear = [*actor[::2], *critic[::2], policy.action_net, policy.value_net]
-        activations = [*actor[1::2], *critic[1::2]]
+        activations = {type(layer) for layer in [*actor[1::2], *critic[1::2]]}
+        gaussian = type(policy.action_dist) is DiagGaussianDistribution
         return (
             len(actor) % 2 == len(critic) % 2 == 0
             and all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
-            and len({type(layer) for layer in activations} | set(_ACTIVATIONS)) == len(_ACTIVATIONS)
-            and len({type(layer) for layer in activations}) <= 1
-            and all(parameter.dtype == torch.float32 for parameter in policy.parameters())
+            and len(activations) <= 1
+            and activations <= _ACTIVATIONS.keys()
+            and (not gaussian or policy.log_std.shape == (policy.action_net.out_features,))
+            and all(type(parameter) is nn.Parameter and parameter.dtype == torch.float32 for parameter in policy.parameters())
+            and not torch.is_autocast_enabled("cpu")
             and n_envs * max(layer.weight.numel() for layer in linear) <= _ONE_THREAD
         )
 
-    def __init__(self, policy: ActorCriticPolicy, n_envs: int, n_steps: int, previous: "NumpyActor | None" = None) -> None:
+    def __init__(self, policy: ActorCriticPolicy, n_envs: int) -> None:
         actor = _layers(policy.mlp_extractor.policy_net, policy.action_net)
         critic = _layers(policy.mlp_extractor.value_net, policy.value_net)
         self._critic = critic
@@ -141,8 +182,7 @@ class NumpyActor:
                 self._joint = joint
         self._actor = actor
         self._head_size = actor[-1].weight.shape[1]
-        self._draw: _Draw = _standard_normal(n_envs, self._head_size, n_steps) if previous is None else previous._draw
-        self._sample = _SAMPLERS[type(policy.action_dist)](policy, self._draw)
+        self._sample = _SAMPLERS[type(policy.action_dist)](policy, n_envs)
 
     def __call__(self, observations: Observations) -> Acted:
         inputs = _flat(observations)
@@ -156,6 +196,9 @@ class NumpyActor:
 
     def values(self, observations: Observations) -> np.ndarray:
         return _run(self._critic, _flat(observations))
+
+    def terminal_values(self, observations: list[Any]) -> np.ndarray:
+        return self.values(np.stack([np.asarray(observation) for observation in observations])).reshape(-1)
 
 
 def _flat(observations: Observations) -> np.ndarray:
@@ -202,38 +245,20 @@ def _stacked(actor: _Layer, critic: _Layer, shared_input: bool) -> _Layer:
 _Sampler: TypeAlias = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
-#: Standard normal numbers for one step, ``(n_envs, size of an action)``.
-_Draw: TypeAlias = Callable[[], np.ndarray]
-
-
-def _standard_normal(n_envs: int, size: int, n_steps: int) -> _Draw:
-    """The numbers that SB3's policy would draw step by step, ``(n_envs, size)`` a call.
-
-    Of 16 numbers on, PyTorch's CPU generator fills a tensor in a vectorised way. Fewer are drawn one by one, and so are the
-    numbers of a tensor that is not contiguous: those of a whole rollout, drawn at once, are the same.
-    """
-    if n_envs * size >= 16:
-        return lambda: torch.randn(n_envs, size).numpy()
-
-    def rollouts() -> Iterator[np.ndarray]:
-        while True:
-            drawn = torch.empty(n_steps * n_envs * size, 2)[:, 0].normal_().numpy()
-            yield from np.ascontiguousarray(drawn).reshape(n_steps, n_envs, size)
-
-    return rollouts().__next__
-
-
-def _gaussian_sampler(policy: ActorCriticPolicy, draw: _Draw) -> _Sampler:
-    log_std = policy.log_std.detach().numpy()
-    std = np.exp(log_std)
+def _gaussian_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
+    std = np.exp(policy.log_std.detach().numpy())
     constant = np.float32(np.log(std).sum() + len(std) * math.log(math.sqrt(2.0 * math.pi)))
     minus_half = np.full(len(std), -0.5, dtype=np.float32)
     shape = policy.action_space.shape or ()
+    # Filled as SB3's policy fills a new tensor of this shape at each step.
+    noise = torch.empty(n_envs, len(std))
+    drawn = noise.numpy()
 
     def sample(mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        actions = draw() * std
+        noise.normal_()
+        actions = drawn * std
         actions += mean
-        # Of the action as it was rounded, not of the number drawn: the update looks at the action.
+        # Of the action as it was rounded, not of the number drawn: the update reads the action.
         deviation = actions - mean
         deviation /= std
         deviation *= deviation
@@ -255,11 +280,11 @@ def _sample_index(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return indices[:, 0], np.take_along_axis(log_probs, indices, axis=1)[:, 0]
 
 
-def _categorical_sampler(policy: ActorCriticPolicy, draw: _Draw) -> _Sampler:
+def _categorical_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
     return _sample_index
 
 
-def _multi_categorical_sampler(policy: ActorCriticPolicy, draw: _Draw) -> _Sampler:
+def _multi_categorical_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
     ends = np.cumsum(policy.action_dist.action_dims)[:-1]  # type: ignore[attr-defined]
 
     def sample(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -269,7 +294,7 @@ def _multi_categorical_sampler(policy: ActorCriticPolicy, draw: _Draw) -> _Sampl
     return sample
 
 
-def _bernoulli_sampler(policy: ActorCriticPolicy, draw: _Draw) -> _Sampler:
+def _bernoulli_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
     def sample(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         actions = torch.bernoulli(torch.from_numpy(logits).sigmoid()).numpy()
         # log sigmoid(l) where the action is 1, log sigmoid(-l) where it is 0
@@ -279,7 +304,7 @@ def _bernoulli_sampler(policy: ActorCriticPolicy, draw: _Draw) -> _Sampler:
     return sample
 
 
-_SAMPLERS: dict[type, Callable[[ActorCriticPolicy, _Draw], _Sampler]] = {
+_SAMPLERS: dict[type, Callable[[ActorCriticPolicy, int], _Sampler]] = {
     DiagGaussianDistribution: _gaussian_sampler,
     CategoricalDistribution: _categorical_sampler,
     MultiCategoricalDistribution: _multi_categorical_sampler,

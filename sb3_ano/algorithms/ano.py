@@ -16,11 +16,15 @@ from sb3_ano.algorithms.update import TrustRegion
 from sb3_ano.shaping import (
     Shaping,
     ShapingLike,
+    ano,
     as_pair,
     fingerprint,
+    identity,
     is_importable,
     measure,
     name_of,
+    ppo,
+    spo,
     surrogate,
 )
 
@@ -151,6 +155,10 @@ class ANO(ShapedPolicyAlgorithm):
         """Minus the mean surrogate of Definition 3.2."""
         objective = surrogate(log_ratio, advantages, self._shape, eps_low=region.eps_low, eps_high=region.eps_high)
         return -objective.mean()
+
+    def _has_stock_loss(self) -> bool:
+        stock = (ano, spo, ppo, identity)
+        return super()._has_stock_loss() and all(any(shape is known for known in stock) for shape in self._shape)
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "shaping", "_shape"]

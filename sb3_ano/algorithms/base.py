@@ -1,6 +1,7 @@
 """What ANO, SPO and PAPO share: SB3's on-policy loop with the policy loss as a hook."""
 
 import contextlib
+import copy
 import inspect
 import io
 import math
@@ -22,10 +23,10 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.utils import FloatSchedule, explained_variance
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_ano import _compat
 from sb3_ano.algorithms import schedules, validation
 from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer, RolloutSamples
-from sb3_ano.algorithms.compiled import compiling
-from sb3_ano.algorithms.policies import has_native_bfloat16, overridden_method
+from sb3_ano.algorithms.policies import customization, has_native_bfloat16
 from sb3_ano.algorithms.rollout import RolloutCollection
 from sb3_ano.algorithms.saving import SavedModel, read_saved_model
 from sb3_ano.algorithms.statistics import UpdateStatistics
@@ -255,12 +256,9 @@ class ShapedPolicyAlgorithm(RolloutCollection):
             distribution.action_dims = [int(size) for size in distribution.action_dims]
         if self.precision == "float32":
             return
-        overridden = overridden_method(self.policy)
-        if overridden is not None:
-            warnings.warn(
-                f"precision='bfloat16' has no effect on {type(self.policy).__name__}, which overrides {overridden}",
-                stacklevel=4,
-            )
+        custom = customization(self.policy)
+        if custom is not None:
+            warnings.warn(f"precision='bfloat16' has no effect, because {custom}", stacklevel=4)
         elif not has_native_bfloat16(self.device):
             warnings.warn(
                 f"precision='bfloat16': {self.device} computes bfloat16 without instructions of its own, which is slower than "
@@ -280,6 +278,10 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         """
         raise NotImplementedError
 
+    def _has_stock_loss(self) -> bool:
+        """Whether ``policy_loss`` is this package's own code."""
+        return type(self).policy_loss.__module__.startswith("sb3_ano.algorithms.") and "policy_loss" not in vars(self)
+
     def _is_last_epoch(self, statistics: UpdateStatistics) -> bool:
         """Whether the epoch that has just ended is to be the last one of this update."""
         return False
@@ -298,7 +300,7 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         statistics = UpdateStatistics(step.region)
         minibatches = self._minibatches()
         try:
-            with compiling() if step.compiled else contextlib.nullcontext():
+            with _compat.tracing() if step.compiled else contextlib.nullcontext():
                 for epoch in range(self.n_epochs):
                     statistics.start_epoch()
                     step.start_epoch()
@@ -334,10 +336,11 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         minibatches and None.
         """
         buffer = self.rollout_buffer
-        own = isinstance(buffer, FlatRolloutBuffer)
-        if not own or any(
-            getattr(type(buffer), name) is not getattr(FlatRolloutBuffer, name) for name in ("get", "_get_samples")
-        ):
+        custom = not isinstance(buffer, FlatRolloutBuffer) or any(
+            name in vars(buffer) or getattr(type(buffer), name) is not getattr(FlatRolloutBuffer, name)
+            for name in ("get", "_get_samples")
+        )
+        if custom:
             return lambda: ((samples, None) for samples in buffer.get(self.batch_size))
         if not buffer.full:
             raise ValueError(
@@ -358,10 +361,13 @@ class ShapedPolicyAlgorithm(RolloutCollection):
             normalize_advantage=self.normalize_advantage,
             discrete=isinstance(self.action_space, spaces.Discrete),
             precision=self.precision,
+            stock_loss=self._has_stock_loss(),
         )
         compiled = self._compiles()
         if self._step is None or not self._step.serves(self.policy, self.policy_loss, settings, compiled):
             self._step = MinibatchStep(self.policy, self.policy_loss, settings, compiled)
+            if self._step.compiled and self.verbose >= 1:
+                print("Compiling the update, which takes about 15 s the first time")
         progress = self._current_progress_remaining
         radii = {name: schedules.read(radius, progress, name) for name, radius in self._radii().items()}
         low = max(radii["clip_range"], MIN_RADIUS)
@@ -529,7 +535,9 @@ def _unshared(state: Any, copies: dict[tuple, torch.Tensor] | None) -> Any:
             copies[place] = state.detach().clone()
         return copies[place]
     if isinstance(state, dict):
-        return type(state)((key, _unshared(value, copies)) for key, value in state.items())
+        unshared = copy.copy(state)  # with its attributes, such as the versions of the modules of a state dict
+        unshared.update((key, _unshared(value, copies)) for key, value in state.items())
+        return unshared
     if isinstance(state, list):
         return [_unshared(value, copies) for value in state]
     return state

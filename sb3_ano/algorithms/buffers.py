@@ -126,7 +126,7 @@ class FlatRolloutBuffer(RolloutBuffer):
             setattr(self, name, views)
 
     def _on_device(self, name: str) -> Any:
-        """A flat tensor, or a dictionary of those; on another device always in the same memory, for CUDA graphs."""
+        """A flat tensor, or a dictionary of those; on another device always in the same memory."""
         flat = self._flat[name]
         if self.device.type == "cpu":
             return flat

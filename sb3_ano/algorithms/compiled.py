@@ -1,102 +1,91 @@
-"""A minibatch step through ``torch.compile``, and through CUDA graphs."""
+"""A minibatch step through ``torch.compile``."""
 
-import contextlib
 import types
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from sb3_ano import _compat
+
 # Samples times parameters of a minibatch from which on its loops are worth a second thread.
 _WORTH_A_THREAD = 10_000_000
+# Compilations of one step, altogether and in consecutive calls, after which it is taken to change at every call.
+_COMPILATIONS, _COMPILATIONS_IN_A_ROW = 8, 3
 
 
 class CompilationError(RuntimeError):
     """A step could not be compiled; nothing was changed."""
 
 
+def compiler_options(device: torch.device, products: int, stock: bool) -> dict[str, Any]:
+    """Options of ``torch.compile`` for a step; they change its speed only, unless the step is ``stock``.
+
+    :param device: where it computes
+    :param products: samples of a minibatch times parameters; with few of them, one thread is faster than waking others
+    :param stock: whether only code of PyTorch's, SB3's and this package computes, and actions are not squashed; then ``tanh`` may
+        be computed from ``exp``, which is exact to 1e-7 in absolute terms. Code that divides by ``1 - tanh(x)`` or takes its
+        logarithm, as squashed gSDE does, would lose all digits
+    """
+    # Random numbers are drawn as without compilation, so that dropout has the same masks.
+    options: dict[str, Any] = {"size_asserts": False, "alignment_asserts": False, "fallback_random": True}
+    if device.type == "cpu":
+        options |= {"cpp_wrapper": True, "cpp.use_decompose_tanh": stock}
+        if products < _WORTH_A_THREAD:
+            options["cpp.threads"] = 1
+    return options
+
+
 class CompiledStep:
     """A bound method, compiled for minibatches of one length.
 
     PyTorch checks at every call whether what the code depends on is still as it was when it was compiled, and these guards
-    would cost a fifth of the step. During an epoch nothing changes but the data: guards are evaluated at its first call only,
-    where a change leads to another compilation.
+    cost a third of a small step. If nothing but data should change during an epoch, guards are evaluated until a call finds
+    what it needs: at the first call, and after each compilation once more, because the call itself may have changed something.
 
     :param step: ``step(rollout, indices)``, a NamedTuple of tensors
-    :param device: where it computes
-    :param products: samples of a minibatch times parameters; with few of them, one thread is faster than waking others
+    :param options: of ``torch.compile``
+    :param constant: whether nothing but data should change during an epoch
     """
 
-    def __init__(self, step: Any, device: torch.device, products: int) -> None:
+    def __init__(self, step: Any, options: dict[str, Any], constant: bool) -> None:
         function = step.__func__
-        # Compiled code is cached with the code object of a function. With a copy of its own, calls without guards can only
-        # find what was compiled for this step.
-        copy = types.FunctionType(
+        # Compiled code is cached with the code object of a function: a copy has compilations of its own.
+        self._function = types.FunctionType(
             function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__, function.__closure__
         )
-        options: dict[str, Any] = {"size_asserts": False, "alignment_asserts": False}
-        if device.type == "cpu":
-            options |= {"cpp_wrapper": True, "cpp.use_decompose_tanh": True}
-            if products < _WORTH_A_THREAD:
-                options["cpp.threads"] = 1
-        self._step = types.MethodType(torch.compile(copy, fullgraph=True, dynamic=False, options=options), step.__self__)
-        self._captured = CapturedStep(self._step, device) if device.type == "cuda" else None
-        self._checked = False
+        compiled = torch.compile(self._function, fullgraph=True, dynamic=False, options=options)
+        self._owner = step.__self__
+        self._step = types.MethodType(compiled, self._owner)
+        self._constant = constant
+        self._compilations_in_a_row = 0
+        self.begin()
 
     def begin(self) -> None:
         """Evaluate the guards at the next call."""
-        self._checked = False
+        self._unguarded: Callable[..., Any] | None = None
 
     def __call__(self, rollout: Any, indices: torch.Tensor | None) -> Any:
         """One step.
 
-        :raises CompilationError: if it had to be compiled, and that failed
+        :raises CompilationError: if it had to be compiled, and that failed, or would have to be compiled too often
         """
-        if self._checked:
-            with contextlib.suppress(_GuardError):
-                return self._unguarded(rollout, indices)
-        compilations = _compilations()
+        if self._unguarded is not None:
+            return self._unguarded(self._owner, rollout, indices)
+        compilations = len(_compat.compilations(self._function))
+        if compilations >= _COMPILATIONS or self._compilations_in_a_row >= _COMPILATIONS_IN_A_ROW:
+            raise CompilationError(f"it was compiled {compilations} times, because what it depends on keeps changing")
         try:
-            with _all_guards():
-                result = self._step(rollout, indices)
-        except Exception as error:  # a missing compiler, code that cannot be traced, or changes without end
+            result = self._step(rollout, indices)
+        except Exception as error:  # a missing compiler, or code that cannot be traced
             raise CompilationError(_first_line(error)) from error
-        self._checked = True
-        if self._captured is not None and _compilations() != compilations:
-            self._captured.forget()
+        if len(_compat.compilations(self._function)) > compilations:
+            self._compilations_in_a_row += 1
+            return result
+        self._compilations_in_a_row = 0
+        if self._constant:
+            self._unguarded = _compat.without_guards(self._function)
         return result
-
-    def _unguarded(self, rollout: Any, indices: torch.Tensor | None) -> Any:
-        try:
-            return (self._captured or self._step)(rollout, indices)
-        except RuntimeError as error:
-            # Where there are several compilations, those guards that tell them apart are evaluated all the same.
-            if "skip_guard_eval_unsafe" in str(error):
-                raise _GuardError from error
-            raise
-
-
-class _GuardError(Exception):
-    """None of the compilations fits; nothing was run."""
-
-
-@contextlib.contextmanager
-def compiling() -> Iterator[None]:
-    """What has to be set while compiled steps run: from the second call of an epoch on, no guards."""
-    from torch._dynamo import config
-
-    with config.patch(trace_autograd_ops=True), torch.compiler.set_stance("default", skip_guard_eval_unsafe=True):
-        yield
-
-
-def _all_guards() -> Any:
-    return torch.compiler.set_stance("default", skip_guard_eval_unsafe=False)
-
-
-def _compilations() -> int:
-    from torch._dynamo.utils import counters
-
-    return counters["stats"]["unique_graphs"]
 
 
 def _first_line(error: Exception) -> str:
@@ -104,51 +93,3 @@ def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [repr(error)]
     context = [line.strip() for line in lines if "debug context" in line]
     return f"{type(error).__name__}: {'; '.join([lines[0], *context[:1]])}"
-
-
-class CapturedStep:
-    """Replays a step as one CUDA graph, which costs the host two launches in place of one for each kernel.
-
-    The first calls run as they are, for libraries to set themselves up. A rollout that lies elsewhere in memory than the one
-    that was captured is captured anew; those of a :class:`~sb3_ano.algorithms.buffers.FlatRolloutBuffer` stay where they are.
-
-    :param step: ``step(rollout, indices)``, a NamedTuple of tensors
-    :param device: a CUDA device
-    """
-
-    _ORDINARY_CALLS = 3
-
-    def __init__(self, step: Callable[[Any, torch.Tensor | None], Any], device: torch.device) -> None:
-        self._step, self._device = step, device
-        self._calls = 0
-        self.forget()
-
-    def forget(self) -> None:
-        """Capture anew at the next call."""
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._addresses: list[int] = []
-
-    def __call__(self, rollout: Any, indices: torch.Tensor | None) -> Any:
-        """One step."""
-        self._calls += 1
-        if indices is None or self._calls <= self._ORDINARY_CALLS:
-            return self._step(rollout, indices)
-        with torch.cuda.device(self._device):
-            if self._graph is None or _addresses(rollout) != self._addresses:
-                self._capture(rollout, indices)
-            self._indices.copy_(indices)
-            self._graph.replay()  # type: ignore[union-attr]
-            return type(self._result)(*(values.clone() for values in self._result))
-
-    def _capture(self, rollout: Any, indices: torch.Tensor) -> None:
-        """Record the step, which executes nothing."""
-        self._indices = indices.clone()
-        self._addresses = _addresses(rollout)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._result: NamedTuple | Any = self._step(rollout, self._indices)
-
-
-def _addresses(rollout: Any) -> list[int]:
-    parts = [values.values() if isinstance(values, dict) else [values] for values in rollout]
-    return [tensor.data_ptr() for part in parts for tensor in part]

@@ -6,6 +6,19 @@ import torch
 from stable_baselines3.common.policies import ActorCriticPolicy
 from torch.optim import Adam, Optimizer
 
+from sb3_ano import _compat
+from sb3_ano.algorithms.policies import replaced_method
+
+# Options of Adam that it reads, or that change its speed only; and the values that the others must have.
+_FREE_OPTIONS = frozenset({"params", "lr", "initial_lr", "betas", "eps", "foreach", "fused"})
+_PLAIN_OPTIONS = {
+    "weight_decay": 0,
+    "decoupled_weight_decay": False,
+    "amsgrad": False,
+    "maximize": False,
+    "capturable": False,
+    "differentiable": False,
+}
 # Each tensor starts at a multiple of this many numbers: a cache line of float32, for aligned vector instructions.
 _ALIGNMENT = 16
 
@@ -45,14 +58,16 @@ class FlatParameters:
 
     def are_those_of(self, policy: ActorCriticPolicy) -> bool:
         """Whether the policy still trains these parameters."""
-        trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-        return len(trained) == len(self.tensors) and all(map(operator.is_, self.tensors, trained))
+        trained = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
+        return self.names == [*trained] and all(map(operator.is_, self.tensors, trained.values()))
 
-    def are_shared_with(self, policy: ActorCriticPolicy) -> bool:
-        """Whether it does, and they still lie in the vector's memory."""
+    def are_shared(self) -> bool:
+        """Whether the parameters are still views of :attr:`vector`."""
         views = self.views(self.vector)
-        addresses = ((mine.data_ptr(), view.data_ptr()) for mine, view in zip(self.tensors, views, strict=True))
-        return self.are_those_of(policy) and all(mine == view for mine, view in addresses)
+        return all(
+            (mine.data_ptr(), mine.stride()) == (view.data_ptr(), view.stride())
+            for mine, view in zip(self.tensors, views, strict=True)
+        )
 
 
 def has_tied_parameters(module: torch.nn.Module) -> bool:
@@ -64,26 +79,37 @@ def has_tied_parameters(module: torch.nn.Module) -> bool:
 class FlatAdam:
     """The step of ``torch.optim.Adam`` on a :class:`FlatParameters`, whose state stays that of the optimizer it stands for.
 
-    :param optimizer: one that :meth:`supports` accepts; its moments become views of the vectors here
+    :param optimizer: one for which :meth:`obstacle` names nothing; its moments become views of the vectors here
     :param parameters: that it trains
     """
 
     @staticmethod
-    def supports(optimizer: Optimizer, parameters: FlatParameters) -> bool:
-        """Whether the optimizer is a plain Adam of exactly these parameters, which have made the same number of steps."""
-        if type(optimizer) is not Adam or len(optimizer.param_groups) != 1:
-            return False
-        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-            return False
-        group = optimizer.param_groups[0]
-        if group["weight_decay"] or group["amsgrad"] or group["maximize"] or group["differentiable"]:
-            return False
-        trained = [parameter for parameter in group["params"] if parameter.requires_grad]
+    def obstacle(optimizer: Optimizer, parameters: FlatParameters) -> str | None:
+        """What this class cannot do for an optimizer; None for a plain Adam of exactly these parameters, equally many steps each."""
+        if type(optimizer) is not Adam:
+            return f"its optimizer is not a plain torch.optim.Adam, but {type(optimizer).__name__}"
+        name = replaced_method(optimizer)
+        if name is not None:
+            return f"policy.optimizer.{name} was replaced"
+        if len(optimizer.param_groups) != 1:
+            return "its optimizer has several groups of parameters"
+        for name, value in optimizer.param_groups[0].items():
+            if name not in _FREE_OPTIONS and not (name in _PLAIN_OPTIONS and value == _PLAIN_OPTIONS[name]):
+                return f"its optimizer has {name}={value!r}"
+        if _compat.has_hooks(optimizer):
+            return "its optimizer has hooks"
+        for name, parameter in zip(parameters.names, parameters.tensors, strict=True):
+            if _compat.has_hooks(parameter):
+                return f"policy.{name} has hooks"
+        trained = [parameter for parameter in optimizer.param_groups[0]["params"] if parameter.requires_grad]
         if len(trained) != len(parameters.tensors) or not all(map(operator.is_, trained, parameters.tensors)):
-            return False
-        steps = {float(optimizer.state[each]["step"]) if optimizer.state.get(each) else 0.0 for each in trained}
-        kinds = {(each.dtype, each.device) for each in trained}
-        return len(steps) == 1 and len(kinds) == 1 and trained[0].dtype == torch.float32
+            return "its optimizer has other parameters than the policy, or another order"
+        if len({float(optimizer.state[each]["step"]) if optimizer.state.get(each) else 0.0 for each in trained}) != 1:
+            return "some of its parameters were trained longer than others"
+        kinds = {(type(each), each.dtype, each.device, each.layout) for each in trained}
+        if kinds != {(torch.nn.Parameter, torch.float32, trained[0].device, torch.strided)}:
+            return "its parameters are not float32 on one device"
+        return None
 
     def __init__(self, optimizer: Optimizer, parameters: FlatParameters) -> None:
         self._optimizer, self._parameters = optimizer, parameters

@@ -1,5 +1,6 @@
 """What the update and the collection ask of an SB3 actor-critic policy."""
 
+import contextlib
 import copy
 import types
 from collections.abc import Callable
@@ -7,59 +8,117 @@ from typing import Any, TypeAlias
 
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.distributions import (
+    BernoulliDistribution,
+    CategoricalDistribution,
+    DiagGaussianDistribution,
+    MultiCategoricalDistribution,
+    StateDependentNoiseDistribution,
+)
+from stable_baselines3.common.policies import ActorCriticCnnPolicy, ActorCriticPolicy, MultiInputActorCriticPolicy
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch.nn import functional as F
 
+from sb3_ano import _compat
+
 #: Turns a batch of raw observations into the input of a features extractor.
 Preprocessing: TypeAlias = Callable[[Any], Any]
 
-_SB3_LAYERS = (MlpExtractor, FlattenExtractor, NatureCNN, CombinedExtractor)
-#: The methods that :class:`PolicyEvaluation` replaces by its own. A policy that overrides one is asked itself.
-_REPLACED = ("forward", "evaluate_actions", "extract_features", "predict_values", "_get_action_dist_from_latent")
+# Methods that a policy may override without changing what the collection and the update compute: those for construction,
+# prediction, and saving.
+_FREE_TO_OVERRIDE = frozenset(
+    "_abc_impl _build _build_mlp_extractor _dummy_schedule _get_constructor_parameters _load_from_state_dict _predict "
+    "_save_to_state_dict _update_features_extractor _version extra_repr get_distribution get_extra_state init_weights load "
+    "load_state_dict make_features_extractor predict reset_noise save set_extra_state set_training_mode state_dict".split()
+)
+_FIXED = frozenset(name for name in dir(ActorCriticPolicy) if not name.startswith("__")) - _FREE_TO_OVERRIDE | {
+    "__call__",
+    "__getattr__",
+}
+_SB3_EXTRACTORS = (FlattenExtractor, NatureCNN, CombinedExtractor)
+_SB3_POLICIES = (ActorCriticPolicy, ActorCriticCnnPolicy, MultiInputActorCriticPolicy)
+_DISTRIBUTIONS = (
+    BernoulliDistribution,
+    CategoricalDistribution,
+    DiagGaussianDistribution,
+    MultiCategoricalDistribution,
+    StateDependentNoiseDistribution,
+)
 
 
-def overridden_method(policy: ActorCriticPolicy) -> str | None:
-    """The first method of SB3's own policy that this one overrides, among those that matter here; None if it is standard.
+def customization(policy: ActorCriticPolicy) -> str | None:
+    """What makes a policy compute something else than SB3's own code does with its modules; None if nothing does.
 
-    A hook on the policy counts, because it is called with ``forward``.
+    Such a policy is called at every step, as in SB3. Overridden methods count, and so do hooks and methods that were replaced
+    on an instance, of the policy or of a module in it. Custom classes of modules do not count, because modules are called.
     """
-    if policy._forward_hooks or policy._forward_pre_hooks:
-        return "forward"
-    for name in _REPLACED:
-        if name in vars(policy) or getattr(type(policy), name) is not getattr(ActorCriticPolicy, name):
-            return name
-    return None
+    kind = type(policy)
+    if kind not in _SB3_POLICIES:
+        if kind.__mro__[-len(ActorCriticPolicy.__mro__) :] != ActorCriticPolicy.__mro__:
+            return f"{kind.__name__} has several base classes"
+        for name in sorted(_FIXED):
+            if getattr(kind, name) is not getattr(ActorCriticPolicy, name):
+                return f"{kind.__name__} overrides {name}"
+    for path, module in policy.named_modules():
+        where = ".".join(["policy", *filter(None, [path])])
+        name = replaced_method(module)
+        if name is not None and not (module is policy and name in _FREE_TO_OVERRIDE):
+            return f"{where}.{name} was replaced"
+        if _compat.has_hooks(module):
+            return f"{where} has hooks"
+    name = replaced_method(policy.action_dist)
+    return None if name is None else f"policy.action_dist.{name} was replaced"
+
+
+def replaced_method(instance: Any) -> str | None:
+    """The first method of a class that was replaced on this instance of it, or None."""
+    kind = type(instance)
+    return next((name for name in vars(instance) if callable(getattr(kind, name, None))), None)
+
+
+def is_stock(policy: ActorCriticPolicy) -> bool:
+    """Whether all code of a policy is SB3's and PyTorch's, which keeps nothing from one call to the next but tensors."""
+    return (
+        type(policy) in _SB3_POLICIES
+        and type(policy.action_dist) in _DISTRIBUTIONS
+        and customization(policy) is None
+        and all(map(_has_stock_layers, policy.children()))
+    )
+
+
+def _has_stock_layers(module: torch.nn.Module) -> bool:
+    """Whether a module and all modules in it are instances of SB3's and PyTorch's own classes."""
+    return all(
+        type(part) in (MlpExtractor, *_SB3_EXTRACTORS) or type(part).__module__.startswith("torch.nn.modules.")
+        for part in module.modules()
+    )
 
 
 def has_native_bfloat16(device: torch.device) -> bool:
     """Whether the device multiplies bfloat16 matrices with instructions made for it."""
     if device.type == "cpu":
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        capabilities = torch.cpu.get_capabilities()
+        return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
     return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def preprocessing(space: spaces.Space, normalize_images: bool) -> Preprocessing:
+def preprocessing(space: spaces.Space, normalize_images: bool, channels_last: bool = False) -> Preprocessing:
     """SB3's ``preprocess_obs`` for one space, in PyTorch alone, so that it can be compiled.
-
-    Images come out in the memory format ``channels_last``, in which convolutions are faster.
 
     :param space: observation space
     :param normalize_images: whether images are divided by 255
+    :param channels_last: whether images come out in that memory format, in which convolutions are faster
     """
     if isinstance(space, spaces.Dict):
-        parts = {key: preprocessing(part, normalize_images) for key, part in space.spaces.items()}
+        parts = {key: preprocessing(part, normalize_images, channels_last) for key, part in space.spaces.items()}
         return lambda observations: {key: part(observations[key]) for key, part in parts.items()}
     if isinstance(space, spaces.Box):
-        scale = 255.0 if normalize_images and is_image_space(space) else None
-        if len(space.shape) != 3:
-            return lambda observations: observations.float() if scale is None else observations.float() / scale
-        layout = torch.channels_last
-        if scale is None:
-            return lambda observations: observations.to(torch.float32, memory_format=layout)
-        return lambda observations: observations.to(torch.float32, memory_format=layout) / scale
+        layout = torch.channels_last if channels_last and len(space.shape) == 3 else torch.preserve_format
+        if normalize_images and is_image_space(space):
+            return lambda observations: observations.to(torch.float32, memory_format=layout) / 255.0
+        return lambda observations: observations.to(torch.float32, memory_format=layout)
     if isinstance(space, spaces.Discrete):
         size = int(space.n)
         return lambda observations: F.one_hot(observations.long(), size).float()
@@ -89,12 +148,24 @@ class PolicyEvaluation(torch.nn.Module):
     def __init__(self, policy: ActorCriticPolicy, precision: str = "float32") -> None:
         super().__init__()
         self.policy = policy
-        self.standard = overridden_method(policy) is None
-        self._autocast = precision == "bfloat16"
+        self._made_for = self._traits()
+        self.standard, channels_last, *_ = self._made_for
+        self._bfloat16 = self._autocast = precision == "bfloat16"
         self._device_type = policy.device.type
         if self.standard:
-            self._preprocess = preprocessing(policy.observation_space, policy.normalize_images)
+            self._preprocess = preprocessing(policy.observation_space, policy.normalize_images, channels_last)
         self._frozen: Any = None
+
+    def _traits(self) -> tuple[bool, bool, bool, spaces.Space]:
+        policy = self.policy
+        extractors = [policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor]
+        # A custom extractor may read how its input lies in memory.
+        channels_last = all(type(part) in (NatureCNN, CombinedExtractor) and _has_stock_layers(part) for part in extractors)
+        return customization(policy) is None, channels_last, policy.normalize_images, policy.observation_space
+
+    def is_current(self) -> bool:
+        """Whether the policy is still evaluated in the same way."""
+        return self._traits() == self._made_for
 
     def forward(
         self, observations: PyTorchObs, actions: torch.Tensor
@@ -109,13 +180,15 @@ class PolicyEvaluation(torch.nn.Module):
             return self.policy.evaluate_actions(observations, actions)
         latent_pi, latent_vf = self.latents(observations)
         distribution = self.policy._get_action_dist_from_latent(latent_pi)
-        log_prob, entropy = distribution.log_prob(actions), distribution.entropy()
+        log_prob = distribution.log_prob(actions)
+        values = self.policy.value_net(latent_vf)
+        entropy = distribution.entropy()
         if torch.compiler.is_compiling():
             # The distribution belongs to the policy: no tensor of the graph may stay behind in it.
             distribution.distribution = None  # type: ignore[assignment]
             if hasattr(distribution, "_latent_sde"):
                 distribution._latent_sde = None
-        return self.policy.value_net(latent_vf), log_prob, entropy
+        return values, log_prob, entropy
 
     def act(self, observations: PyTorchObs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """What ``policy(observations)`` returns: sampled actions, values ``(batch, 1)``, log-probabilities ``(batch,)``."""
@@ -132,41 +205,53 @@ class PolicyEvaluation(torch.nn.Module):
         """What ``policy.predict_values`` returns, ``(batch, 1)``."""
         if not self.standard:
             return self.policy.predict_values(observations)
-        return self.policy.value_net(self.latents(observations)[1])
+        inputs = self._preprocess(observations)
+        with self._precision():
+            latent_vf = self._layers.mlp_extractor.forward_critic(self._layers.vf_features_extractor(inputs))
+        return self.policy.value_net(self._as_float32(latent_vf))
 
     def latents(self, observations: PyTorchObs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs of the action head and of the value head, float32."""
-        layers = self.policy if self._frozen is None else self._frozen
+        """Inputs of the action head and of the value head."""
+        layers = self._layers
         inputs = self._preprocess(observations)
-        with torch.autocast(self._device_type, dtype=torch.bfloat16, enabled=self._autocast):
+        with self._precision():
             if self.policy.share_features_extractor:
                 latent_pi, latent_vf = layers.mlp_extractor(layers.features_extractor(inputs))
             else:
                 latent_pi = layers.mlp_extractor.forward_actor(layers.pi_features_extractor(inputs))
                 latent_vf = layers.mlp_extractor.forward_critic(layers.vf_features_extractor(inputs))
-        return latent_pi.float(), latent_vf.float()
+        return self._as_float32(latent_pi), self._as_float32(latent_vf)
+
+    @property
+    def _layers(self) -> Any:
+        return self.policy if self._frozen is None else self._frozen
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self._autocast:
+            return torch.autocast(self._device_type, dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def _as_float32(self, latent: torch.Tensor) -> torch.Tensor:
+        return latent.float() if self._bfloat16 else latent
 
     def freeze(self) -> None:
-        """Go on with a copy of the layers as they are now, laid out for many small batches on the CPU.
+        """Continue with a copy of the layers as they are now, laid out for many small batches on the CPU.
 
-        What every forward pass would do anew is done once: weights of convolutions in ``channels_last``, and, for bfloat16,
-        weights of that type. Layers other than SB3's own stay as they are.
+        What every forward pass would repeat is done once: weights of convolutions in ``channels_last``, and, for bfloat16,
+        weights of that type. Layers other than SB3's own are not copied.
         """
-        names = ["mlp_extractor", "features_extractor"]
-        if not self.policy.share_features_extractor:
-            names = ["mlp_extractor", "pi_features_extractor", "vf_features_extractor"]
+        names = ["mlp_extractor", "features_extractor", "pi_features_extractor", "vf_features_extractor"]
         originals = {name: getattr(self.policy, name) for name in names}
-        hooked = any(
-            part._forward_hooks or part._forward_pre_hooks for layer in originals.values() for part in layer.modules()
-        )
-        if not self.standard or hooked or any(type(layer) not in _SB3_LAYERS for layer in originals.values()):
+        if not self.standard or any(
+            type(layer) not in (MlpExtractor, *_SB3_EXTRACTORS) or not _has_stock_layers(layer) for layer in originals.values()
+        ):
             return
         self._frozen = types.SimpleNamespace(**copy.deepcopy(originals))
         for layer in vars(self._frozen).values():
             layer.to(memory_format=torch.channels_last)
-            if self._autocast:
+            if self._bfloat16:
                 layer.to(torch.bfloat16)
-        if self._autocast:
+        if self._bfloat16:
             preprocess = self._preprocess
             self._preprocess = lambda observations: _as_bfloat16(preprocess(observations))
             self._autocast = False

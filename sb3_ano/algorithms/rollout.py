@@ -9,13 +9,25 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, ProgressBarCallback
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    CheckpointCallback,
+    ConvertCallback,
+    EvalCallback,
+    EveryNTimesteps,
+    LogEveryNTimesteps,
+    ProgressBarCallback,
+    StopTrainingOnMaxEpisodes,
+    StopTrainingOnNoModelImprovement,
+    StopTrainingOnRewardThreshold,
+)
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 
-from sb3_ano.algorithms.actor import Actor, Observations, make_actor
+from sb3_ano.algorithms.actor import Actor, Snapshot, make_actor
 from sb3_ano.algorithms.buffers import FlatRolloutBuffer
 from sb3_ano.algorithms.validation import require_arguments
 
@@ -59,11 +71,11 @@ class RolloutCollection(OnPolicyAlgorithm):
         in_bounds = self._to_action_space()
         discrete = isinstance(self.action_space, spaces.Discrete)
         # Tensors are for callbacks, and for buffers that are not ours.
-        takes_arrays = getattr(type(rollout_buffer), "add", None) is FlatRolloutBuffer.add
+        takes_arrays = getattr(rollout_buffer.add, "__func__", None) is FlatRolloutBuffer.add
         as_tensors = not (_sees_nothing(callback) and takes_arrays)
         callback.on_rollout_start()
-        actor = make_actor(self, env.num_envs, n_rollout_steps)
-        version = self._parameter_version()
+        actor = make_actor(self, env.num_envs)
+        snapshot = None if _changes_nothing(callback) else Snapshot(self.policy)
         values: Any
         log_probs: Any
 
@@ -86,9 +98,8 @@ class RolloutCollection(OnPolicyAlgorithm):
                 callback.update_locals(locals())
             if not callback.on_step():
                 return False
-            if as_tensors and self._parameter_version() != version:  # a callback changed the policy
-                actor = make_actor(self, env.num_envs, n_rollout_steps, actor)
-                version = self._parameter_version()
+            if snapshot is not None and not snapshot.is_current():
+                actor, snapshot = make_actor(self, env.num_envs), Snapshot(self.policy)
 
             self._update_info_buffer(infos, dones)
             n_steps += 1
@@ -113,10 +124,6 @@ class RolloutCollection(OnPolicyAlgorithm):
         callback.update_locals(locals())
         callback.on_rollout_end()
         return True
-
-    def _parameter_version(self) -> int:
-        """A number that grows when a parameter is changed in place."""
-        return sum(parameter._version for parameter in self.policy.parameters())
 
     def _as_tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(array, device=self.device)
@@ -150,6 +157,29 @@ def _sees_nothing(callback: BaseCallback) -> bool:
     return type(callback) is ProgressBarCallback or (type(callback) is ConvertCallback and callback.callback is None)
 
 
+# Callbacks of SB3 that leave the policy alone, and the attributes under which they call others.
+_READERS: dict[type[BaseCallback], tuple[str, ...]] = {
+    CheckpointCallback: (),
+    EvalCallback: ("callback", "callback_on_new_best"),
+    EveryNTimesteps: ("callback",),
+    LogEveryNTimesteps: (),
+    StopTrainingOnMaxEpisodes: (),
+    StopTrainingOnNoModelImprovement: (),
+    StopTrainingOnRewardThreshold: (),
+}
+
+
+def _changes_nothing(callback: BaseCallback | None) -> bool:
+    """Whether a callback is known to leave the policy alone; then no step looks for changes."""
+    if callback is None or (not isinstance(callback, CallbackList) and _sees_nothing(callback)):
+        return True
+    if isinstance(callback, CallbackList):
+        return all(map(_changes_nothing, callback.callbacks))
+    called = _READERS.get(type(callback))
+    replaced = vars(callback).keys() & {"on_step", "_on_step", "_log_data"}
+    return called is not None and not replaced and all(_changes_nothing(getattr(callback, name)) for name in called)
+
+
 def bootstrap_truncations(rewards: np.ndarray, dones: np.ndarray, infos: list[dict], actor: Actor, gamma: float) -> None:
     """Add the discounted value of the last observation to the rewards of episodes that were cut off, not ended.
 
@@ -166,12 +196,8 @@ def bootstrap_truncations(rewards: np.ndarray, dones: np.ndarray, infos: list[di
     if not truncated:
         return
     terminal = [infos[index]["terminal_observation"] for index in truncated]
-    observations: Observations
-    if isinstance(terminal[0], dict):
-        observations = {key: np.stack([np.asarray(one[key]) for one in terminal]) for key in terminal[0]}
-    else:
-        observations = np.stack([np.asarray(one) for one in terminal])
-    rewards[truncated] += gamma * actor.values(observations).reshape(-1)
+    # Assigned, which rounds to the type of the rewards as in SB3, where integers stay integers.
+    rewards[truncated] = rewards[truncated] + gamma * actor.terminal_values(terminal)
 
 
 class FiniteCheck:
@@ -219,7 +245,7 @@ def checked_steps(env: VecEnv, step: int, last_observations: Any) -> Iterator[Fi
         yield FiniteCheck(step)
         return
     below, check = normalize.venv, FiniteCheck(step)
-    step_wait = below.step_wait
+    step_wait, custom = below.step_wait, vars(below).get("step_wait")
 
     def checked_step_wait() -> VecEnvStepReturn:
         result = step_wait()
@@ -230,7 +256,10 @@ def checked_steps(env: VecEnv, step: int, last_observations: Any) -> Iterator[Fi
     try:
         yield FiniteCheck(step)
     finally:
-        del below.step_wait  # what is left is the method of the class
+        if vars(below).get("step_wait") is checked_step_wait:
+            del below.step_wait  # the method of the class remains
+            if custom is not None:
+                below.step_wait = custom  # type: ignore[method-assign]
 
 
 def require_finite(what: str, values: Arrays, step: int, environment: int | None = None) -> None:

@@ -10,10 +10,11 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from sb3_ano import _compat
 from sb3_ano.algorithms.buffers import RolloutSamples, gather
-from sb3_ano.algorithms.compiled import CompilationError, CompiledStep
+from sb3_ano.algorithms.compiled import CompilationError, CompiledStep, compiler_options
 from sb3_ano.algorithms.parameters import FlatAdam, FlatParameters, has_tied_parameters
-from sb3_ano.algorithms.policies import PolicyEvaluation, overridden_method
+from sb3_ano.algorithms.policies import PolicyEvaluation, customization, is_stock
 
 
 class TrustRegion(NamedTuple):
@@ -56,12 +57,14 @@ class StepSettings:
     :param normalize_advantage: whether to normalise the advantages of each minibatch
     :param discrete: whether actions are indices
     :param precision: of the policy's layers, ``"float32"`` or ``"bfloat16"``
+    :param stock_loss: whether the policy loss is this package's own code
     """
 
     clip_value: bool
     normalize_advantage: bool
     discrete: bool
     precision: str
+    stock_loss: bool = False
 
 
 class LossTerms(NamedTuple):
@@ -73,6 +76,13 @@ class LossTerms(NamedTuple):
     entropy_loss: torch.Tensor
     log_ratio: torch.Tensor
     advantages: torch.Tensor
+
+    def detached(self) -> "LossTerms":
+        return LossTerms(*(term.detach() for term in self))
+
+    def scalars(self, norm: torch.Tensor) -> torch.Tensor:
+        """The scalar terms, and the norm of the gradient, in the order of :class:`StepResult`."""
+        return torch.stack([self.policy_loss, self.value_loss, self.entropy_loss, self.loss, norm])
 
 
 class StepResult(NamedTuple):
@@ -102,11 +112,11 @@ def approximate_kl(log_ratio: torch.Tensor) -> torch.Tensor:
 class MinibatchStep:
     """Updates a policy on minibatches, one a call, between :meth:`begin` and :meth:`end`.
 
-    :param policy: actor and critic, with its optimizer; if that is Adam, parameters become views of one vector
+    :param policy: actor and critic, with its optimizer; if that is a plain Adam, parameters become views of one vector
     :param policy_loss: the algorithm's surrogate
     :param settings: what shapes the step
-    :param compiled: whether to run the step through ``torch.compile``; where that cannot be, a warning says so, and the step
-        runs as it stands
+    :param compiled: whether to run the step through ``torch.compile``; if that is impossible, a warning says so, and the step
+        runs as it is
     """
 
     def __init__(
@@ -118,38 +128,50 @@ class MinibatchStep:
         self._loss_of_policy = _LossOfPolicy(policy, self._loss)
         self._optimizer = policy.optimizer
         self.parameters = FlatParameters(policy)
+        self._stock = is_stock(policy)
         self.adam: FlatAdam | None = None
-        if FlatAdam.supports(self._optimizer, self.parameters):
+        self._obstacle = self._obstacle_to_adam()
+        if self._obstacle is None:
             self.parameters.share()
             self.adam = FlatAdam(self._optimizer, self.parameters)
         self._names = [f"policy.{name}" for name in self.parameters.names]
         self.region = TrustRegion(*(torch.zeros((), device=policy.device) for _ in TrustRegion._fields))
         self.coefficients = Coefficients(*(torch.zeros((), device=policy.device) for _ in Coefficients._fields))
-        self._variants: dict[int, CompiledStep] = {}
+        self._variants: dict[tuple[int, bool], CompiledStep] = {}
         self._asked_to_compile = compiled
         self.compiled = compiled and self._can_be_compiled()
 
+    def _obstacle_to_adam(self) -> str | None:
+        """Why gradients and steps have to be made as SB3 makes them, or None."""
+        if any(parameter.grad is not None for parameter in self._policy.parameters() if not parameter.requires_grad):
+            return "a frozen parameter has a gradient, which counts for the norm"
+        return customization(self._policy) or FlatAdam.obstacle(self._optimizer, self.parameters)
+
     def _can_be_compiled(self) -> bool:
-        overridden = overridden_method(self._policy)
-        if overridden is not None:
-            reason = f"{type(self._policy).__name__} overrides {overridden}"
-        elif self.adam is None:
-            reason = f"its optimizer is not a plain torch.optim.Adam, but {type(self._optimizer).__name__}"
-        elif has_tied_parameters(self._policy):
+        reason = self._obstacle
+        if reason is None and has_tied_parameters(self._policy):
             reason = "several of its layers share parameters"
-        else:
+        if reason is None:
+            reason = _compat.compiler_obstacle(self._compiler_options(1))
+        if reason is None:
             return True
         _warn_of_eager(reason)
         return False
 
+    def _compiler_options(self, length: int) -> dict[str, Any]:
+        stock = self._stock and self.settings.stock_loss and not self._policy.squash_output
+        return compiler_options(self._policy.device, length * len(self.parameters.vector), stock)
+
     def serves(self, policy: ActorCriticPolicy, policy_loss: PolicyLoss, settings: StepSettings, compiled: bool) -> bool:
-        """Whether this step can go on: same settings, and nobody replaced parameters or optimizer state in between."""
+        """Whether this step can continue: same settings, and policy and optimizer are still what it was made for."""
         same = settings == self.settings and compiled == self._asked_to_compile and policy_loss == self._policy_loss
         if not same or policy is not self._policy or policy.optimizer is not self._optimizer:
             return False
+        if not self._evaluation.is_current() or self._stock != is_stock(policy) or not self.parameters.are_those_of(policy):
+            return False
         if self.adam is None:
-            return self.parameters.are_those_of(policy) and not FlatAdam.supports(self._optimizer, self.parameters)
-        return self.parameters.are_shared_with(policy) and self.adam.is_current()
+            return self._obstacle_to_adam() is not None
+        return self.parameters.are_shared() and self._obstacle_to_adam() is None and self.adam.is_current()
 
     def begin(self, region: tuple[float, float], coefficients: dict[str, float]) -> None:
         """Set the numbers of an update, and read the learning rate from the optimizer.
@@ -179,11 +201,13 @@ class MinibatchStep:
         if not self.compiled:
             return self._step(rollout, indices)
         length = len(rollout.advantages if indices is None else indices)
-        if length not in self._variants:
-            products = length * len(self.parameters.vector)
-            self._variants[length] = CompiledStep(self._step, self._policy.device, products)
+        variant = length, indices is None
+        if variant not in self._variants:
+            # Custom modules may change at every call, and minibatches of a custom buffer may differ in more than their numbers.
+            constant = self._stock and indices is not None
+            self._variants[variant] = CompiledStep(self._step, self._compiler_options(length), constant)
         try:
-            return self._variants[length](rollout, indices)
+            return self._variants[variant](rollout, indices)
         except CompilationError as error:
             self.compiled = False
             _warn_of_eager(str(error))
@@ -191,48 +215,73 @@ class MinibatchStep:
 
     def _step(self, rollout: RolloutSamples, indices: torch.Tensor | None) -> StepResult:
         samples = rollout if indices is None else gather(rollout, indices)
-        terms, gradient, log_ratio_gradient, unused = self._loss_and_gradient(samples)
+        if self.adam is None or not torch.compiler.is_compiling():
+            return self._eager_step(samples)
+        terms, gradient, log_ratio_gradient = self._traced_gradient(samples)
 
         norm = torch.linalg.vector_norm(gradient)
         finite = torch.isfinite(terms.loss + norm)
         stop = approximate_kl(terms.log_ratio) > self.coefficients.max_kl
-        go = (finite & ~stop).double()
-        gradient = gradient * (self.coefficients.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-        if self.adam is not None:
-            self.adam.step(gradient, go)
-        elif bool(go):
-            self._step_of_the_users_optimizer(gradient, unused)
+        self.adam.step(self._clipped(gradient, norm), (finite & ~stop).double())
+        return StepResult(terms.scalars(norm), terms.log_ratio, terms.advantages, log_ratio_gradient, finite, stop)
 
-        scalars = torch.stack([terms.policy_loss, terms.value_loss, terms.entropy_loss, terms.loss, norm])
-        return StepResult(scalars, terms.log_ratio, terms.advantages, log_ratio_gradient, finite, stop)
+    def _clipped(self, gradient: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+        return gradient * (self.coefficients.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
 
-    def _step_of_the_users_optimizer(self, gradient: torch.Tensor, unused: list[int]) -> None:
-        parts = self.parameters.views(gradient)
-        for number, (parameter, part) in enumerate(zip(self.parameters.tensors, parts, strict=True)):
-            parameter.grad = None if number in unused else part.to(parameter)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+    def _traced_gradient(self, samples: RolloutSamples) -> tuple[LossTerms, torch.Tensor, torch.Tensor]:
+        """The loss, its gradient as a vector, and its gradient with respect to each log-ratio, for the compiler."""
+        # One leaf, whose parts stand in for the parameters: compiled code gets one vector in place of dozens of tensors.
+        leaf = self.parameters.vector.detach().requires_grad_()
+        parts = self.parameters.views(leaf)
+        replaced = dict(zip(self._names, parts, strict=True))
+        # One module may be registered under several names, as SB3's shared features extractor is: replacing its
+        # parameters under the first is enough.
+        terms, log_ratio = functional_call(self._loss_of_policy, replaced, (samples,), tie_weights=False)
+        wanted = [log_ratio] if log_ratio.requires_grad else []
+        if self._stock:
+            gradient, *rest = torch.autograd.grad(terms.loss, [leaf, *wanted])
+        else:
+            # All parameters of SB3's own policies are used; those of others may get no gradient, which is not one of zero.
+            gradients = torch.autograd.grad(terms.loss, [*parts, *wanted], allow_unused=True)
+            if any(part is None for part in gradients[: len(parts)]):
+                raise RuntimeError("some of its parameters get no gradient")
+            gradient, rest = self.parameters.flattened(list(gradients[: len(parts)])), list(gradients[len(parts) :])
+        return terms.detached(), gradient, rest[0] if rest else torch.zeros_like(log_ratio)
 
-    def _loss_and_gradient(self, samples: RolloutSamples) -> tuple[LossTerms, torch.Tensor, torch.Tensor, list[int]]:
-        """The loss, its gradient as a vector and with respect to each log-ratio, and the parameters it does not depend on."""
-        if torch.compiler.is_compiling():
-            # One leaf, whose parts stand in for the parameters: compiled code gets one vector in place of dozens of tensors.
-            leaf = self.parameters.vector.detach().requires_grad_()
-            replaced = dict(zip(self._names, self.parameters.views(leaf), strict=True))
-            # One module may be registered under several names, as SB3's shared features extractor is: replacing its
-            # parameters under the first is enough.
-            terms, log_ratio = functional_call(self._loss_of_policy, replaced, (samples,), tie_weights=False)
-            gradient, log_ratio_gradient = torch.autograd.grad(terms.loss, [leaf, log_ratio])
-            return LossTerms(*(term.detach() for term in terms)), gradient, log_ratio_gradient, []
+    def _eager_step(self, samples: RolloutSamples) -> StepResult:
+        """A backward pass and a step, as in SB3, so that hooks act."""
         terms, log_ratio = self._loss(samples)
-        wanted = [*self.parameters.tensors, log_ratio]
-        *gradients, log_ratio_gradient = torch.autograd.grad(terms.loss, wanted, allow_unused=True)
-        unused = [number for number, part in enumerate(gradients) if part is None]
-        for number in unused:
-            gradients[number] = torch.zeros_like(self.parameters.tensors[number])
-        if log_ratio_gradient is None:
-            log_ratio_gradient = torch.zeros_like(log_ratio)
-        return LossTerms(*(term.detach() for term in terms)), self.parameters.flattened(gradients), log_ratio_gradient, unused
+        stop = approximate_kl(log_ratio.detach()) > self.coefficients.max_kl
+        norm, gradient = torch.zeros_like(terms.loss.detach()), torch.zeros_like(log_ratio)
+        if not bool(stop):
+            self._optimizer.zero_grad()
+            if log_ratio.requires_grad:
+                log_ratio.retain_grad()
+            terms.loss.backward()
+            gradient = gradient if log_ratio.grad is None else log_ratio.grad
+            norm = self._optimize(terms.loss.detach())
+        finite = torch.isfinite(terms.loss.detach() + norm)
+        terms = terms.detached()
+        return StepResult(terms.scalars(norm), terms.log_ratio, terms.advantages, gradient.detach(), finite, stop)
+
+    def _optimize(self, loss: torch.Tensor) -> torch.Tensor:
+        """Clip the gradients and make a step of the optimizer, if they are finite; the norm before clipping."""
+        gradients = [parameter.grad for parameter in self.parameters.tensors]
+        if self.adam is not None and any(gradient is None for gradient in gradients):
+            self.adam.publish()
+            self.adam = None  # it would move parameters without a gradient by their momentum
+        if self.adam is not None:
+            gradient = self.parameters.flattened(gradients)  # type: ignore[arg-type]
+            norm = torch.linalg.vector_norm(gradient)
+            self.adam.step(self._clipped(gradient, norm), torch.isfinite(loss + norm).double())
+            return norm
+        max_norm = self.coefficients.max_grad_norm.item()
+        norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters(), max_norm)
+        if bool(torch.isfinite(loss + norm)):
+            self._optimizer.step()
+        else:
+            self._optimizer.zero_grad()
+        return norm
 
     def _loss(self, samples: RolloutSamples) -> tuple[LossTerms, torch.Tensor]:
         """Loss of Algorithm 1 of the paper, with SB3's value clip and entropy estimate; and the log-ratio, with its graph."""
@@ -282,11 +331,12 @@ class MinibatchStep:
             return ["the weighted sum of the losses (vf_coef, ent_coef)"]
         if rollout is None or indices is None:
             return ["gradient"]
-        gradient = self._loss_and_gradient(gather(rollout, indices))[1]
+        loss = self._loss(gather(rollout, indices))[0].loss
+        parts = torch.autograd.grad(loss, self.parameters.tensors, allow_unused=True)
         gradients = [
             f"gradient of {name}"
-            for name, part in zip(self.parameters.names, self.parameters.views(gradient), strict=True)
-            if not bool(part.isfinite().all())
+            for name, part in zip(self.parameters.names, parts, strict=True)
+            if part is not None and not bool(part.isfinite().all())
         ]
         if len(gradients) > most:
             return [*gradients[:most], f"{len(gradients) - most} more gradients"]

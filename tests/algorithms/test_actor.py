@@ -1,15 +1,19 @@
 """The policy as the collection uses it, against ``policy(observations)`` with the same random numbers."""
 
+from functools import partial
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, StopTrainingOnMaxEpisodes
 from torch import nn
 
 from sb3_ano import ANO
 from sb3_ano.algorithms.actor import NumpyActor, TorchActor, make_actor
 from tests.algorithms.test_policies import ACTIONS, POLICIES, Overriding, model, tensors
+from tests.common import parameters
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS
 
 NETS = {
@@ -57,7 +61,7 @@ def assert_acts_like_the_policy(made: ANO, actor, n_envs: int, steps: int = 5) -
 def test_the_numpy_actor_acts_like_the_policy(actions, net, n_envs):
     made = moved(model("MlpPolicy", BOX_OBSERVATIONS, actions, policy_kwargs=net))
     assert NumpyActor.supports(made.policy, n_envs) or net == NETS["wide"]
-    assert_acts_like_the_policy(made, lambda: NumpyActor(made.policy, n_envs, 5), n_envs)
+    assert_acts_like_the_policy(made, lambda: NumpyActor(made.policy, n_envs), n_envs)
 
 
 @pytest.mark.parametrize("use_sde", [False, True])
@@ -70,13 +74,13 @@ def test_the_torch_actor_acts_like_the_policy(policy, observations, use_sde):
 
 def test_observations_of_any_type_and_rank_are_flattened_as_sb3_does():
     made = model("MlpPolicy", spaces.Box(-1.0, 1.0, (3, 2), np.float64), BOX_ACTIONS)
-    assert_acts_like_the_policy(made, lambda: NumpyActor(made.policy, 2, 5), 2)
+    assert_acts_like_the_policy(made, lambda: NumpyActor(made.policy, 2), 2)
 
 
 @pytest.mark.parametrize(("n_envs", "size"), [(1, 6), (3, 5), (1, 1), (4, 4)])
-def test_numbers_drawn_at_once_are_those_drawn_step_by_step(n_envs, size):
+def test_as_many_random_numbers_are_drawn_at_each_step_as_by_the_policy(n_envs, size):
     made = model("MlpPolicy", BOX_OBSERVATIONS, spaces.Box(-1.0, 1.0, (size,), np.float32))
-    assert_acts_like_the_policy(made, lambda: NumpyActor(made.policy, n_envs, 5), n_envs)
+    assert_acts_like_the_policy(made, lambda: NumpyActor(made.policy, n_envs), n_envs)
     state = torch.get_rng_state()
     torch.manual_seed(7)
     for _ in range(5):
@@ -86,9 +90,9 @@ def test_numbers_drawn_at_once_are_those_drawn_step_by_step(n_envs, size):
 
 def test_the_numpy_actor_is_taken_where_it_can_be():
     made = model("MlpPolicy", BOX_OBSERVATIONS, BOX_ACTIONS)
-    assert isinstance(make_actor(made, 2, 5), NumpyActor)
+    assert isinstance(make_actor(made, 2), NumpyActor)
     made.policy.mlp_extractor.register_forward_hook(lambda *_: None)
-    assert isinstance(make_actor(made, 2, 5), TorchActor)
+    assert isinstance(make_actor(made, 2), TorchActor)
 
 
 @pytest.mark.parametrize(
@@ -105,12 +109,7 @@ def test_the_numpy_actor_is_taken_where_it_can_be():
 @pytest.mark.filterwarnings("ignore:precision='bfloat16'")
 def test_other_policies_are_left_to_pytorch(policy, env, options):
     made = ANO(policy, gym.make(env), n_steps=16, batch_size=16, **options)
-    assert isinstance(make_actor(made, 2, 5), TorchActor)
-
-
-def test_an_actor_may_act_longer_than_it_was_made_for():
-    made = model("MlpPolicy", BOX_OBSERVATIONS, BOX_ACTIONS)
-    assert_acts_like_the_policy(made, lambda: NumpyActor(made.policy, 2, 2), 2, steps=5)
+    assert isinstance(make_actor(made, 2), TorchActor)
 
 
 @pytest.mark.parametrize(
@@ -142,3 +141,30 @@ def test_a_hook_on_the_policy_is_called_at_every_step():
     made.policy.register_forward_hook(lambda *_: calls.append(1))
     made.learn(64)
     assert len(calls) == 32
+
+
+class NoOp(BaseCallback):
+    """A custom callback, which could change the policy and does not."""
+
+    def _on_step(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        NoOp,
+        lambda: lambda *_: True,
+        lambda: [NoOp()],
+        partial(CheckpointCallback, 10**9, "unused"),
+        partial(StopTrainingOnMaxEpisodes, 10**9),
+    ],
+    ids=["custom", "function", "list", "checkpoint", "stop"],
+)
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_a_callback_that_changes_nothing_changes_no_bit(env_id, callback):
+    def trained(callback) -> torch.Tensor:
+        model = ANO("MlpPolicy", env_id, n_steps=64, batch_size=32, n_epochs=2, seed=1, device="cpu")
+        return parameters(model.learn(128, callback=callback))
+
+    assert torch.equal(trained(callback()), trained(None))

@@ -1,8 +1,10 @@
 """The compiled update against the update as it stands."""
 
+import contextlib
 import math
 import warnings
 import zipfile
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,8 +16,6 @@ from stable_baselines3.common.utils import LinearSchedule
 from sb3_ano import ANO, PAPO
 from sb3_ano.algorithms import base
 from sb3_ano.algorithms import compiled as compiled_module
-from sb3_ano.algorithms.compiled import CapturedStep
-from sb3_ano.algorithms.update import StepResult
 from tests.algorithms.test_equals_sb3_ppo import CASES, after_three_rollouts, make, relative_difference, tolerance
 from tests.algorithms.test_policies import Overriding
 from tests.common import ALGORITHMS, SMALL, needs_compiler, parameters
@@ -23,9 +23,9 @@ from tests.common import ALGORITHMS, SMALL, needs_compiler, parameters
 COMPILED = {"torch_compile": True}
 
 
-@pytest.fixture
-def traced(monkeypatch) -> list:
-    """Trace as the compiler would, without a graph break or a guard, but run what was traced without compiling it."""
+@contextlib.contextmanager
+def traced_only() -> Iterator[list]:
+    """Trace as the compiler would, without a graph break, but run what was traced without compiling it; yields the graphs."""
     graphs = []
     compile_it = torch.compile
 
@@ -37,8 +37,15 @@ def traced(monkeypatch) -> list:
         assert fullgraph
         return compile_it(function, fullgraph=fullgraph, dynamic=dynamic, backend=backend)
 
-    monkeypatch.setattr(compiled_module.torch, "compile", trace)
-    return graphs
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(compiled_module.torch, "compile", trace)
+        yield graphs
+
+
+@pytest.fixture
+def traced() -> Iterator[list]:
+    with traced_only() as graphs:
+        yield graphs
 
 
 def is_compiled(model) -> bool:
@@ -177,53 +184,6 @@ def test_auto_compiles_wide_networks_after_fewer_minibatches(width, batch_size, 
 
 def test_a_short_run_does_not_compile():
     assert not is_compiled(ANO("MlpPolicy", "CartPole-v1", **SMALL).learn(64))
-
-
-class FakeCuda:
-    """CUDA's graphs without CUDA: capturing remembers the step's arguments and result, replaying computes on them."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.calls: list[tuple] = []
-        self.capturing = False
-        for name, fake in (("CUDAGraph", lambda: self), ("graph", lambda graph: self), ("device", lambda device: self)):
-            monkeypatch.setattr(torch.cuda, name, fake)
-
-    def __enter__(self) -> None:
-        self.capturing = True
-
-    def __exit__(self, *_) -> None:
-        self.capturing = False
-
-    def step(self, rollout, indices) -> StepResult:
-        self.indices, self.rollout = indices, rollout
-        self.result = StepResult(*(torch.zeros(2) for _ in StepResult._fields))
-        self._run("captured" if self.capturing else "ran")
-        return self.result
-
-    def replay(self) -> None:
-        self._run("replayed")
-
-    def _run(self, how: str) -> None:
-        self.calls.append((how, self.indices.tolist()))
-        if how != "captured":
-            self.result.log_ratio.copy_(self.rollout[0][self.indices])
-
-
-def test_a_captured_step_replays_on_the_indices_of_the_call_and_keeps_results_apart(monkeypatch):
-    cuda = FakeCuda(monkeypatch)
-    captured = CapturedStep(cuda.step, torch.device("cuda"))
-    rollout, other = (torch.arange(8.0),), (torch.arange(8.0) * 10,)
-    given = [torch.tensor([i, i + 1]) for i in range(5)]
-    results = [captured(rollout, indices) for indices in given]
-    assert [how for how, _ in cuda.calls] == ["ran"] * 3 + ["captured", "replayed", "replayed"]
-    assert [result.log_ratio.tolist() for result in results] == [[i, i + 1] for i in range(5)]
-    given[4].fill_(7)  # the graph has indices of its own
-    assert cuda.calls[-1] == ("replayed", [4, 5])
-    assert captured(other, torch.tensor([2, 3])).log_ratio.tolist() == [20.0, 30.0]
-    assert cuda.calls[-2][0] == "captured"
-    captured.forget()
-    captured(other, torch.tensor([0, 1]))
-    assert cuda.calls[-2][0] == "captured"
 
 
 def changed(attribute: str, compiled: bool, value) -> torch.Tensor:

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from stable_baselines3.common.torch_layers import FlattenExtractor
 
 from sb3_ano import ANO
 from sb3_ano.algorithms.parameters import FlatAdam, FlatParameters, has_tied_parameters
@@ -88,7 +89,7 @@ def test_parameters_keep_their_values_and_share_the_vector():
     before = copy.deepcopy(policy.state_dict())
     parameters = shared(policy)
     assert all(torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items())
-    assert parameters.are_shared_with(policy)
+    assert parameters.are_shared()
     with torch.no_grad():
         parameters.vector.fill_(3.0)
     assert all(bool((parameter == 3.0).all()) for parameter in policy.parameters())
@@ -116,7 +117,7 @@ def test_a_change_behind_its_back_is_noticed():
     assert not adam.is_current()
     policy.action_net.weight.data = policy.action_net.weight.data.clone()
     assert parameters.are_those_of(policy)
-    assert not parameters.are_shared_with(policy)
+    assert not parameters.are_shared()
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_a_change_behind_its_back_is_noticed():
 )
 def test_only_a_plain_adam_is_replaced(settings, supported):
     policy = a_policy(**settings)
-    assert FlatAdam.supports(policy.optimizer, FlatParameters(policy)) is supported
+    assert (FlatAdam.obstacle(policy.optimizer, FlatParameters(policy)) is None) is supported
 
 
 def test_layers_that_share_a_parameter_are_noticed():
@@ -138,7 +139,7 @@ def test_layers_that_share_a_parameter_are_noticed():
 def test_an_optimizer_with_hooks_makes_its_own_steps():
     policy = a_policy()
     policy.optimizer.register_step_post_hook(lambda *_: None)
-    assert not FlatAdam.supports(policy.optimizer, FlatParameters(policy))
+    assert FlatAdam.obstacle(policy.optimizer, FlatParameters(policy)) is not None
 
 
 def test_parameters_that_join_late_are_left_to_torch():
@@ -146,4 +147,29 @@ def test_parameters_that_join_late_are_left_to_torch():
     policy.action_net.weight.requires_grad_(False)
     flat_steps(policy, [[torch.ones_like(p) for p in policy.parameters() if p.requires_grad]] * 3)
     policy.action_net.weight.requires_grad_(True)
-    assert not FlatAdam.supports(policy.optimizer, FlatParameters(policy))
+    assert FlatAdam.obstacle(policy.optimizer, FlatParameters(policy)) is not None
+
+
+class Versioned(FlattenExtractor):
+    """Stores its scale; a file without a version is one of a former class, which stored the logarithm."""
+
+    _version = 2
+
+    def __init__(self, space) -> None:
+        super().__init__(space)
+        self.scale = torch.nn.Parameter(torch.full((self.features_dim,), 2.0))
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return super().forward(observations) * self.scale
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *rest):
+        if local_metadata.get("version", 1) < 2:
+            state_dict[f"{prefix}scale"] = state_dict[f"{prefix}scale"].exp()
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
+def test_versions_of_modules_are_saved(tmp_path):  # review core 12
+    made = ANO("MlpPolicy", "CartPole-v1", **SMALL, policy_kwargs={"features_extractor_class": Versioned})
+    made.save(tmp_path / "model.zip")
+    loaded = ANO.load(tmp_path / "model.zip")
+    assert torch.equal(loaded.policy.features_extractor.scale, made.policy.features_extractor.scale)

@@ -8,7 +8,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.preprocessing import preprocess_obs
 
 from sb3_ano import ANO
-from sb3_ano.algorithms.policies import PolicyEvaluation, overridden_method, preprocessing
+from sb3_ano.algorithms.policies import PolicyEvaluation, customization, preprocessing
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env
 
 OBSERVATIONS = {
@@ -32,12 +32,13 @@ def tensors(space: spaces.Space, n: int):
     return torch.as_tensor(np.stack([np.asarray(sample) for sample in samples]))
 
 
+@pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("space", OBSERVATIONS.values(), ids=OBSERVATIONS)
-def test_preprocessing_is_sb3s(space, normalize):
+def test_preprocessing_is_sb3s(space, normalize, channels_last):
     observations = tensors(space, 4)
     expected = preprocess_obs(observations, space, normalize_images=normalize)
-    found = preprocessing(space, normalize)(observations)
+    found = preprocessing(space, normalize, channels_last)(observations)
     if isinstance(space, spaces.Dict):
         assert expected.keys() == found.keys()
         assert all(torch.equal(found[key], expected[key]) and found[key].dtype == torch.float32 for key in expected)
@@ -46,8 +47,8 @@ def test_preprocessing_is_sb3s(space, normalize):
         assert found.dtype == expected.dtype
 
 
-def test_images_come_out_in_channels_last():
-    found = preprocessing(OBSERVATIONS["image"], True)(tensors(OBSERVATIONS["image"], 4))
+def test_images_come_out_in_channels_last_if_asked():
+    found = preprocessing(OBSERVATIONS["image"], True, channels_last=True)(tensors(OBSERVATIONS["image"], 4))
     assert found.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -89,13 +90,13 @@ class Overriding(ActorCriticPolicy):
 
 def test_a_policy_that_overrides_something_is_asked_itself():
     made = model(Overriding, BOX_OBSERVATIONS, BOX_ACTIONS)
-    assert overridden_method(made.policy) == "evaluate_actions"
+    assert customization(made.policy) == "Overriding overrides evaluate_actions"
     inputs = tensors(made.observation_space, 16), tensors(BOX_ACTIONS, 16)
     assert torch.equal(PolicyEvaluation(made.policy)(*inputs)[0], made.policy.evaluate_actions(*inputs)[0])
 
 
 def test_a_method_put_on_the_instance_counts_as_overridden():
     made = model(*POLICIES[0], BOX_ACTIONS)
-    assert overridden_method(made.policy) is None
+    assert customization(made.policy) is None
     made.policy.extract_features = lambda observations: observations
-    assert overridden_method(made.policy) == "extract_features"
+    assert customization(made.policy) == "policy.extract_features was replaced"

@@ -141,7 +141,7 @@ class Recorder(BaseCallback):
 
 # Left over from SB3's loop over truncated environments.
 LOOP_VARIABLES = {"idx", "done", "terminal_obs", "terminal_value"}
-OTHER_LOCALS = {"takes_arrays", "version", "actor", "in_bounds", "discrete", "as_tensors", "check", "__class__"}
+OTHER_LOCALS = {"takes_arrays", "snapshot", "actor", "in_bounds", "discrete", "as_tensors", "check", "__class__"}
 
 
 @pytest.mark.parametrize(
@@ -189,9 +189,9 @@ def test_only_truncations_are_bootstrapped_and_all_of_one_step_together():
     asked = []
 
     class Actor:
-        def values(self, observations):
+        def terminal_values(self, observations):
             asked.append(observations)
-            return np.arange(1.0, 1.0 + len(observations), dtype=np.float32).reshape(-1, 1)
+            return np.arange(1.0, 1.0 + len(observations), dtype=np.float32)
 
     rewards = np.zeros(4, np.float32)
     infos = [
@@ -203,6 +203,45 @@ def test_only_truncations_are_bootstrapped_and_all_of_one_step_together():
     bootstrap_truncations(rewards, np.array([True, True, True, True]), infos, Actor(), gamma=0.5)
     np.testing.assert_array_equal(rewards, [0.5, 0.0, 0.0, 1.0])
     np.testing.assert_array_equal(asked, [[[10.0, 10.0], [13.0, 13.0]]])
+
+
+class IntegerRewards(VecEnvWrapper):
+    """Rewards of an integer type, as SubprocVecEnv makes them of Python's integers."""
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        observations, rewards, dones, infos = self.venv.step_wait()
+        return observations, np.ceil(100.0 * rewards).astype(np.int64), dones, infos
+
+
+def test_integer_rewards_of_truncated_episodes_are_those_of_sb3():  # review core 3
+    def run(cls):
+        env = IntegerRewards(tiny_vec_env(BOX_OBSERVATIONS, spaces.Discrete(3)))
+        model = cls("MlpPolicy", env, n_steps=40, batch_size=40, seed=0, device="cpu")
+        with torch.no_grad():
+            model.policy.value_net.bias.fill_(1.7)
+        model.train = lambda: None
+        return model.learn(80).rollout_buffer
+
+    buffers = run(ANO), run(PPO)
+    for name in ("rewards", "advantages"):
+        np.testing.assert_allclose(*(getattr(buffer, name) for buffer in buffers), rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_a_step_wait_that_a_user_replaced_stays_and_is_called():  # review core 12
+    env = tiny_vec_env(BOX_OBSERVATIONS, spaces.Discrete(2))
+    calls, step_wait = [], env.step_wait
+
+    def counted():
+        calls.append(1)
+        return step_wait()
+
+    env.step_wait = counted
+    ANO("MlpPolicy", VecNormalize(env), n_steps=16, batch_size=32, n_epochs=1, seed=0).learn(96)
+    assert len(calls) == 48
+    assert env.step_wait is counted
 
 
 def test_an_overflowing_sum_of_finite_numbers_is_no_complaint():

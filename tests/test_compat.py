@@ -1,0 +1,97 @@
+"""What happens if a version of PyTorch lacks a private name."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from sb3_ano import ANO, _compat
+from sb3_ano.algorithms.actor import Structure, TorchActor, make_actor
+from tests.common import SMALL, parameters
+
+PACKAGE = Path(_compat.__file__).parent
+
+
+@pytest.fixture
+def expected() -> torch.Tensor:
+    return parameters(ANO("MlpPolicy", "Pendulum-v1", **SMALL).learn(64))
+
+
+@pytest.fixture(autouse=True)
+def _warn_again():
+    _compat._warn_of_absence.cache_clear()
+    yield
+    _compat._warn_of_absence.cache_clear()
+
+
+@pytest.mark.parametrize("names", ["_MODULE_HOOKS", "_PARAMETER_HOOKS", "_OPTIMIZER_HOOKS", "_HOOKS_OF_ALL_MODULES"])
+def test_without_the_name_of_hooks_models_train_as_in_sb3(names, monkeypatch, expected):
+    monkeypatch.setattr(_compat, names, (*getattr(_compat, names), "_no_such_hooks"))
+    model = ANO("MlpPolicy", "Pendulum-v1", **SMALL)
+    with pytest.warns(UserWarning, match="has no _no_such_hooks: hooks cannot be ruled out") as warned:
+        model.learn(64)
+    assert len(warned) == 1
+    assert model._step.adam is None
+    torch.testing.assert_close(parameters(model), expected)
+
+
+def test_without_the_registries_of_modules_a_policy_may_have_changed(monkeypatch):
+    model = ANO("MlpPolicy", "Pendulum-v1", **SMALL)
+    assert Structure(model.policy).is_unchanged()
+    monkeypatch.setattr(_compat, "_REGISTRIES", ("_no_such_registry",))
+    assert not Structure(model.policy).is_unchanged()
+
+
+def lack_the_cache(monkeypatch) -> None:
+    monkeypatch.delattr(torch._dynamo.eval_frame, "_debug_get_cache_entry_list")
+
+
+def lack_a_setting(monkeypatch) -> None:
+    monkeypatch.setitem(_compat._TRACING, "no_such_setting", True)
+
+
+def lack_an_option(monkeypatch) -> None:
+    monkeypatch.setattr(torch._inductor, "list_options", lambda: [])
+
+
+@pytest.mark.parametrize("lack", [lack_the_cache, lack_a_setting, lack_an_option])
+def test_without_what_compilation_needs_the_update_runs_without(lack, monkeypatch, expected):
+    import torch._dynamo
+    import torch._inductor  # noqa: F401
+
+    lack(monkeypatch)
+    with pytest.warns(
+        UserWarning, match=f"torch_compile: the update cannot be compiled.*torch {torch.__version__[0]}"
+    ) as warned:
+        model = ANO("MlpPolicy", "Pendulum-v1", **SMALL, torch_compile=True).learn(64)
+    assert len(warned) == 1
+    assert not model._step.compiled
+    assert torch.equal(parameters(model), expected)
+
+
+def test_hooks_are_found():
+    model = ANO("MlpPolicy", "Pendulum-v1", **SMALL)
+    assert not _compat.has_hooks(model.policy.value_net)
+    with torch.nn.modules.module.register_module_forward_hook(lambda *_: None):
+        assert _compat.has_hooks(model.policy.value_net)
+        assert isinstance(make_actor(model, 1), TorchActor)
+    assert not _compat.has_hooks(model.policy.optimizer)
+    handle = torch.optim.optimizer.register_optimizer_step_post_hook(lambda *_: None)
+    assert _compat.has_hooks(model.policy.optimizer)
+    handle.remove()
+    assert not _compat.has_hooks(model.policy.optimizer)
+
+
+def test_no_other_module_reads_private_names_of_pytorch():
+    names = "|".join([*_compat._MODULE_HOOKS, *_compat._PARAMETER_HOOKS, *_compat._OPTIMIZER_HOOKS, *_compat._REGISTRIES])
+    private = re.compile(rf"\btorch(\.\w+)*\._[a-z]|\.({names}|_version|_metadata)\b")
+    found = [
+        f"{path.relative_to(PACKAGE)}: {line.strip()}"
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "_compat.py"
+        for line in path.read_text().splitlines()
+        if private.search(line)
+    ]
+    assert not found
+    assert private.search(Path(_compat.__file__).read_text())
