@@ -454,11 +454,7 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         :raises ValueError: if ``total_timesteps`` or a changed attribute is out of range, or there is no environment
         :raises TypeError: if ``total_timesteps`` or a changed attribute is of the wrong type
         """
-        validation.require_total_timesteps(total_timesteps)
-        if self.env is None:
-            raise ValueError("there is no environment to train in; pass env= to load, or call set_env first")
-        if total_timesteps == 0:
-            warnings.warn("total_timesteps=0: callbacks and logger are set up, and nothing is trained", stacklevel=2)
+        validation.require_training(self, total_timesteps)
         return super().learn(
             total_timesteps=total_timesteps,
             callback=callback,
@@ -502,16 +498,9 @@ class ShapedPolicyAlgorithm(RolloutCollection):
             raise TypeError(
                 f"{cls.__name__}.load got the unknown arguments {sorted(unknown)}; allowed are those of {cls.__name__}"
             )
-        restored = cls._restored_arguments(saved, {**(custom_objects or {}), **kwargs})
-        return super().load(
-            path,
-            env,  # type: ignore[arg-type]  # _wrap_env takes ids
-            device,
-            custom_objects,
-            print_system_info,
-            force_reset,
-            **{**kwargs, **restored},
-        )
+        kwargs |= cls._restored_arguments(saved, {**(custom_objects or {}), **kwargs})
+        # _wrap_env takes ids, too.
+        return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)  # type: ignore[arg-type]
 
     @classmethod
     def _restored_arguments(cls, saved: SavedModel, replacements: dict[str, Any]) -> dict[str, Any]:

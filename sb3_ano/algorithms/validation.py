@@ -115,13 +115,17 @@ def require_batches(model: Any) -> None:
         )
 
 
-def require_total_timesteps(value: Any) -> None:
-    """Check the argument of ``learn``.
+def require_training(model: Any, total_timesteps: Any) -> None:
+    """Check that a model has an environment, and the argument of ``learn``; warn if it is 0.
 
-    :raises TypeError: if it is no number
-    :raises ValueError: if it is negative or NaN
+    :raises TypeError: if the argument is no number
+    :raises ValueError: if it is negative or NaN, or there is no environment
     """
-    _require("total_timesteps", value, _TOTAL_TIMESTEPS)
+    _require("total_timesteps", total_timesteps, _TOTAL_TIMESTEPS)
+    if model.env is None:
+        raise ValueError("there is no environment to train in; pass env= to load, or call set_env first")
+    if total_timesteps == 0:
+        warnings.warn("total_timesteps=0: callbacks and logger are set up, and nothing is trained", stacklevel=3)
 
 
 def _require(name: str, value: Any, rule: _Rule) -> None:

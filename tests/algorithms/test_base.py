@@ -283,7 +283,7 @@ def test_custom_policies_and_extractors_are_used(cls):
         ({"env": "CartPol-v1"}, ValueError, "env='CartPol-v1' is not a registered environment.*CartPole"),
         ({"nonsense": 1}, TypeError, "nonsense"),
     ],
-    ids=str,
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
 def test_bad_arguments_are_named_with_what_is_allowed(cls, arguments, error, message):
     with pytest.raises(error, match=message):
