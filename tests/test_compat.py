@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sb3_ano import ANO, _compat
-from sb3_ano.algorithms.actor import Structure, TorchActor, make_actor
+from sb3_ano.algorithms.actor import Snapshot, TorchActor, make_actor
 from tests.common import SMALL, parameters
 
 PACKAGE = Path(_compat.__file__).parent
@@ -38,9 +38,9 @@ def test_without_the_name_of_hooks_models_train_as_in_sb3(names, monkeypatch, ex
 
 def test_without_the_registries_of_modules_a_policy_may_have_changed(monkeypatch):
     model = ANO("MlpPolicy", "Pendulum-v1", **SMALL)
-    assert Structure(model.policy).is_unchanged()
+    assert Snapshot(model.policy).is_current()
     monkeypatch.setattr(_compat, "_REGISTRIES", ("_no_such_registry",))
-    assert not Structure(model.policy).is_unchanged()
+    assert not Snapshot(model.policy).is_current()
 
 
 def lack_the_cache(monkeypatch) -> None:
