@@ -4,11 +4,12 @@ import contextlib
 import functools
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributions import Distribution
 from torch.nn.modules import module as _modules
 from torch.optim import Optimizer
 from torch.optim import optimizer as _optimizers
@@ -102,3 +103,14 @@ def without_guards(function: types.FunctionType) -> Callable[..., Any] | None:
         return None
     names = function.__name__, function.__defaults__, function.__closure__
     return types.FunctionType(entries[0].code, function.__globals__, *names)
+
+
+@contextlib.contextmanager
+def unvalidated_distributions() -> Iterator[None]:
+    """Let distributions be built from tensors without numbers: gSDE samples when it is built, on the meta device too."""
+    validates = getattr(Distribution, "_validate_args", __debug__)
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(validates)

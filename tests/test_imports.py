@@ -44,7 +44,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "sb3_ano.zoo.hub_commands": ({"sb3_ano.hub", "sb3_ano.zoo.folders", "sb3_ano.extras"}, SB3 | ZOO | {"huggingface_sb3"}),
     "sb3_ano.zoo": ({"sb3_ano.zoo", "sb3_ano.algorithms", "sb3_ano.envs", "sb3_ano.extras"}, SB3 | ZOO),
     "sb3_ano.hub": (
-        {f"sb3_ano.{name}" for name in ("hub", "algorithms", "envs", "shaping", "extras", "zoo.curves")},
+        {f"sb3_ano.{name}" for name in ("_compat", "hub", "algorithms", "envs", "shaping", "extras", "zoo.curves")},
         SB3 | {"safetensors", "huggingface_hub", "imageio", "imageio_ffmpeg", "yaml"},
     ),
     "sb3_ano.bench.worker": (set(), SB3),

@@ -18,7 +18,7 @@ from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import nn
 
-from sb3_ano import _compat
+from sb3_ano._compat import registries
 from sb3_ano.algorithms.policies import PolicyEvaluation, customization
 
 Observations: TypeAlias = np.ndarray | dict[str, np.ndarray]
@@ -63,11 +63,11 @@ class Structure:
         self._entries: list[tuple[dict[str, Any], str, Any]] = [(vars(policy), "action_dist", policy.action_dist)]
         self._known = True
         for module in policy.modules():
-            registries = _compat.registries(module)
-            self._known = self._known and registries is not None
-            for registry in (vars(module), *(registries or [])):
+            known = registries(module)
+            self._known = self._known and known is not None
+            for registry in (vars(module), *(known or [])):
                 self._sizes.append((registry, len(registry)))
-            for registry in registries or []:
+            for registry in known or []:
                 self._entries += [(registry, name, value) for name, value in registry.items()]
         self._addresses = [(parameter, parameter.data_ptr()) for parameter in policy.parameters()]
 

@@ -21,7 +21,7 @@ from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtr
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch.nn import functional as F
 
-from sb3_ano import _compat
+from sb3_ano._compat import has_hooks
 
 #: Turns a batch of raw observations into the input of a features extractor.
 Preprocessing: TypeAlias = Callable[[Any], Any]
@@ -66,7 +66,7 @@ def customization(policy: ActorCriticPolicy) -> str | None:
         name = replaced_method(module)
         if name is not None and not (module is policy and name in _FREE_TO_OVERRIDE):
             return f"{where}.{name} was replaced"
-        if _compat.has_hooks(module):
+        if has_hooks(module):
             return f"{where} has hooks"
     name = replaced_method(policy.action_dist)
     return None if name is None else f"policy.action_dist.{name} was replaced"

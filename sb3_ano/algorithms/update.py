@@ -10,7 +10,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from sb3_ano import _compat
+from sb3_ano._compat import compiler_obstacle
 from sb3_ano.algorithms.buffers import RolloutSamples, gather
 from sb3_ano.algorithms.compiled import CompilationError, CompiledStep, compiler_options
 from sb3_ano.algorithms.parameters import FlatAdam, FlatParameters, has_tied_parameters
@@ -152,7 +152,7 @@ class MinibatchStep:
         if reason is None and has_tied_parameters(self._policy):
             reason = "several of its layers share parameters"
         if reason is None:
-            reason = _compat.compiler_obstacle(self._compiler_options(1))
+            reason = compiler_obstacle(self._compiler_options(1))
         if reason is None:
             return True
         _warn_of_eager(reason)
