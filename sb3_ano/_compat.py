@@ -31,6 +31,7 @@ def has_hooks(owner: nn.Module | nn.Parameter | Optimizer) -> bool:
 
     Hooks of PyTorch's that are called for every module or optimizer count.
     """
+    sources: tuple[tuple[Any, tuple[str, ...]], ...]
     if isinstance(owner, nn.Module):
         sources = ((owner, _MODULE_HOOKS), (_modules, _HOOKS_OF_ALL_MODULES))
     elif isinstance(owner, Optimizer):
@@ -49,8 +50,8 @@ def has_hooks(owner: nn.Module | nn.Parameter | Optimizer) -> bool:
 
 def registries(module: nn.Module) -> list[dict[str, Any]] | None:
     """The dictionaries that hold a module's parameters, submodules, and hooks; None if they cannot be known."""
-    found = [getattr(module, name, None) for name in (*_REGISTRIES, *_MODULE_HOOKS)]
-    return None if any(registry is None for registry in found) else found
+    names = (*_REGISTRIES, *_MODULE_HOOKS)
+    return [getattr(module, name) for name in names] if all(hasattr(module, name) for name in names) else None
 
 
 @functools.cache

@@ -60,10 +60,12 @@ def lack_an_option(monkeypatch) -> None:
 @pytest.mark.parametrize("lack", [lack_the_cache, lack_a_setting, lack_an_option])
 def test_without_what_compilation_needs_the_update_runs_without(lack, monkeypatch, expected):
     import torch._dynamo
-    import torch._inductor  # noqa: F401
+    import torch._inductor
 
     lack(monkeypatch)
-    with pytest.warns(UserWarning, match=f"torch_compile: the update cannot be compiled.*torch {torch.__version__[0]}") as warned:
+    with pytest.warns(
+        UserWarning, match=f"torch_compile: the update cannot be compiled.*torch {torch.__version__[0]}"
+    ) as warned:
         model = ANO("MlpPolicy", "Pendulum-v1", **SMALL, torch_compile=True).learn(64)
     assert len(warned) == 1
     assert not model._step.compiled

@@ -73,12 +73,16 @@ class Structure:
 
     def is_unchanged(self) -> bool:
         """Whether the policy still consists of the same; False if that cannot be known."""
-        return (
-            self._known
-            and all([len(registry) == size for registry, size in self._sizes])
-            and all([registry.get(name) is value for registry, name, value in self._entries])
-            and all([parameter.data_ptr() == address for parameter, address in self._addresses])
-        )
+        for registry, size in self._sizes:
+            if len(registry) != size:
+                return False
+        for registry, name, value in self._entries:
+            if registry.get(name) is not value:
+                return False
+        for parameter, address in self._addresses:
+            if parameter.data_ptr() != address:
+                return False
+        return self._known
 
 
 class TorchActor:

@@ -23,8 +23,8 @@ def compiler_options(device: torch.device, products: int, stock: bool) -> dict[s
 
     :param device: where it computes
     :param products: samples of a minibatch times parameters; with few of them, one thread is faster than waking others
-    :param stock: whether only code of PyTorch's, SB3's and this package computes, and actions are not squashed; then ``tanh`` may
-        be computed from ``exp``, which is exact to 1e-7 in absolute terms. Code that divides by ``1 - tanh(x)`` or takes its
+    :param stock: whether all code is PyTorch's, SB3's, and this package's, and actions are not squashed; then ``tanh`` may be
+        computed from ``exp``, with an absolute error of 1e-7. Code that divides by ``1 - tanh(x) ** 2`` or takes its
         logarithm, as squashed gSDE does, would lose all digits
     """
     # Random numbers are drawn as without compilation, so that dropout has the same masks.

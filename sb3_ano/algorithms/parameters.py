@@ -85,7 +85,7 @@ class FlatAdam:
 
     @staticmethod
     def obstacle(optimizer: Optimizer, parameters: FlatParameters) -> str | None:
-        """What this class cannot do for an optimizer; None for a plain Adam of exactly these parameters, equally many steps each."""
+        """What keeps this class from an optimizer; None for a plain Adam of these parameters, with equally many steps each."""
         if type(optimizer) is not Adam:
             return f"its optimizer is not a plain torch.optim.Adam, but {type(optimizer).__name__}"
         name = replaced_method(optimizer)

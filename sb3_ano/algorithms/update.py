@@ -203,7 +203,7 @@ class MinibatchStep:
         length = len(rollout.advantages if indices is None else indices)
         variant = length, indices is None
         if variant not in self._variants:
-            # Custom modules may change at every call, and minibatches of a custom buffer may differ in more than their numbers.
+            # Custom modules may change at every call, and minibatches of a custom buffer may differ in their types.
             constant = self._stock and indices is not None
             self._variants[variant] = CompiledStep(self._step, self._compiler_options(length), constant)
         try:

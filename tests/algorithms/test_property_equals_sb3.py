@@ -140,7 +140,10 @@ class Reversing(FlattenExtractor):
         return features
 
 
-EXTRACTORS = {"default": None, **{kind.__name__: kind for kind in (Viewing, Striding, Normalizing, Counting, Unused, Reversing)}}
+EXTRACTORS = {
+    "default": None,
+    **{kind.__name__: kind for kind in (Viewing, Striding, Normalizing, Counting, Unused, Reversing)},
+}
 
 
 class Residual(nn.Sequential):
@@ -178,7 +181,7 @@ class Overriding(ActorCriticPolicy):
         return super().predict_values(obs) + 1.0
 
     def evaluate_actions(self, obs: Any, actions: torch.Tensor) -> tuple:
-        values, log_prob, entropy = super().evaluate_actions(obs, actions)
+        values, log_prob, _ = super().evaluate_actions(obs, actions)
         return 2.0 * values, log_prob, None
 
 
@@ -346,7 +349,9 @@ COMPILED = CONFIGURATIONS.flatmap(
             "extractor": st.sampled_from(["default", "default", "Viewing", "Striding", "Normalizing", "Reversing"]),
             "optimizer": st.sampled_from(["default", "betas", "fused"]),
             "before": st.sampled_from(["nothing", "frozen critic", "frozen actor"]),
-            "between": st.sampled_from(["nothing", "betas", "data", "parameters", "ent_coef", "new optimizer", "gradient hook"]),
+            "between": st.sampled_from(
+                ["nothing", "betas", "data", "parameters", "ent_coef", "new optimizer", "gradient hook"]
+            ),
         }
     )
 )
@@ -453,9 +458,7 @@ def assert_equals_sb3(config: Configuration, **options: Any) -> None:
     assert difference <= 1e-4 * expected.moved + 1e-7 * expected.after.norm()
 
 
-def run(
-    examples: int, check: Callable[[Configuration], None], configurations: Any = CONFIGURATIONS, **options: Any
-) -> None:
+def run(examples: int, check: Callable[[Configuration], None], configurations: Any = CONFIGURATIONS, **options: Any) -> None:
     """Check the same sequence of configurations each time; Hypothesis prints one that fails."""
     reproducible = {"derandomize": True, "database": None, "deadline": None, "suppress_health_check": list(HealthCheck)}
     settings(max_examples=examples, **reproducible, **options)(given(configurations)(check))()
@@ -509,6 +512,7 @@ PLAIN: Configuration = {
     **{"wrapper": "none", "options": "default", "before": "nothing", "between": "nothing", "callback": "none"},
     **{"n_envs": 2, "batch_size": 8, "seed": 0},
 }
+
 
 @pytest.mark.parametrize(
     "config",
