@@ -4,11 +4,12 @@ import contextlib
 import functools
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributions import Distribution
 from torch.nn.modules import module as _modules
 from torch.optim import Optimizer
 from torch.optim import optimizer as _optimizers
@@ -30,6 +31,7 @@ def has_hooks(owner: nn.Module | nn.Parameter | Optimizer) -> bool:
 
     Hooks of PyTorch's that are called for every module or optimizer count.
     """
+    sources: tuple[tuple[Any, tuple[str, ...]], ...]
     if isinstance(owner, nn.Module):
         sources = ((owner, _MODULE_HOOKS), (_modules, _HOOKS_OF_ALL_MODULES))
     elif isinstance(owner, Optimizer):
@@ -48,8 +50,8 @@ def has_hooks(owner: nn.Module | nn.Parameter | Optimizer) -> bool:
 
 def registries(module: nn.Module) -> list[dict[str, Any]] | None:
     """The dictionaries that hold a module's parameters, submodules, and hooks; None if they cannot be known."""
-    found = [getattr(module, name, None) for name in (*_REGISTRIES, *_MODULE_HOOKS)]
-    return None if any(registry is None for registry in found) else found
+    names = (*_REGISTRIES, *_MODULE_HOOKS)
+    return [getattr(module, name) for name in names] if all(hasattr(module, name) for name in names) else None
 
 
 @functools.cache
@@ -102,3 +104,14 @@ def without_guards(function: types.FunctionType) -> Callable[..., Any] | None:
         return None
     names = function.__name__, function.__defaults__, function.__closure__
     return types.FunctionType(entries[0].code, function.__globals__, *names)
+
+
+@contextlib.contextmanager
+def unvalidated_distributions() -> Iterator[None]:
+    """Let distributions be built from tensors without numbers: gSDE samples when it is built, on the meta device too."""
+    validates = getattr(Distribution, "_validate_args", __debug__)
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(validates)

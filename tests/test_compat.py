@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from sb3_ano import ANO, _compat
 from sb3_ano.algorithms.actor import Snapshot, TorchActor, make_actor
@@ -58,7 +60,7 @@ def lack_an_option(monkeypatch) -> None:
 @pytest.mark.parametrize("lack", [lack_the_cache, lack_a_setting, lack_an_option])
 def test_without_what_compilation_needs_the_update_runs_without(lack, monkeypatch, expected):
     import torch._dynamo
-    import torch._inductor  # noqa: F401
+    import torch._inductor
 
     lack(monkeypatch)
     with pytest.warns(
@@ -73,18 +75,18 @@ def test_without_what_compilation_needs_the_update_runs_without(lack, monkeypatc
 def test_hooks_are_found():
     model = ANO("MlpPolicy", "Pendulum-v1", **SMALL)
     assert not _compat.has_hooks(model.policy.value_net)
-    with torch.nn.modules.module.register_module_forward_hook(lambda *_: None):
+    with register_module_forward_hook(lambda *_: None):
         assert _compat.has_hooks(model.policy.value_net)
         assert isinstance(make_actor(model, 1), TorchActor)
     assert not _compat.has_hooks(model.policy.optimizer)
-    handle = torch.optim.optimizer.register_optimizer_step_post_hook(lambda *_: None)
+    handle = register_optimizer_step_post_hook(lambda *_: None)
     assert _compat.has_hooks(model.policy.optimizer)
     handle.remove()
     assert not _compat.has_hooks(model.policy.optimizer)
 
 
 def test_no_other_module_reads_private_names_of_pytorch():
-    names = "|".join([*_compat._MODULE_HOOKS, *_compat._PARAMETER_HOOKS, *_compat._OPTIMIZER_HOOKS, *_compat._REGISTRIES])
+    names = "|".join([*_compat._MODULE_HOOKS, *_compat._PARAMETER_HOOKS, *_compat._OPTIMIZER_HOOKS])
     private = re.compile(rf"\btorch(\.\w+)*\._[a-z]|\.({names}|_version|_metadata)\b")
     found = [
         f"{path.relative_to(PACKAGE)}: {line.strip()}"

@@ -48,7 +48,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "sb3_ano.zoo": ({"sb3_ano.zoo", "sb3_ano.algorithms", "sb3_ano.envs", "sb3_ano.extras"}, SB3 | ZOO),
     "sb3_ano.hub": (
-        {f"sb3_ano.{name}" for name in ("hub", "algorithms", "envs", "shaping", "extras", "zoo.curves")},
+        {f"sb3_ano.{name}" for name in ("_compat", "hub", "algorithms", "envs", "shaping", "extras", "zoo.curves")},
         SB3 | {"cloudpickle", "safetensors", "huggingface_hub", "imageio", "imageio_ffmpeg", "yaml"},
     ),
     "sb3_ano.bench.worker": (set(), SB3),

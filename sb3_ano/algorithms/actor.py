@@ -18,7 +18,7 @@ from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import nn
 
-from sb3_ano import _compat
+from sb3_ano._compat import registries
 from sb3_ano.algorithms.policies import PolicyEvaluation, customization
 
 Observations: TypeAlias = np.ndarray | dict[str, np.ndarray]
@@ -62,23 +62,27 @@ class Snapshot:
         self._entries: list[tuple[dict[str, Any], str, Any]] = [(vars(policy), "action_dist", policy.action_dist)]
         self._known = True
         for module in policy.modules():
-            registries = _compat.registries(module)
-            self._known = self._known and registries is not None
-            for registry in (vars(module), *(registries or [])):
+            known = registries(module)
+            self._known = self._known and known is not None
+            for registry in (vars(module), *(known or [])):
                 self._sizes.append((registry, len(registry)))
-            for registry in registries or []:
+            for registry in known or []:
                 self._entries += [(registry, name, value) for name, value in registry.items()]
         # Values, because no version counter shows what was written through ``parameter.data``.
         self._values = [(parameter, parameter.detach().clone()) for parameter in policy.parameters()]
 
     def is_current(self) -> bool:
         """Whether the policy is still the same; False if that cannot be known."""
-        return (
-            self._known
-            and all([len(registry) == size for registry, size in self._sizes])
-            and all([registry.get(name) is value for registry, name, value in self._entries])
-            and all([torch.equal(parameter, value) for parameter, value in self._values])
-        )
+        for registry, size in self._sizes:
+            if len(registry) != size:
+                return False
+        for registry, name, value in self._entries:
+            if registry.get(name) is not value:
+                return False
+        for parameter, value in self._values:
+            if not torch.equal(parameter, value):
+                return False
+        return self._known
 
 
 class TorchActor:

@@ -23,7 +23,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.utils import FloatSchedule, explained_variance
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ano import _compat
+from sb3_ano._compat import tracing
 from sb3_ano.algorithms import schedules, validation
 from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer, RolloutSamples
 from sb3_ano.algorithms.policies import customization, has_native_bfloat16
@@ -300,7 +300,7 @@ class ShapedPolicyAlgorithm(RolloutCollection):
         statistics = UpdateStatistics(step.region)
         minibatches = self._minibatches()
         try:
-            with _compat.tracing() if step.compiled else contextlib.nullcontext():
+            with tracing() if step.compiled else contextlib.nullcontext():
                 for epoch in range(self.n_epochs):
                     statistics.start_epoch()
                     step.start_epoch()

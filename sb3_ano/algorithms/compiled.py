@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from sb3_ano import _compat
+from sb3_ano._compat import compilations, without_guards
 
 # Samples times parameters of a minibatch from which on its loops are worth a second thread.
 _WORTH_A_THREAD = 10_000_000
@@ -23,8 +23,8 @@ def compiler_options(device: torch.device, products: int, stock: bool) -> dict[s
 
     :param device: where it computes
     :param products: samples of a minibatch times parameters; with few of them, one thread is faster than waking others
-    :param stock: whether only code of PyTorch's, SB3's and this package computes, and actions are not squashed; then ``tanh`` may
-        be computed from ``exp``, which is exact to 1e-7 in absolute terms. Code that divides by ``1 - tanh(x)`` or takes its
+    :param stock: whether all code is PyTorch's, SB3's, and this package's, and actions are not squashed; then ``tanh`` may be
+        computed from ``exp``, with an absolute error of 1e-7. Code that divides by ``1 - tanh(x) ** 2`` or takes its
         logarithm, as squashed gSDE does, would lose all digits
     """
     # Random numbers are drawn as without compilation, so that dropout has the same masks.
@@ -72,19 +72,19 @@ class CompiledStep:
         """
         if self._unguarded is not None:
             return self._unguarded(self._owner, rollout, indices)
-        compilations = len(_compat.compilations(self._function))
-        if compilations >= _COMPILATIONS or self._compilations_in_a_row >= _COMPILATIONS_IN_A_ROW:
-            raise CompilationError(f"it was compiled {compilations} times, because what it depends on keeps changing")
+        before = len(compilations(self._function))
+        if before >= _COMPILATIONS or self._compilations_in_a_row >= _COMPILATIONS_IN_A_ROW:
+            raise CompilationError(f"it was compiled {before} times, because what it depends on keeps changing")
         try:
             result = self._step(rollout, indices)
         except Exception as error:  # a missing compiler, or code that cannot be traced
             raise CompilationError(_first_line(error)) from error
-        if len(_compat.compilations(self._function)) > compilations:
+        if len(compilations(self._function)) > before:
             self._compilations_in_a_row += 1
             return result
         self._compilations_in_a_row = 0
         if self._constant:
-            self._unguarded = _compat.without_guards(self._function)
+            self._unguarded = without_guards(self._function)
         return result
 
 

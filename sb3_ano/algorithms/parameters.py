@@ -6,7 +6,7 @@ import torch
 from stable_baselines3.common.policies import ActorCriticPolicy
 from torch.optim import Adam, Optimizer
 
-from sb3_ano import _compat
+from sb3_ano._compat import has_hooks
 from sb3_ano.algorithms.policies import replaced_method
 
 # Options of Adam that it reads, or that change its speed only; and the values that the others must have.
@@ -85,7 +85,7 @@ class FlatAdam:
 
     @staticmethod
     def obstacle(optimizer: Optimizer, parameters: FlatParameters) -> str | None:
-        """What this class cannot do for an optimizer; None for a plain Adam of exactly these parameters, equally many steps each."""
+        """What keeps this class from an optimizer; None for a plain Adam of these parameters, with equally many steps each."""
         if type(optimizer) is not Adam:
             return f"its optimizer is not a plain torch.optim.Adam, but {type(optimizer).__name__}"
         name = replaced_method(optimizer)
@@ -96,10 +96,10 @@ class FlatAdam:
         for name, value in optimizer.param_groups[0].items():
             if name not in _FREE_OPTIONS and not (name in _PLAIN_OPTIONS and value == _PLAIN_OPTIONS[name]):
                 return f"its optimizer has {name}={value!r}"
-        if _compat.has_hooks(optimizer):
+        if has_hooks(optimizer):
             return "its optimizer has hooks"
         for name, parameter in zip(parameters.names, parameters.tensors, strict=True):
-            if _compat.has_hooks(parameter):
+            if has_hooks(parameter):
                 return f"policy.{name} has hooks"
         trained = [parameter for parameter in optimizer.param_groups[0]["params"] if parameter.requires_grad]
         if len(trained) != len(parameters.tensors) or not all(map(operator.is_, trained, parameters.tensors)):

@@ -21,7 +21,7 @@ from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtr
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch.nn import functional as F
 
-from sb3_ano import _compat
+from sb3_ano._compat import has_hooks
 
 #: Turns a batch of raw observations into the input of a features extractor.
 Preprocessing: TypeAlias = Callable[[Any], Any]
@@ -29,14 +29,33 @@ Preprocessing: TypeAlias = Callable[[Any], Any]
 # Methods that a policy may override without changing what the collection and the update compute: those for construction,
 # prediction, and saving.
 _FREE_TO_OVERRIDE = frozenset(
-    "_abc_impl _build _build_mlp_extractor _dummy_schedule _get_constructor_parameters _load_from_state_dict _predict "
-    "_save_to_state_dict _update_features_extractor _version extra_repr get_distribution get_extra_state init_weights load "
-    "load_state_dict make_features_extractor predict reset_noise save set_extra_state set_training_mode state_dict".split()
+    {
+        "_abc_impl",
+        "_build",
+        "_build_mlp_extractor",
+        "_dummy_schedule",
+        "_get_constructor_parameters",
+        "_load_from_state_dict",
+        "_predict",
+        "_save_to_state_dict",
+        "_update_features_extractor",
+        "_version",
+        "extra_repr",
+        "get_distribution",
+        "get_extra_state",
+        "init_weights",
+        "load",
+        "load_state_dict",
+        "make_features_extractor",
+        "predict",
+        "reset_noise",
+        "save",
+        "set_extra_state",
+        "set_training_mode",
+        "state_dict",
+    }
 )
-_FIXED = frozenset(name for name in dir(ActorCriticPolicy) if not name.startswith("__")) - _FREE_TO_OVERRIDE | {
-    "__call__",
-    "__getattr__",
-}
+_METHODS = frozenset(name for name in dir(ActorCriticPolicy) if not name.startswith("__")) | {"__call__", "__getattr__"}
 _SB3_EXTRACTORS = (FlattenExtractor, NatureCNN, CombinedExtractor)
 _SB3_POLICIES = (ActorCriticPolicy, ActorCriticCnnPolicy, MultiInputActorCriticPolicy)
 _DISTRIBUTIONS = (
@@ -58,18 +77,18 @@ def customization(policy: ActorCriticPolicy) -> str | None:
     if kind not in _SB3_POLICIES:
         if kind.__mro__[-len(ActorCriticPolicy.__mro__) :] != ActorCriticPolicy.__mro__:
             return f"{kind.__name__} has several base classes"
-        for name in sorted(_FIXED):
+        for name in sorted(_METHODS - _FREE_TO_OVERRIDE):
             if getattr(kind, name) is not getattr(ActorCriticPolicy, name):
                 return f"{kind.__name__} overrides {name}"
     for path, module in policy.named_modules():
         where = ".".join(["policy", *filter(None, [path])])
-        name = replaced_method(module)
-        if name is not None and not (module is policy and name in _FREE_TO_OVERRIDE):
-            return f"{where}.{name} was replaced"
-        if _compat.has_hooks(module):
+        replaced = replaced_method(module)
+        if replaced is not None and not (module is policy and replaced in _FREE_TO_OVERRIDE):
+            return f"{where}.{replaced} was replaced"
+        if has_hooks(module):
             return f"{where} has hooks"
-    name = replaced_method(policy.action_dist)
-    return None if name is None else f"policy.action_dist.{name} was replaced"
+    replaced = replaced_method(policy.action_dist)
+    return None if replaced is None else f"policy.action_dist.{replaced} was replaced"
 
 
 def replaced_method(instance: Any) -> str | None:

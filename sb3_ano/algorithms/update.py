@@ -10,7 +10,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from sb3_ano import _compat
+from sb3_ano._compat import compiler_obstacle
 from sb3_ano.algorithms.buffers import RolloutSamples, gather
 from sb3_ano.algorithms.compiled import CompilationError, CompiledStep, compiler_options
 from sb3_ano.algorithms.parameters import FlatAdam, FlatParameters, has_tied_parameters
@@ -152,7 +152,7 @@ class MinibatchStep:
         if reason is None and has_tied_parameters(self._policy):
             reason = "several of its layers share parameters"
         if reason is None:
-            reason = _compat.compiler_obstacle(self._compiler_options(1))
+            reason = compiler_obstacle(self._compiler_options(1))
         if reason is None:
             return True
         _warn_of_eager(reason)
@@ -203,7 +203,7 @@ class MinibatchStep:
         length = len(rollout.advantages if indices is None else indices)
         variant = length, indices is None
         if variant not in self._variants:
-            # Custom modules may change at every call, and minibatches of a custom buffer may differ in more than their numbers.
+            # Custom modules may change at every call, and minibatches of a custom buffer may differ in their types.
             constant = self._stock and indices is not None
             self._variants[variant] = CompiledStep(self._step, self._compiler_options(length), constant)
         try:

@@ -1,8 +1,6 @@
 """What a folder says of an agent, read and checked, before anything of the agent is built."""
 
-import contextlib
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
 
+from sb3_ano._compat import unvalidated_distributions
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.hub.arguments import ALGORITHMS, decode_arguments, decode_policy, decode_progress
 from sb3_ano.hub.documents import SafeFormatError, checksum, fields, one_line, one_of, read_document, whole
@@ -90,7 +89,7 @@ class StoredAgent:
         on_meta = type(self.policy.__name__, (self.policy,), {"device": property(lambda policy: torch.device("meta"))})
         keywords = {"use_sde": self.attributes["use_sde"], **self.attributes["policy_kwargs"]}
         try:
-            with torch.device("meta"), _unvalidated_distributions(), warnings.catch_warnings():
+            with torch.device("meta"), unvalidated_distributions(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # they come when the policy is built for good
                 policy = on_meta(*self.spaces.values(), lambda _: 1e-3, **keywords)
         except MemoryError:
@@ -102,17 +101,6 @@ class StoredAgent:
                 f"{self.folder}: there is no {self.policy.__name__} with these arguments and spaces: {one_line(error)}"
             ) from error
         return specify(unique_tensors(policy))
-
-
-@contextlib.contextmanager
-def _unvalidated_distributions() -> Iterator[None]:
-    # gSDE samples when it is built, and the validation of a distribution looks at numbers, of which there are none.
-    validates = torch.distributions.Distribution._validate_args
-    torch.distributions.Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        torch.distributions.Distribution.set_default_validate_args(validates)
 
 
 def first_names(module: torch.nn.Module) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import threading
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -9,16 +10,25 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ano import ANO, PAPO
-from sb3_ano.algorithms import base
+from sb3_ano.algorithms import base, update
 from sb3_ano.algorithms import compiled as compiled_module
-from tests.algorithms.test_equals_sb3_ppo import CASES, after_three_rollouts, make, relative_difference, tolerance
+from tests.algorithms.test_equals_sb3_ppo import (
+    CASES,
+    NormalisedExtractor,
+    after_three_rollouts,
+    make,
+    relative_difference,
+    tolerance,
+)
 from tests.algorithms.test_policies import Overriding
 from tests.common import ALGORITHMS, SMALL, needs_compiler, parameters
+from tests.tiny_envs import BOX_OBSERVATIONS, tiny_vec_env
 
 COMPILED = {"torch_compile": True}
 
@@ -281,6 +291,75 @@ def test_a_short_training_may_be_followed_by_a_long_one(traced, monkeypatch):
     assert is_compiled(model.learn(64))
 
 
+def test_what_changes_at_every_call_ends_compilation_with_one_warning_and_no_log(traced, capfd):  # review users U22
+    class Counting(FlattenExtractor):
+        calls = 0
+
+        def forward(self, observations: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return super().forward(observations) * (1.0 + 1e-3 * self.calls)
+
+    def run(compiled: bool) -> torch.Tensor:
+        options = {**SMALL, "n_epochs": 8, "policy_kwargs": {"features_extractor_class": Counting}}
+        return parameters(ANO("MlpPolicy", "CartPole-v1", **options, torch_compile=compiled).learn(64))
+
+    with pytest.warns(UserWarning, match="torch_compile: the update cannot be compiled.*compiled 3 times") as warned:
+        found = run(True)
+    assert len(warned) == 1
+    assert len(traced) == 3
+    assert relative_difference(run(False), found) <= 1e-6
+    assert "recompile_limit" not in capfd.readouterr().err
+
+
+def test_after_compilation_the_user_is_told_that_it_takes_a_while(traced, capsys):  # review users U24
+    ANO("MlpPolicy", "CartPole-v1", **SMALL, torch_compile=True, verbose=1).learn(64)
+    assert capsys.readouterr().out.count("Compiling the update") == 1
+    ANO("MlpPolicy", "CartPole-v1", **SMALL, torch_compile=True).learn(32)
+    ANO("MlpPolicy", "CartPole-v1", **SMALL, torch_compile=False, verbose=1).learn(32)
+    assert "Compiling" not in capsys.readouterr().out
+
+
+def test_no_setting_of_the_compiler_outlives_or_leaves_a_training(traced):  # review core 10
+    from torch._dynamo import config, eval_frame
+
+    def global_settings() -> tuple:
+        return eval_frame._stance, config.trace_autograd_ops, config.recompile_limit, torch.get_num_threads()
+
+    before = global_settings()
+    trained, stances = [], []
+
+    def train(env: str) -> None:
+        model = ANO("MlpPolicy", env, **SMALL, torch_compile=True)
+        model._is_last_epoch = lambda statistics: stances.append(eval_frame._stance) or False
+        trained.append(is_compiled(model.learn(128)))
+
+    threads = [threading.Thread(target=train, args=(env,)) for env in ("CartPole-v1", "Pendulum-v1")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert trained == [True, True]
+    assert global_settings() == before
+    assert all(stance is before[0] for stance in stances)
+
+
+@pytest.mark.parametrize(
+    ("options", "stock"),
+    [
+        ({}, True),
+        ({"use_sde": True}, True),
+        ({"use_sde": True, "policy_kwargs": {"squash_output": True}}, False),  # review core 1
+        ({"policy_kwargs": {"features_extractor_class": NormalisedExtractor}}, False),
+        ({"shaping": torch.sin}, False),
+    ],
+)
+def test_only_code_that_is_known_gets_another_tanh(options, stock):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = ANO("MlpPolicy", "Pendulum-v1", **SMALL, **options, torch_compile=True)
+    assert model._ready_step()._compiler_options(32)["cpp.use_decompose_tanh"] is stock
+
+
 # The compiler's own code warns.
 real_compiler = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch.*")
 
@@ -336,3 +415,54 @@ def test_without_a_compiler_the_update_runs_as_it_stands_with_one_warning(monkey
         found = ANO("MlpPolicy", "Pendulum-v1", **SMALL, torch_compile=True).learn(96)
     assert len([w for w in warned if "torch_compile" in str(w.message)]) == 1
     assert torch.equal(parameters(expected), parameters(found))
+
+
+DISTRIBUTIONS = {
+    "Gaussian": (spaces.Box(-1.0, 1.0, (6,), np.float32), {}),
+    "Gaussian, narrow": (spaces.Box(-1.0, 1.0, (6,), np.float32), {"policy_kwargs": {"log_std_init": -3.0}}),
+    "Categorical": (spaces.Discrete(3), {}),
+    "MultiCategorical": (spaces.MultiDiscrete([3, 2]), {}),
+    "Bernoulli": (spaces.MultiBinary(3), {}),
+    "gSDE": (spaces.Box(-1.0, 1.0, (6,), np.float32), {"use_sde": True}),
+    "gSDE, expln": (spaces.Box(-1.0, 1.0, (6,), np.float32), {"use_sde": True, "policy_kwargs": {"use_expln": True}}),
+    "gSDE, squashed": (
+        spaces.Box(-1.0, 1.0, (6,), np.float32),
+        {"use_sde": True, "policy_kwargs": {"squash_output": True, "log_std_init": 1.0}},
+    ),
+}
+
+
+def largest_ratio(distribution: str) -> float:
+    """Of the compiled policy to the one of the rollout, which has the same parameters: 1 but for rounding."""
+    actions, options = DISTRIBUTIONS[distribution]
+    settings = {"n_steps": 256, "batch_size": 512, "n_epochs": 2, "learning_rate": 0.0, "seed": 3, **options}
+    model = ANO("MlpPolicy", tiny_vec_env(BOX_OBSERVATIONS, actions), **settings, torch_compile=True).learn(512)
+    assert is_compiled(model)
+    return model.logger.name_to_value["train/ratio_max"]
+
+
+@pytest.mark.slow
+@needs_compiler
+@real_compiler
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_compiled_log_probabilities_are_those_of_the_rollout(distribution):  # review core 1
+    assert largest_ratio(distribution) == pytest.approx(1.0, abs=2e-5)
+
+
+@pytest.mark.slow
+@needs_compiler
+@real_compiler
+def test_that_test_finds_a_tanh_that_loses_digits(monkeypatch):
+    options = update.compiler_options
+    monkeypatch.setattr(update, "compiler_options", lambda device, products, stock: options(device, products, True))
+    assert largest_ratio("gSDE, squashed") > 1.01
+
+
+@pytest.mark.slow
+@needs_compiler
+@real_compiler
+def test_compiled_dropout_draws_the_masks_of_pytorch():  # review core 12
+    options = {**SMALL, "policy_kwargs": {"features_extractor_class": NormalisedExtractor}}
+    runs = [ANO("MlpPolicy", "Pendulum-v1", **options, torch_compile=compiled).learn(96) for compiled in (False, True)]
+    assert is_compiled(runs[1])
+    assert relative_difference(*map(parameters, runs)) <= 1e-6

@@ -181,7 +181,7 @@ class Overriding(ActorCriticPolicy):
         return super().predict_values(obs) + 1.0
 
     def evaluate_actions(self, obs: Any, actions: torch.Tensor) -> tuple:
-        values, log_prob, entropy = super().evaluate_actions(obs, actions)
+        values, log_prob, _ = super().evaluate_actions(obs, actions)
         return 2.0 * values, log_prob, None
 
 

@@ -38,7 +38,7 @@ def test_the_arguments_are_sb3s_in_its_order_and_then_keywords():
     }
 
 
-@pytest.mark.parametrize("env_id", ["Pendulum-v1", PendulumEnv, pendulum], ids=str)
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", PendulumEnv, pendulum], ids=["id", "class", "function"])
 @pytest.mark.parametrize(
     "arguments",
     [
