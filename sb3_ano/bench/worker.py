@@ -201,7 +201,9 @@ class Session:
         rollout = sys.modules.get("sb3_ano.algorithms.rollout") if self._contender["library"] == "ano" else None
         if rollout is not None and hasattr(rollout, "make_actor"):
             make_actor = rollout.make_actor
-            instruments.append((rollout, "make_actor", lambda *of: _TimedActor(make_actor(*of), watches["forward"])))
+            instruments.append(
+                (rollout, "make_actor", lambda *of, **how: _TimedActor(make_actor(*of, **how), watches["forward"]))
+            )
         elif self._contender["library"] != "sbx":
             instruments.append((model.policy, "forward", watches["forward"].wrap(model.policy.forward)))
         return instruments
