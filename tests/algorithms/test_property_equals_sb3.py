@@ -452,16 +452,17 @@ def assert_equals_sb3(config: Configuration, **options: Any) -> None:
         found = Trained(ANO, config, **{"shaping": "ppo", **options})
     for rollout, (mine, theirs) in enumerate(zip(found.rollouts, expected.rollouts, strict=True)):
         for name in COMPARED:
-            message = f"{name} of rollout {rollout}"
-            np.testing.assert_allclose(mine[name], theirs[name], rtol=1e-4, atol=1e-4, err_msg=message)
+            tolerance = 1e-4 * max(1.0, np.abs(theirs[name]).max())
+            np.testing.assert_allclose(mine[name], theirs[name], atol=tolerance, err_msg=f"{name} of rollout {rollout}")
     difference = (found.after - expected.after).norm()
     assert difference <= 1e-4 * expected.moved + 1e-7 * expected.after.norm()
 
 
-def run(examples: int, check: Callable[[Configuration], None], configurations: Any = CONFIGURATIONS, **options: Any) -> None:
+def run(examples: int, check: Callable[[Configuration], None], configurations: Any = CONFIGURATIONS) -> None:
     """Check the same sequence of configurations each time; Hypothesis prints one that fails."""
     reproducible = {"derandomize": True, "database": None, "deadline": None, "suppress_health_check": list(HealthCheck)}
-    settings(max_examples=examples, **reproducible, **options)(given(configurations)(check))()
+    # Shrinking takes minutes, and a configuration is easily read as it is.
+    settings(max_examples=examples, phases=[Phase.generate], **reproducible)(given(configurations)(check))()
 
 
 def eager(config: Configuration) -> None:
@@ -503,7 +504,7 @@ def test_compiled_updates_are_those_of_sb3():
 
 def test_these_configurations_tell_radii_of_0_2_and_0_201_apart():
     with pytest.raises(AssertionError):
-        run(40, lambda config: assert_equals_sb3(config, torch_compile=False, clip_range=0.201), phases=[Phase.generate])
+        run(40, lambda config: assert_equals_sb3(config, torch_compile=False, clip_range=0.201))
 
 
 PLAIN: Configuration = {
