@@ -149,9 +149,9 @@ def cores() -> int:
 def machine() -> dict[str, Any]:
     """Return processor, cores, operating system and Python version."""
     cpu = platform.processor()
-    with contextlib.suppress(OSError, IndexError):
+    with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")][0]
+        cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {"cpu": cpu or "unknown", "cores": cores(), "system": platform.platform(), "python": platform.python_version()}
 
 

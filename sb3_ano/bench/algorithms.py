@@ -6,18 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sb3_contrib import TRPO
 from stable_baselines3 import PPO
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import LinearSchedule
 from torch import nn
 
 from sb3_ano._registry import ALGORITHMS, arguments
-from sb3_ano.extras import missing_extra
-
-try:
-    from sb3_contrib import TRPO
-except ImportError as error:
-    raise missing_extra("bench", error.name or "sb3-contrib") from error
 
 #: Classes by name, in the order of tables and figures.
 CLASSES: dict[str, type[OnPolicyAlgorithm]] = {

@@ -41,9 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; the same command resumes from here", file=sys.stderr)
         return 130
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         if os.environ.get("SB3_ANO_TRACEBACK"):
             raise
+        if isinstance(error, ModuleNotFoundError):
+            package = str(error.name).partition(".")[0]
+            extra = {"ray": "'sb3-ano[ray]'", "wandb": "wandb"}.get(package, "'sb3-ano[bench]'")
+            return _complain(f"{package} is not installed; install it with: pip install {extra}")
         return _complain(str(error) or repr(error))
 
 

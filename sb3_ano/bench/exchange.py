@@ -6,17 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from sb3_ano._io import now
 from sb3_ano.bench.algorithms import number
 from sb3_ano.bench.plan import Run
 from sb3_ano.bench.results import Results, ResultsWriter, RunFiles
 from sb3_ano.bench.training import EVALUATIONS, MONITOR, PROGRESS, write_run
-from sb3_ano.extras import missing_extra
-
-try:
-    import pandas as pd
-except ImportError as error:
-    raise missing_extra("bench", "pandas") from error
 
 #: Columns that identify a run in CSV files.
 KEY = ["env", "algorithm", "clip_range", "desired_kl", "learning_rate", "n_epochs", "steps", "seed"]
@@ -36,7 +32,7 @@ def export(path: Path, out: Path, to: str = "csv", project: str = "sb3_ano") -> 
     :param project: project at Weights & Biases
     :return: what was written, for the user
     :raises ValueError: if runs are damaged
-    :raises MissingExtraError: if a package is not installed
+    :raises ModuleNotFoundError: if the package of the format is not installed
     """
     runs = Results(path).runs()
     if to == "csv":
@@ -129,10 +125,7 @@ def _scalars(run: RunFiles) -> Iterator[tuple[str, float, int]]:
 
 
 def _to_tensorboard(run: RunFiles, out: Path, project: str) -> None:
-    try:
-        tensorboard = importlib.import_module("torch.utils.tensorboard")
-    except ImportError as error:
-        raise missing_extra("zoo", "tensorboard") from error
+    tensorboard = importlib.import_module("torch.utils.tensorboard")
     directory = out / run.path.name
     if directory.exists():  # a second event file would double all points
         shutil.rmtree(directory)
@@ -142,10 +135,7 @@ def _to_tensorboard(run: RunFiles, out: Path, project: str) -> None:
 
 
 def _to_wandb(run: RunFiles, out: Path, project: str) -> None:
-    try:
-        wandb = importlib.import_module("wandb")
-    except ImportError as error:
-        raise ValueError("wandb is not installed; install it with: pip install wandb") from error
+    wandb = importlib.import_module("wandb")
     out.mkdir(parents=True, exist_ok=True)
     config = {key: value for key, value in run.document.items() if key != "sha256"}
     started = wandb.init(project=project, name=run.path.name, id=run.path.name, dir=str(out), config=config, reinit=True)
@@ -197,10 +187,7 @@ def _read_episodes(path: Path) -> pd.DataFrame:
         steps = [frame["l"].cumsum() * len(frames) if "timesteps" not in frame else frame["timesteps"] for frame in frames]
         together = pd.concat([frame.assign(timesteps=done) for frame, done in zip(frames, steps, strict=True)])
         return together.sort_values("timesteps", kind="stable")
-    try:
-        reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
-    except ImportError as error:
-        raise missing_extra("zoo", "tensorboard") from error
+    reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     events = reader.EventAccumulator(str(path), size_guidance={"scalars": 0})
     events.Reload()
     if RETURN_TAG not in events.Tags()["scalars"]:

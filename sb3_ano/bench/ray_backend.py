@@ -6,16 +6,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from sb3_ano._io import versions
 from sb3_ano.bench.plan import Run
 from sb3_ano.bench.pool import Report, Worker, WorkerError
 from sb3_ano.bench.runner import TARGET, request_of
-from sb3_ano.extras import missing_extra
-
-try:
-    import ray
-except ImportError as error:
-    raise missing_extra("ray", error.name or "ray") from error
 
 # Lost workers and machines; Ray does not retry a training that fails.
 _MOST_LOSSES = 10

@@ -9,15 +9,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import pandas as pd
 
 from sb3_ano._io import DirectoryLock, now, read_json, write_file, write_json
 from sb3_ano.bench.training import EVALUATIONS, FORMAT, MODEL, MONITOR, NORMALIZATION, PROGRESS, RUN, checksum
-from sb3_ano.extras import missing_extra
-
-try:
-    import pandas as pd
-except ImportError as error:
-    raise missing_extra("bench", "pandas") from error
 
 #: Files that a run may have beside ``run.json``.
 FILES = (MONITOR, PROGRESS, EVALUATIONS, MODEL, NORMALIZATION)

@@ -11,13 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-
-from sb3_ano.extras import missing_extra
-
-try:
-    from scipy.stats import t as student_t
-except ImportError as error:
-    raise missing_extra("bench", "scipy") from error
+from scipy.stats import t as student_t
 
 Statistic = Callable[..., np.ndarray]
 _PROBABILITIES = np.linspace(0.0, 1.0, 10_001)

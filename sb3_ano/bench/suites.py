@@ -6,18 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano.bench.algorithms import CLASSES, Algorithm, evaluated, hint, require_known
 from sb3_ano.envs import BACKENDS
 from sb3_ano.envs.atari import atari_protocol
-from sb3_ano.extras import missing_extra
 from sb3_ano.zoo.hyperparameters import hyperparameter_file
-
-try:
-    import yaml
-    from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-except ImportError as error:
-    raise missing_extra("bench", error.name or "pydantic") from error
 
 _DIRECTORY = Path(__file__).parent / "suites"
 #: File whose settings are shared by the algorithms without a file, so that PPO and TRPO are compared like with like.

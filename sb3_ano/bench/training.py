@@ -48,7 +48,7 @@ def make_envs(run: Run, threads: int = 1) -> tuple[VecEnv, VecEnv]:
 
 
 def normalized(run: Run, train: VecEnv, evaluation: VecEnv) -> tuple[VecEnv, VecEnv]:
-    """Wrap both environments in VecNormalize if the hyperparameters ask for it; arguments as :func:`make_envs` returns them."""
+    """Wrap both environments of :func:`make_envs` in VecNormalize if the hyperparameters ask for it."""
     normalize = run.hyperparameters.get("normalize", False)
     if not normalize:
         return train, evaluation

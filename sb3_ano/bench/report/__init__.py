@@ -5,23 +5,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+
 from sb3_ano._io import now, replace_directory
+from sb3_ano.bench.report import effects, sections
 from sb3_ano.bench.report.data import Chapter, Settings, load_chapters
 from sb3_ano.bench.report.figures import render
-from sb3_ano.bench.report.sections import SECTIONS, Section, View
+from sb3_ano.bench.report.sections import Section, View
 from sb3_ano.bench.report.tables import escaped, safe_for_spreadsheets
 from sb3_ano.bench.results import Results
-from sb3_ano.extras import missing_extra
-
-try:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
-except ImportError as error:
-    raise missing_extra("bench", "jinja2") from error
 
 __all__ = ["Settings", "write_report"]
 
 _PAGE = "index.html"
 _MARK = 'content="sb3_ano.bench report"'
+
+#: The sections of a chapter, in their order. One that has nothing to show returns None.
+_SECTIONS = (
+    *(sections.aggregates, sections.profiles, sections.improvement, sections.sample_efficiency, sections.tasks),
+    *(effects.settings, effects.dynamics, effects.matched_kl, effects.wall_clock, effects.records),
+)
 
 
 def write_report(path: Path, out: Path, settings: Settings = Settings()) -> list[str]:  # noqa: B008  # frozen
@@ -43,7 +46,7 @@ def write_report(path: Path, out: Path, settings: Settings = Settings()) -> list
     parts: list[tuple[str, list[Section]]] = []
     for chapter in chapters:
         view = View(chapter)
-        parts.append((chapter.name, [section for make in SECTIONS if (section := make(view)) is not None]))
+        parts.append((chapter.name, [section for make in _SECTIONS if (section := make(view)) is not None]))
     loader, escape = FileSystemLoader(Path(__file__).parent), select_autoescape(["html"])
     environment = Environment(loader=loader, autoescape=escape, undefined=StrictUndefined)
     environment.filters |= {"base64": lambda content: base64.b64encode(content).decode(), "escaped": escaped, "slug": _slug}

@@ -4,18 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pandas as pd
 
 from sb3_ano.bench.algorithms import CLASSES
 from sb3_ano.bench.results import Results, RunFiles
 from sb3_ano.bench.scores import DEFAULT_TABLES, ReferenceScores
 from sb3_ano.bench.statistics import Bootstrap, area_under_curve
 from sb3_ano.bench.training import EVALUATIONS, PROGRESS
-from sb3_ano.extras import missing_extra
-
-try:
-    import pandas as pd
-except ImportError as error:
-    raise missing_extra("bench", "pandas") from error
 
 LENGTH = "total_timesteps"
 #: Diagnostics of an update: columns of ``progress.csv`` with their signs. SB3 logs the entropy as a loss.

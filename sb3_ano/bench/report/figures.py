@@ -5,21 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from sb3_ano.bench.report.data import title
 from sb3_ano.bench.statistics import Estimate
-from sb3_ano.extras import missing_extra
-
-try:
-    import matplotlib as mpl
-    import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
-except ImportError as error:
-    raise missing_extra("bench", error.name or "matplotlib") from error
 
 # Okabe and Ito's palette (2008), without its yellow, which is too light for lines.
 _STYLES: dict[str, tuple[str, Any, str]] = {

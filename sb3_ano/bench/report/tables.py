@@ -7,14 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from sb3_ano.bench.statistics import Estimate
-from sb3_ano.extras import missing_extra
-
-try:
-    import pandas as pd
-except ImportError as error:
-    raise missing_extra("bench", "pandas") from error
 
 _MISSING = "-"
 # Signs that a spreadsheet takes for the beginning of a formula.

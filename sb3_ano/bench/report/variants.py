@@ -5,16 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from sb3_ano.bench.algorithms import number
+from sb3_ano.bench.algorithms import Algorithm, number
 from sb3_ano.bench.report.data import Chapter, title
 from sb3_ano.bench.statistics import interquartile_mean
-from sb3_ano.extras import missing_extra
-
-try:
-    import pandas as pd
-except ImportError as error:
-    raise missing_extra("bench", "pandas") from error
 
 LEARNING_RATE = "learning_rate"
 #: Value of a setting whose suite has different values for its tasks.
@@ -88,9 +83,15 @@ def variants(chapter: Chapter) -> list[Variant]:
     """
     made = []
     for algorithm, runs in chapter.runs.groupby("algorithm", sort=False):
-        values = pd.DataFrame(list(runs["hyperparameters"]), index=runs.index).map(_plain)
+        defaults = Algorithm(str(algorithm).partition(":")[0])
+        given = sorted({name for hyperparameters in runs["hyperparameters"] for name in hyperparameters})
+        columns = {
+            name: [_plain(own[name] if name in own else defaults.default(name)) for own in runs["hyperparameters"]]
+            for name in given
+        }
+        values = pd.DataFrame(columns, index=runs.index, dtype=object)
         names = sorted(name for name in values if values[name].astype(str).groupby(runs["env_id"]).nunique().max() > 1)
-        values = values[names].astype(object)
+        values = values[names].copy()
         for name in names:
             of_suite = [name not in changed for changed in runs["changed"]]
             if values.loc[of_suite, name].nunique() > 1:
