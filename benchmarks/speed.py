@@ -4,7 +4,8 @@
     python benchmarks/speed.py --cases paper pong --sbx-python PATH --out docs/results/speed
 
 Blocks of SB3's PPO and of a variant alternate, each in a process of its own. ``blocks.csv`` has a row per block, ``speed.md``
-medians and quartiles of the ratios of neighboring blocks. ``scale-N`` are N environments with rollouts of 2048 samples.
+medians and quartiles of the ratios of neighboring blocks, and by how much the
+last quarter of a whole run was slower than the first (growth). ``scale-N`` are N environments with rollouts of 2048 samples.
 """
 
 import argparse
@@ -162,9 +163,6 @@ def measure_case(case: str, options: argparse.Namespace, cache: str) -> list[dic
 
 def table(blocks: pd.DataFrame) -> str:
     """Return medians, and quartiles of the ratios to SB3's PPO, as Markdown."""
-    lines = [
-        "| case | variant | steps per second | against SB3 PPO (quartiles) | peak MB | env / update, % | last / first quarter |"
-    ]
     columns = [
         "case",
         "variant",

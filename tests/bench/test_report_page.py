@@ -17,7 +17,7 @@ WINDOWS = {"desktop": (1300, 900, False), "phone": (400, 844, True)}
 _FIGURES = """
 [...document.querySelectorAll("figure img")].map((image) => {
   image.scrollIntoView({behavior: "instant", block: "start"});
-  const box = image.getBoundingClientRect();
+  const box = image.parentElement.getBoundingClientRect();  // in which wide figures scroll
   const hit = document.elementFromPoint(box.left + box.width / 2, Math.max(1, box.top + Math.min(box.height, 200) / 2));
   return {name: image.alt, left: box.left, right: box.right, width: box.width, height: box.height,
           drawn: image.complete && image.naturalWidth > 0, shown: hit === image};
