@@ -79,6 +79,7 @@ class UpdateRecorder(BaseCallback):
 
     #: The collection of rollouts need not prepare tensors and local variables for it.
     reads_locals = False
+    model: OnPolicyAlgorithm
 
     def __init__(self, directory: Path, run: Run, report: Callable[[int], None]) -> None:
         super().__init__()

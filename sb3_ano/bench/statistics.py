@@ -7,7 +7,7 @@ comes from a stratified bootstrap of scores whose distances from the mean of the
 and Student's t has the degrees of freedom of Welch and Satterthwaite over all tasks.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -213,30 +213,22 @@ def relative_change(
 
 
 def interaction(
-    before: np.ndarray,
-    after: np.ndarray,
-    other_before: np.ndarray,
-    other_after: np.ndarray,
-    bootstrap: Bootstrap,
-    paired: bool = False,
-    metric: Statistic = interquartile_mean,
+    change: Sequence[np.ndarray], other: Sequence[np.ndarray], bootstrap: Bootstrap, paired: bool = False
 ) -> Estimate:
-    """Compute by how much more an aggregate changes for one algorithm than for another, in units of the score.
+    """Compute by how much more the IQM changes for one algorithm than for another, in units of the score.
 
-    :param before: scores of the algorithm, shape ``(seeds, tasks)``
-    :param after: scores of the algorithm after the change
-    :param other_before: scores of the other algorithm
-    :param other_after: scores of the other algorithm after the change
+    :param change: scores of the algorithm before and after the change
+    :param other: scores of the other algorithm before and after
     :param bootstrap: how the interval is computed
     :param paired: whether all four have the same seeds
-    :param metric: the aggregate
     :raises ValueError: for other shapes, or scores that are not finite
     """
 
-    def difference(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> np.ndarray:
-        return (metric(b) - metric(a)) - (metric(d) - metric(c))
+    def difference(*samples: np.ndarray) -> np.ndarray:
+        before, after, other_before, other_after = map(interquartile_mean, samples)
+        return (after - before) - (other_after - other_before)
 
-    return estimate(difference, before, after, other_before, other_after, bootstrap=bootstrap, paired=paired)
+    return estimate(difference, *change, *other, bootstrap=bootstrap, paired=paired)
 
 
 def area_under_curve(steps: np.ndarray, returns: np.ndarray) -> float:

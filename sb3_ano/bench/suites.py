@@ -71,7 +71,7 @@ class Suite(_Settings):
 
     name: str
     tasks: dict[str, Task] = Field(min_length=1)
-    evaluation: Evaluation = Evaluation()
+    evaluation: Evaluation = Field(default_factory=lambda: Evaluation.model_validate({}))
     backend: str | None = None
     imports: list[str] = []
 

@@ -66,7 +66,8 @@ def test_monitor_files_of_several_environments_are_merged_by_their_steps(tmp_pat
         import_logs([tmp_path / "empty"], tmp_path / "out", "ppo", "Hopper-v4", seed=9)
 
 
-def test_imported_runs_are_reported_by_their_training_returns(tmp_path, capsys):
+def test_imported_runs_are_reported_by_their_training_returns(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sb3_ano.bench.report.render", lambda figure, kind: b"")
     runs = write_results(tmp_path / "results", RUNS[:4])
     logs = sorted(str(path) for path in (runs / "runs").iterdir())
     assert main(["import", *logs, "--algo", "theirs", "--env", "Hopper-v4", "--out", str(tmp_path / "all")]) == 0

@@ -36,6 +36,12 @@ def runs(tasks=("HalfCheetah-v4", "Hopper-v4"), algorithms=("ppo", "ano"), seeds
     ]
 
 
+@pytest.fixture
+def no_images(monkeypatch):
+    """Figures are drawn and not rendered, which takes most of the time."""
+    monkeypatch.setattr("sb3_ano.bench.report.render", lambda figure, kind: b"")
+
+
 def view(directory, settings=SETTINGS) -> View:
     (chapter,) = load_chapters(Results(directory), settings)
     return View(chapter)
@@ -125,7 +131,7 @@ def test_curves_are_drawn_at_the_steps_where_they_were_measured(tmp_path):
 
 
 # Review bench B2: figures took the lowest learning rate, and said that it was the suite's.
-def test_the_suites_learning_rate_is_shown_or_else_the_lowest(tmp_path):
+def test_the_suites_learning_rate_is_shown_or_else_the_lowest(tmp_path, no_images):
     for directory, rates in (("own", [1e-4, None, 1e-3]), ("others", [1e-3, 1e-4])):
         for rate in rates:
             changed = {} if rate is None else {"changed": {"learning_rate": f"lin_{rate}"}}
@@ -139,7 +145,7 @@ def test_the_suites_learning_rate_is_shown_or_else_the_lowest(tmp_path):
     assert notes == []
 
 
-def test_the_best_of_a_grid_is_selected_and_said_to_flatter(tmp_path):
+def test_the_best_of_a_grid_is_selected_and_said_to_flatter(tmp_path, no_images):
     for clip_range, final in ((0.1, 900.0), (0.2, 1000.0), (0.3, 1100.0)):
         write_results(tmp_path, runs(final=final, changed={} if clip_range == 0.2 else {"clip_range": clip_range}))
     assert [(variant.label, variant.alternatives) for variant in view(tmp_path).chosen] == [
@@ -154,7 +160,7 @@ def test_the_best_of_a_grid_is_selected_and_said_to_flatter(tmp_path):
 
 
 # Review bench B8: a second grid removed the first one's figure.
-def test_a_second_grid_does_not_hide_the_first(tmp_path):
+def test_a_second_grid_does_not_hide_the_first(tmp_path, no_images):
     for changed in ({}, {"clip_range": 0.1}, {"n_epochs": 20}):
         write_results(tmp_path, runs(algorithms=["ano"], changed=changed, final=1000.0 + 500.0 * ("n_epochs" in changed)))
     write_report(tmp_path, tmp_path / "report", SETTINGS)
@@ -189,7 +195,7 @@ def test_final_returns_can_average_the_last_evaluations(tmp_path):
 
 
 # Review bench S7, B10.
-def test_nothing_is_left_out_in_silence(tmp_path):
+def test_nothing_is_left_out_in_silence(tmp_path, no_images):
     write_results(tmp_path, runs()[:-1] + runs(tasks=["Ant-v4"], algorithms=["ppo"]))
     write_results(tmp_path, runs(tasks=["Swimmer-v4"], seeds=[7], details={"backend_used": "envpool"}))
     write_results(tmp_path, runs(tasks=["Swimmer-v4"], seeds=[8]))
@@ -200,7 +206,7 @@ def test_nothing_is_left_out_in_silence(tmp_path):
     assert "No algorithm has a seed with runs of all tasks." in text
 
 
-def test_one_seed_has_no_interval_and_that_is_said(tmp_path):
+def test_one_seed_has_no_interval_and_that_is_said(tmp_path, no_images):
     write_results(tmp_path, runs(seeds=[0]))
     notes = write_report(tmp_path, tmp_path / "report", SETTINGS)
     assert notes == ["mujoco: One seed only, and therefore no interval: PPO, ANO."]

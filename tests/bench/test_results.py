@@ -112,14 +112,14 @@ def test_rows_of_a_run(results):
 
 
 class Trainings:
-    """A backend whose trainings end as a list says, in their order."""
+    """A backend whose trainings end as the outcomes of their seed say, attempt by attempt."""
 
     def __init__(self, results, outcomes):
-        self.results, self.outcomes, self.submitted, self.closed = results, list(outcomes), [], False
+        self.results, self.outcomes, self.submitted, self.closed = results, outcomes, [], False
 
     def submit(self, run, resume, report):
         self.submitted.append((run.seed, resume))
-        future, outcome = Future(), self.outcomes.pop(0)
+        future, outcome = Future(), self.outcomes[run.seed].pop(0)
         if isinstance(outcome, WorkerError):
             future.set_exception(outcome)
             return future
@@ -140,25 +140,23 @@ def test_failed_runs_are_tried_twice_and_recorded(tmp_path):
     crash, killed = WorkerError("ValueError: no", "Traceback\nValueError: no"), WorkerError("killed", killed=True)
     with ResultsWriter(tmp_path) as results:
         # A run that was killed resumes; one that failed, or whose files are damaged, restarts.
-        backend = Trainings(results, [killed, "whole", crash, "damaged", "whole", crash, "whole"])
+        backend = Trainings(results, {0: [killed, "whole"], 1: ["whole"], 2: [crash, crash], 3: ["damaged", "whole"]})
         failures = execute(runs, backend, results)
     assert backend.closed
     assert backend.submitted[:4] == [(0, True), (1, True), (2, True), (3, True)]
     assert set(backend.submitted[4:]) == {(0, True), (2, False), (3, False)}
-    assert len(failures) == 1
     (failed,) = Results(tmp_path).failures()
-    assert failed["name"] == next(iter(failures))
-    assert failed["errors"][0] == "Traceback\nValueError: no"
+    assert list(failures) == [failed["name"]] == [runs[2].name]
+    assert failed["errors"] == ["Traceback\nValueError: no"] * 2
     attempts = {run.document["seed"]: run.document["attempts"] for run in Results(tmp_path).runs()}
-    assert attempts[1] == 1
-    assert sorted(attempts.values()) == [1, 2, 2]
+    assert attempts == {0: 2, 1: 1, 3: 2}
 
 
 def test_a_full_disk_stops_everything_with_one_line(tmp_path):
     runs = [small_run("ano", seed=seed) for seed in range(3)]
     full = WorkerError("OSError: [Errno 28] No space left on device", number=errno.ENOSPC)
     with ResultsWriter(tmp_path) as results:
-        backend = Trainings(results, ["whole", full, "whole"])
+        backend = Trainings(results, {0: ["whole"], 1: [full], 2: ["whole"]})
         with pytest.raises(OSError, match="cannot be written: .*No space left on device; finished runs are kept"):
             execute(runs, backend, results)
         assert backend.closed

@@ -19,7 +19,7 @@ from sb3_ano import ANO
 from sb3_ano.bench.results import Results
 
 pytestmark = pytest.mark.slow
-KILLS = 12
+KILLS = 8
 
 
 def command(out, *more: str) -> list[str]:
@@ -122,10 +122,10 @@ def test_a_worker_that_is_killed_is_replaced_and_a_second_command_is_refused(uni
     out = tmp_path / "out"
     process = subprocess.Popen(command(out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     victim, name = next(iter(wait_for_trainings(out, process).items()))
+    victim.kill()
     second = subprocess.run(command(out), capture_output=True, text=True)
     assert second.returncode == 2
     assert second.stderr == f"error: {out} is in use: another process writes to it now\n"
-    victim.kill()
     _, error = process.communicate()
     assert process.returncode == 0, error
     assert "its process was killed by SIGKILL; it is run again" in " ".join(error.split())

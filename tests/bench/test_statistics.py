@@ -108,7 +108,7 @@ def test_95_percent_intervals_contain_the_truth_in_95_percent_of_cases(seeds, co
             "IQM": (estimate(METRICS["IQM"], first, bootstrap=BOOTSTRAP), expected["IQM"]),
             "Mean": (estimate(mean, first, bootstrap=BOOTSTRAP), expected["Mean"]),
             "change": (relative_change(first, second, BOOTSTRAP, metric=mean), 0.5),
-            "interaction": (interaction(first, second, third, fourth, BOOTSTRAP), 0.0),
+            "interaction": (interaction([first, second], [third, fourth], BOOTSTRAP), 0.0),
             "P": (probability_of_improvement(first + 0.05, third, BOOTSTRAP), improvement),
             "profile": (performance_profile(first, np.array([0.2]), BOOTSTRAP).at(0), above),
         }
@@ -182,7 +182,7 @@ def test_relative_change_is_in_units_of_what_was():
 # Review bench S3: the report had no number for the claim that one algorithm reacts more to the learning rate.
 def test_the_interaction_is_the_difference_of_two_differences():
     base, zero = scores(4, 3), np.zeros((4, 3))
-    found = interaction(base, base + 0.5, zero, zero + 0.2, BOOTSTRAP, paired=True)
+    found = interaction([base, base + 0.5], [zero, zero + 0.2], BOOTSTRAP, paired=True)
     assert (found.value, found.low, found.high) == pytest.approx((0.3, 0.3, 0.3), abs=1e-9)
 
 

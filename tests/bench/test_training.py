@@ -34,8 +34,7 @@ def learnt(run):
     return model
 
 
-@pytest.mark.parametrize(("label", "algorithm"), [("ppo", PPO), ("ano", ANO)])
-@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize(("label", "algorithm", "deterministic"), [("ppo", PPO, True), ("ano", ANO, False)])
 def test_recording_and_evaluating_change_neither_training_nor_episodes(label, algorithm, deterministic, tmp_path, monkeypatch):
     run = small_run(label, "CartPole-v1", points=3, deterministic=deterministic, **NORMALIZED)
     train(run, tmp_path / "run")
@@ -60,7 +59,7 @@ def test_recording_and_evaluating_change_neither_training_nor_episodes(label, al
 
 
 # Review bench S5, and resume within a run: a run that is killed at 99 % started again at 0.
-@pytest.mark.parametrize("label", ["ppo", "ano", "trpo"])
+@pytest.mark.parametrize("label", ["ano", *(pytest.param(label, marks=pytest.mark.slow) for label in ("ppo", "trpo"))])
 def test_a_killed_run_resumes_from_its_checkpoint_as_if_nothing_had_happened(label, tmp_path):
     run = small_run(label, points=4, steps=640, **NORMALIZED)
     train(run, tmp_path / "whole")

@@ -49,7 +49,7 @@ def write_report(path: Path, out: Path, settings: Settings = Settings()) -> list
         parts.append((chapter.name, [section for make in _SECTIONS if (section := make(view)) is not None]))
     loader, escape = FileSystemLoader(Path(__file__).parent), select_autoescape(["html"])
     environment = Environment(loader=loader, autoescape=escape, undefined=StrictUndefined)
-    environment.filters |= {"base64": lambda content: base64.b64encode(content).decode(), "escaped": escaped, "slug": _slug}
+    environment.filters |= {"base64": _base64, "escaped": escaped, "slug": _slug}
     with replace_directory(out) as new:
         images = _write_parts(new, [section for _, made in parts for section in made])
         values = {"parts": parts, "facts": _facts(results, chapters, settings), "images": images}
@@ -101,6 +101,10 @@ def _circumstances(run: dict[Any, Any]) -> str:
     parts = [run.get("versions"), run.get("machine")]
     known = {key: value for part in parts if isinstance(part, dict) for key, value in part.items()}
     return ", ".join(f"{key} {value}" for key, value in known.items()) or "unknown versions"
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
 def _slug(text: str) -> str:

@@ -120,7 +120,7 @@ def _load_chapter(name: str, files: Sequence[RunFiles], references: ReferenceSco
         nothing = pd.Series(dtype=float)
         diagnostics = {key: sign * progress.get(column, nothing) for key, (column, sign) in DIAGNOSTICS.items()}
         update = pd.DataFrame({"timesteps": progress.get("time/total_timesteps", nothing), **diagnostics})
-        curve["score"] = references.normalize(run.document["env_id"], curve["value"])
+        curve["score"] = references.normalize(run.document["env_id"], curve["value"].to_numpy(float))
         curves.append(curve)
         updates.append(update)
         rows.append({**run.document, **_summary(run, curve, progress, settings), **update[list(DIAGNOSTICS)].mean()})

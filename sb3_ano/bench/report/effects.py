@@ -75,7 +75,9 @@ def _interactions(view: View, pairs: Sequence[tuple[Block, Block]]) -> list[dict
             if pair[0].variant.algorithm == other[0].variant.algorithm or rates[0] != rates[1]:
                 continue
             paired = len({block.seeds for block in (*pair, *other)}) == 1
-            found = interaction(*(block.column() for block in (*other, *pair)), bootstrap=view.bootstrap, paired=paired)
+            found = interaction(
+                [block.column() for block in other], [block.column() for block in pair], view.bootstrap, paired
+            )
             names = {"X": other[1].variant.label, "Y": pair[1].variant.label}
             rows.append({**names, "From": f"{rates[0][0]:g}", "To": f"{rates[0][1]:g}", "Change of X - change of Y": found})
     return rows
@@ -112,7 +114,7 @@ def dynamics(view: View) -> Section | None:
     rows = []
     for variant in view.everything:
         means = chapter.runs.iloc[list(variant.rows)][list(DIAGNOSTICS)].median()
-        rows.append({"Algorithm": variant.label, **{name: float(value) for name, value in means.items()}})
+        rows.append({"Algorithm": variant.label, **{str(name): float(value) for name, value in means.items()}})
     table = Table(view.name("dynamics"), "Medians over all runs of means over the training", rows)
     return Section("Ratio and KL dynamics", (), pictures, (table,))
 
@@ -167,7 +169,7 @@ def wall_clock(view: View) -> Section:
         }
         for task, seconds in runs.groupby("env_id")["seconds_to_threshold"]:
             if task in view.chapter.scored_tasks:
-                row[f"Seconds to {view.chapter.settings.threshold:g} on {task}"] = float(seconds.median())
+                row[f"Seconds to {view.chapter.settings.threshold:g} on {task!s}"] = float(seconds.median())
         rows.append(row)
     caption = (
         "Median training speed, and median time until a normalized score is reached; ∞ if half of the runs never reach it"

@@ -214,14 +214,14 @@ def tasks(view: View) -> Section:
             }
             scored = np.isfinite(score).all()
             rows.append(row | {view.unit: estimate(mean, score, bootstrap=view.bootstrap) if scored else np.nan})
-    final = {
+    source = {
         "evaluation": f"Final returns are means of the last evaluations ({chapter.settings.last}).",
         "training": "Returns are those of training episodes, averaged over the last 100.",
     }[chapter.settings.returns]
     caption = "Mean returns over seeds at the steps where they were measured, with pointwise 95 % intervals."
     labels = {"xlabel": view.steps_label, "ylabel": "Return"}
     table = Table(view.name("tasks"), "Final returns: mean over seeds with its 95 % interval, standard deviation (SD)", rows)
-    return Section("Tasks", (final,), (view.lines("tasks", caption, panels, columns=3, **labels),), (table,), chapter.notes)
+    return Section("Tasks", (source,), (view.lines("tasks", caption, panels, columns=3, **labels),), (table,), chapter.notes)
 
 
 def _returns(curves: Sequence[pd.Series]) -> tuple[np.ndarray, np.ndarray]:

@@ -90,10 +90,10 @@ def variants(chapter: Chapter) -> list[Variant]:
             for name in given
         }
         values = pd.DataFrame(columns, index=runs.index, dtype=object)
-        names = sorted(name for name in values if values[name].astype(str).groupby(runs["env_id"]).nunique().max() > 1)
+        names = sorted(name for name in given if values[name].astype(str).groupby(runs["env_id"]).nunique().max() > 1)
         values = values[names].copy()
         for name in names:
-            of_suite = [name not in changed for changed in runs["changed"]]
+            of_suite = np.array([name not in changed for changed in runs["changed"]])
             if values.loc[of_suite, name].nunique() > 1:
                 values.loc[of_suite, name] = OF_SUITE
         groups: dict[tuple[tuple[str, Any], ...], list[int]] = {}
@@ -145,7 +145,7 @@ def blocks(chapter: Chapter, which: Sequence[Variant]) -> tuple[list[Block], lis
         complete = table.dropna()
         unused = table.drop(complete.index).stack() if tasks else pd.Series(dtype=int)
         if len(unused):
-            names = ", ".join(runs["name"].loc[unused.astype(int)])
+            names = ", ".join(runs["name"].iloc[int(row)] for row in unused.to_numpy())
             notes.append(f"Not aggregated, because their seed has no run of another task: {names}.")
         if tasks and len(complete):
             made.append(Block(variant, tuple(complete.index), complete.to_numpy(int), chapter))
