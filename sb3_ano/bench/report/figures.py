@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -29,27 +30,11 @@ _OTHERS = [
     for line, markers in (((0, (2, 1)), "P*X"), ((0, (8, 2)), "<>h"))
     for color, marker in zip(("#E69F00", "#56B4E9", "#999999"), markers, strict=True)
 ]
-_SETTINGS: Any = {
-    "font.size": 9.0,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.3,
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 4.5,
-    # Names of tasks are not formulas, whatever they contain.
-    "text.parse_math": False,
-    "pdf.fonttype": 42,
-}
 _PANEL_WIDTH, _PANEL_HEIGHT = 3.3, 2.3
 _LARGEST_SPAN, _MOST_TICKS = 1e4, 6
 
 #: Decorates functions that draw: matplotlib reads its settings whenever an artist is made.
-styled = mpl.rc_context(_SETTINGS)
+styled = mpl.rc_context(mpl.rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=False))
 
 
 class Style:
