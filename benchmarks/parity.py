@@ -8,6 +8,7 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -55,7 +56,7 @@ def compare(rows: pd.DataFrame, reference: str = "ppo") -> pd.DataFrame:
         for env_id, table in rows.pivot(index=["env_id", "seed"], columns="algorithm", values=measure).groupby("env_id"):
             for algorithm in table.columns:
                 pairs = table[[algorithm]].assign(reference=table[reference]).dropna()
-                row = {"env": env_id, "measure": measure, "algorithm": algorithm, "seeds": len(pairs)}
+                row: dict[str, Any] = {"env": env_id, "measure": measure, "algorithm": algorithm, "seeds": len(pairs)}
                 row["mean"] = pairs[algorithm].mean()
                 if algorithm != reference and len(pairs) > 1:
                     test = stats.ttest_rel(pairs[algorithm], pairs["reference"])
@@ -80,7 +81,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("parity"), help="directory of the results")
     options = parser.parse_args()
     evaluation = {"points": 1, "episodes": 20}
-    suite = Suite(name="parity", tasks=options.envs, hyperparameters=HYPERPARAMETERS, evaluation=evaluation)
+    content = {"tasks": options.envs, "hyperparameters": HYPERPARAMETERS, "evaluation": evaluation}
+    suite = Suite.model_validate({"name": "parity", **content})
     runs = make_plan(suite, options.algos, range(options.seeds), total_timesteps=options.steps)
     check_runs(runs)
     with ResultsWriter(options.out) as results:

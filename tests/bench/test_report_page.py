@@ -63,6 +63,19 @@ def test_figures_are_visible_and_the_console_is_silent(page, tab, window, tmp_pa
     assert tab.complaints() == []
 
 
+# Review bench B7: wide tables were cut off on paper.
+def test_nothing_is_cut_off_on_paper(page, tab):
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    try:
+        tab.open(page, 720, 900, False)  # A4 with margins
+        assert (
+            tab.evaluate("Math.max(...[...document.querySelectorAll('table, img')].map(e => e.getBoundingClientRect().right))")
+            <= 720
+        )
+    finally:
+        tab.call("Emulation.setEmulatedMedia", media="")
+
+
 def test_complaints_and_requests_would_be_seen(tab, tmp_path):
     (tmp_path / "bad.html").write_text("<img src='http://127.0.0.1:9/x.png'><script>console.error('bad'); missing()</script>")
     tab.open(tmp_path / "bad.html", 800, 600, False)
