@@ -1,1 +1,1 @@
-"""Measurements of this package: ``python -m sb3_ano.bench speed`` and ``parity``."""
+"""Experiments and reports: ``python -m sb3_ano.bench run``, ``report``, ``export`` and ``import``."""

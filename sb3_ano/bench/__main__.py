@@ -1,4 +1,4 @@
-"""``python -m sb3_ano.bench COMMAND ...``."""
+"""``python -m sb3_ano.bench``."""
 
 import sys
 

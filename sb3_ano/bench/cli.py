@@ -1,7 +1,6 @@
-"""The command line of the benchmarks."""
+"""The command line ``python -m sb3_ano.bench``."""
 
 import argparse
-import difflib
 import os
 import shlex
 import sys
@@ -9,10 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from sb3_ano.bench.cases import CASES, all_contenders
-from sb3_ano.bench.files import cores
+from sb3_ano._io import cores
 
+_PROGRAM = "python -m sb3_ano.bench"
 _EPILOG = "'COMMAND --help' shows the options of a command. Set SB3_ANO_TRACEBACK=1 to see where an error comes from."
+_SCORES = (
+    "td3, simbav2 (MuJoCo), mnih2015, wang2016 (Atari), classic, or CSV files with the columns env, random, expert or human"
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -23,32 +25,29 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a benchmark.
+    """Run a command.
 
-    :param arguments: those of the command line; None takes the process's own
-    :return: exit status: 1 if something could not be measured, 2 after bad input, 130 after an interrupt
+    :param arguments: command line, by default that of the process
+    :return: exit status: 1 if runs failed, 2 after bad input, 130 after an interrupt
     """
     rest = list(sys.argv[1:] if arguments is None else arguments)
-    parser, commands = _parsers()
-    if not rest:
-        parser.print_help()
-        return 0
-    if not rest[0].startswith("-") and rest[0] not in commands:
-        near = difflib.get_close_matches(rest[0], commands, n=1)
-        hint = f", did you mean {near[0]!r}?" if near else ""
-        return _complain(f"unknown command {rest[0]!r}{hint} (commands are {', '.join(commands)})")
     try:
-        options = parser.parse_args(rest)
-    except SystemExit as finished:  # after help, or a complaint
+        options = _parser().parse_args(rest or ["--help"])
+    except SystemExit as finished:  # after help, or an error
         return int(finished.code or 0)
     try:
-        return options.run(options, shlex.join(["python", "-m", "sb3_ano.bench", *rest]))
+        options.command = shlex.join([*_PROGRAM.split(), *rest])
+        return options.function(options)
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
+        print("interrupted; the same command resumes from here", file=sys.stderr)
         return 130
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         if os.environ.get("SB3_ANO_TRACEBACK"):
             raise
+        if isinstance(error, ModuleNotFoundError):
+            package = str(error.name).partition(".")[0]
+            extra = {"ray": "'sb3-ano[ray]'", "wandb": "wandb"}.get(package, "'sb3-ano[bench]'")
+            return _complain(f"{package} is not installed; install it with: pip install {extra}")
         return _complain(str(error) or repr(error))
 
 
@@ -57,165 +56,140 @@ def _complain(message: str) -> int:
     return 2
 
 
-def _parsers() -> tuple[_Parser, list[str]]:
-    parser = _Parser("python -m sb3_ano.bench", description="Measurements of this package.", epilog=_EPILOG)
+def _parser() -> _Parser:
+    parser = _Parser(_PROGRAM, description="Experiments with the algorithms of this package.", epilog=_EPILOG)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    _add_speed(commands)
-    _add_parity(commands)
-    _add_run(commands)
-    _add_report(commands)
-    return parser, list(commands.choices)
 
+    def command(name: str, function: Callable[[argparse.Namespace], int], help: str) -> Callable[..., argparse.Action]:
+        kind = argparse.ArgumentDefaultsHelpFormatter
+        added = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.", formatter_class=kind)
+        added.set_defaults(function=function)
+        return added.add_argument
 
-def _add_speed(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    parser = commands.add_parser(
-        "speed",
-        help="steps a second, memory and profile against SB3's PPO",
-        description="Training speed against SB3's PPO. Blocks of the two alternate, each in a process of its own at its best "
-        "number of threads. Leave the machine alone meanwhile. What is finished is kept; the same command goes on.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
-    names = [contender.name for contender in all_contenders(CASES)]
-    add("--cases", nargs="+", metavar="CASE", help=f"of {', '.join(case.name for case in CASES)}; all without this option")
-    add("--contenders", nargs="+", metavar="NAME", help=f"of {', '.join(names)}; all without this option")
-    add("--pairs", type=_whole_number, default=5, help="pairs of blocks")
-    add("--block-seconds", type=_positive, default=4.0, help="length of a block, seconds")
-    add("--threads", type=_whole_number, help="of all contenders; tried out without this option")
-    add("--device", default="auto", help="SB3's device")
-    add("--sbx-python", metavar="PATH", help="the interpreter that has sbx; without this option, this one if it has it")
-    add("--scaling", action="store_true", help="curves over the length of a run and the number of environments")
-    add("--scaling-steps", type=_whole_number, default=1_000_000, help="length of that run, steps")
-    add("--quick", action="store_true", help="try everything out; the numbers mean nothing")
-    _add_common(parser, "speed", _speed)
-
-
-def _add_parity(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    parser = commands.add_parser(
-        "parity",
-        help="does the fast path learn as well as SB3's PPO?",
-        description="Trains SB3's PPO and the fast path, with PPO's shape, on the same tasks and seeds, and compares returns "
-        "pair by pair. What is finished is kept; the same command goes on.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--envs", nargs="+", metavar="ID", default=["HalfCheetah-v4", "Hopper-v4"], help="tasks")
-    add("--contenders", nargs="+", metavar="NAME", help="of sb3, fast-float32, fast-bfloat16; all without this option")
-    add("--seeds", type=_whole_number, default=8, help="number of seeds, from 0")
-    add("--steps", type=_whole_number, default=300_000, help="environment steps of a training")
-    add("--eval-episodes", type=_whole_number, default=20, help="deterministic episodes after it")
-    add("--jobs", type=_whole_number, default=cores(), help="trainings at a time, each with one thread")
-    _add_common(parser, "parity", _parity)
-
-
-def _add_run(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    parser = commands.add_parser(
-        "run",
-        help="the paper's experiments: suite x algorithms x seeds x grid",
-        description="Trains and evaluates every algorithm on every task of a suite. Shows the plan and the time it will take, "
-        "and runs what is not there yet. Killed at any moment, the same command goes on.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
+    add = command("run", _run, "train every algorithm on every task of a suite; a killed command resumes if it is run again")
     add("--suite", required=True, metavar="NAME", help="mujoco, mujoco-v5, atari, classic, or a YAML file")
-    add("--version", metavar="vN", help="of the tasks, such as v5; without this option, the suite's")
-    add("--envs", nargs="+", metavar="ID", help="tasks of the suite, such as Hopper-v4 or Hopper; all without this option")
-    add(
-        "--algos",
-        nargs="+",
-        metavar="NAME",
-        help="of ppo, trpo, spo, papo, ano, ano:shaping=NAME; the first five without this",
+    add("--envs", nargs="+", metavar="ID", help="tasks of the suite, such as Hopper-v4 or Hopper; all by default")
+    names = ["ppo", "trpo", "spo", "papo", "ano"]
+    add("--algos", nargs="+", metavar="NAME", default=names, help="algorithms, with options: ano:shaping=spo,desired_kl=0.01")
+    add("--seeds", default="5", help="number of seeds, or seeds such as 3-5 or 0,3-5")
+    add("--steps", type=_positive_integer, help="environment steps of each run; the suite's by default")
+    values = (
+        "hyperparameters to vary: clip_range=0.1,0.2, papo.omega=0.001,0.01, learning_rate alone for the paper's, or paper"
     )
-    add("--seeds", type=_whole_number, default=5, help="number of seeds, from 0")
-    add("--steps", type=_whole_number, help="environment steps of each run; the suite's without this option")
-    add(
-        "--grid",
-        nargs="+",
-        metavar="NAME=VALUES",
-        help="hyperparameters to vary, such as clip_range=0.1,0.2,0.3 or papo.omega=0.001,0.01; clip_range, learning_rate, "
-        "delta and omega alone take the paper's values, and 'paper' the paper's search",
-    )
-    add("--jobs", type=_whole_number, help="runs at a time; without this option, cores divided by threads")
-    add("--threads", type=_whole_number, default=1, help="of each run")
+    add("--grid", nargs="+", metavar="NAME=VALUES", default=[], help=values)
+    add("--shard", default="1/1", metavar="I/N", help="the I-th of N parts of the plan, to share it between machines")
+    add("--jobs", type=_positive_integer, help="runs at a time; processors divided by threads by default")
+    add("--threads", type=_positive_integer, default=1, help="threads of each run")
     add("--device", default="cpu", help="SB3's device")
     add("--backend", choices=["local", "ray"], default="local", help="where the runs are made")
-    add("--address", help="of the Ray cluster, such as auto; without this option, one is started on this machine")
-    add("--plan", action="store_true", help="show the plan only")
-    add("--out", type=Path, default=Path("experiments"), help="folder of the results")
-    parser.set_defaults(run=_run)
+    add("--address", help="address of the Ray cluster, such as auto; by default, Ray is started on this machine")
+    add("--no-models", action="store_true", help="do not keep the final models")
+    add("--plan", action="store_true", help="check and show the plan, and stop")
+    add("--out", type=Path, default=Path("experiments"), help="directory of the results")
+
+    add = command("report", _report, "write tables and figures of the results, as one HTML page and as files")
+    add("results", type=Path, help="directory of 'run --out'")
+    add("--out", type=Path, help="directory of the report; 'report' in that of the results by default")
+    add("--tables", nargs="+", metavar="TABLE", default=["td3", "mnih2015", "classic"], help=f"reference scores: {_SCORES}")
+    add("--returns", choices=["evaluation", "training"], default="evaluation", help="which returns scores come from")
+    add("--last", type=_positive_integer, default=1, help="number of last evaluations that a final return averages")
+    add("--threshold", type=_finite, default=0.5, help="normalized score whose time is measured")
+    add("--reps", type=_positive_integer, default=2000, help="resamples of the bootstrap")
+    add("--seed", type=int, default=0, help="seed of the bootstrap")
+
+    add = command("export", _export, "write results as CSV, TensorBoard or Weights & Biases logs")
+    add("results", type=Path, nargs="+", help="directories of 'run --out'")
+    add("--to", choices=["csv", "tensorboard", "wandb"], default="csv", help="format")
+    add("--out", type=Path, required=True, help="directory to write; CSV rows that are there are kept")
+    add("--project", default="sb3_ano", help="project at Weights & Biases")
+
+    add = command("import", _import, "read Monitor files (SB3, RL Zoo) and TensorBoard logs of CleanRL as runs")
+    add("logs", type=Path, nargs="+", help="directories with monitor.csv files, or with TensorBoard event files")
+    add("--algo", required=True, metavar="NAME", help="name of the algorithm in reports")
+    add("--env", metavar="ID", required=True, help="id of the task")
+    add("--seed", type=int, default=0, help="seed of the first directory; the next ones follow")
+    add("--suite", default="imported", metavar="NAME", help="suite that the runs belong to in reports")
+    add("--out", type=Path, required=True, help="directory of the results; reports on it need --returns training")
+    return parser
 
 
-def _add_report(commands: "argparse._SubParsersAction[_Parser]") -> None:
-    parser = commands.add_parser(
-        "report",
-        help="tables and figures of what 'run' has done",
-        description="Writes one HTML page that needs nothing else, its figures as PNG and SVG, a Markdown summary, and a CSV "
-        "table of the runs.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
-    add("results", type=Path, help="folder of 'run --out'")
-    add("--out", type=Path, help="folder of the report; without this option, 'report' in that of the results")
-    add(
-        "--tables",
-        nargs="+",
-        metavar="TABLE",
-        default=["td3", "mnih2015", "classic"],
-        help="reference scores: of td3, simbav2 (MuJoCo), mnih2015, wang2016 (Atari), classic, or a CSV file with the columns "
-        "env, random, and expert or human",
-    )
-    add("--returns", choices=["evaluation", "training"], default="evaluation", help="which episodes scores are from")
-    add("--threshold", type=float, default=0.5, help="normalised score whose time is measured")
-    add("--reps", type=_whole_number, default=2000, help="resamples of the bootstrap")
-    add("--seed", type=int, default=0, help="of the bootstrap")
-    parser.set_defaults(run=_report)
+def _positive_integer(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed are positive integers")
+    return int(text)
 
 
-def _add_common(parser: argparse.ArgumentParser, out: str, run: Callable[[argparse.Namespace, str], int]) -> None:
-    parser.add_argument("--out", type=Path, default=Path(out), help="folder of the results")
-    parser.add_argument("--force", action="store_true", help="measure again what is finished")
-    parser.set_defaults(run=run)
-
-
-def _whole_number(text: str) -> int:
-    value = int(text) if text.isdecimal() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed are whole numbers from 1")
+def _finite(text: str) -> float:
+    value = float(text)
+    if not abs(value) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed are finite numbers")
     return value
 
 
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed are numbers above 0")
-    return value
+# PyTorch and matplotlib take seconds to import, which help and bad options need not wait for.
 
 
-# PyTorch and matplotlib take seconds to import, which help and typing errors need not wait for.
+def _run(options: argparse.Namespace) -> int:
+    from sb3_ano.bench import plan, runner
+    from sb3_ano.bench.results import ResultsWriter, finished_names
+    from sb3_ano.bench.suites import load_suite
+
+    suite = load_suite(options.suite)
+    suite = suite.select(options.envs) if options.envs else suite
+    seeds, shard, grid = plan.parse_seeds(options.seeds), plan.parse_shard(options.shard), plan.parse_grid(options.grid)
+    runs = plan.make_plan(suite, options.algos, seeds, grid, options.steps, shard)
+    if options.address is not None and options.backend == "local":
+        raise ValueError(f"--address {options.address} is not allowed without --backend ray")
+    runner.check_runs(runs, options.device, need_envs=options.backend == "local")
+    if options.plan:
+        runner.show_plan(runs, finished_names(options.out))
+        return 0
+    with ResultsWriter(options.out) as results:
+        finished = results.finished([run.name for run in runs])
+        runner.show_plan(runs, finished)
+        missing = [run for run in runs if run.name not in finished]
+        if not missing:
+            return 0
+        settings = {"device": options.device, "models": not options.no_models}
+        if options.backend == "ray":
+            from sb3_ano.bench.ray_backend import RayBackend
+
+            backend: runner.Backend = RayBackend(options.address, options.jobs, options.threads, settings)
+        else:
+            jobs = options.jobs or max(1, cores() // options.threads)
+            backend = runner.LocalBackend(results, jobs, options.threads, settings)
+        failures = runner.execute(missing, backend, results)
+    for name, error in failures.items():
+        print(f"failed: {name}: {error}", file=sys.stderr)
+    if failures:
+        rest = "the others are kept, and the same command tries these again"
+        print(f"error: {len(failures)} of {len(runs)} runs failed; {rest}", file=sys.stderr)
+    return 1 if failures else 0
 
 
-def _speed(options: argparse.Namespace, command: str) -> int:
-    from sb3_ano.bench.commands import run_speed
+def _report(options: argparse.Namespace) -> int:
+    from sb3_ano.bench.report import Settings, write_report
 
-    return run_speed(options, command)
-
-
-def _parity(options: argparse.Namespace, command: str) -> int:
-    from sb3_ano.bench.commands import run_parity
-
-    return run_parity(options, command)
-
-
-def _run(options: argparse.Namespace, command: str) -> int:
-    from sb3_ano.bench.experiments.command import run_experiments
-
-    return run_experiments(options)
+    out = options.out or options.results / "report"
+    names = ("returns", "last", "threshold", "reps", "seed", "command")
+    settings = Settings(tables=tuple(options.tables), **{name: getattr(options, name) for name in names})
+    for note in write_report(options.results, out, settings):
+        print(note)
+    print(out / "index.html")
+    return 0
 
 
-def _report(options: argparse.Namespace, command: str) -> int:
-    from sb3_ano.bench.report.command import run_report
+def _export(options: argparse.Namespace) -> int:
+    from sb3_ano.bench.exchange import export
 
-    return run_report(options, command)
+    for path in options.results:
+        print(export(path, options.out, options.to, options.project))
+    return 0
+
+
+def _import(options: argparse.Namespace) -> int:
+    from sb3_ano.bench.exchange import import_logs
+
+    for name in import_logs(options.logs, options.out, options.algo, options.env, options.seed, options.suite):
+        print(options.out / "runs" / name)
+    return 0

@@ -40,6 +40,7 @@ _NEUTRAL = {
     "RecordEpisodeStatistics",
     "RecordVideo",
     "TimeLimit",  # max_episode_steps is compared instead
+    "PatchedTimeLimit",  # rl_zoo3 puts it in its place
     "VecCheckNan",
     "VecMonitor",
     "VecTransposeImage",

@@ -1,4 +1,4 @@
-"""The command line of the benchmarks: one line for bad input, and status 2."""
+"""The command line: one line for each mistake, and a plan from beginning to end."""
 
 import subprocess
 import sys
@@ -6,50 +6,67 @@ import sys
 import pytest
 
 from sb3_ano.bench.cli import main
+from sb3_ano.bench.results import Results
+
+RUN = ["run", "--suite", "classic", "--envs", "CartPole", "--algos", "ppo", "ano"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sped"], "unknown command 'sped', did you mean 'speed'? (commands are speed, parity, run, report)"),
-        (["speed", "--pairs", "0"], "argument --pairs: '0' is not allowed; allowed are whole numbers from 1"),
-        (["speed", "--pairs", "two"], "argument --pairs: 'two' is not allowed; allowed are whole numbers from 1"),
-        (["speed", "--block-seconds", "-1"], "argument --block-seconds: '-1' is not allowed; allowed are numbers above 0"),
-        (["speed", "--block-seconds", "nan"], "argument --block-seconds: 'nan' is not allowed; allowed are numbers above 0"),
-        (["speed", "--cases", "vec9"], "unknown case 'vec9', did you mean 'vec8'?"),
-        (["speed", "--contenders", "ano-compile"], "unknown contender 'ano-compile', did you mean 'ano-compiled'?"),
-        (["speed", "--sbx-python", "/nowhere/python"], "--sbx-python /nowhere/python cannot be run: No such file"),
-        (["speed", "--pears", "2"], "unrecognized arguments: --pears 2"),
-        (["parity", "--envs", "HalfCheeta-v4"], "unknown environment 'HalfCheeta-v4'"),
-        (["parity", "--contenders", "fast-float"], "unknown contender 'fast-float', did you mean 'fast-float32'?"),
-        (["parity", "--jobs", "0"], "argument --jobs: '0' is not allowed"),
+        (["rnu"], "argument COMMAND: invalid choice: 'rnu' (choose from 'run', 'report', 'export', 'import')"),
+        (["run"], "the following arguments are required: --suite"),
+        ([*RUN, "--jobs", "0"], "argument --jobs: '0' is not allowed; allowed are positive integers"),
+        ([*RUN, "--seeds", "a"], "seeds='a' is not allowed"),
+        ([*RUN, "--shard", "0/2"], "shard='0/2' is not allowed"),
+        ([*RUN, "--address", "auto"], "--address auto is not allowed without --backend ray"),
+        ([*RUN, "--grid", "lr=1"], "did you mean 'learning_rate'?"),
+        ([*RUN, "--grid", "clip_range=abc,0.2"], "cannot be trained on CartPole-v1"),
+        (["run", "--suite", "mujoco-v9", "--plan"], "HalfCheetah-v9 cannot be made"),
+        (["report", "nowhere"], "nowhere holds no results"),
+        (
+            ["report", "nowhere", "--threshold", "nan"],
+            "argument --threshold: 'nan' is not allowed; allowed are finite numbers",
+        ),
+        (["report", "nowhere", "--reps", "1"], "nowhere holds no results"),
+        (["export", "nowhere", "--out", "x"], "nowhere holds no results"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(arguments, message, capsys, tmp_path):
-    assert main([*arguments, "--out", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {message}")
-    assert error.count("\n") == 1
+def test_mistakes_are_one_line(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.strip().splitlines()
+    assert line.startswith("error: ")
+    assert message in line
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["speed", "--help"], ["parity", "--help"]], ids=" ".join)
-def test_help(arguments, capsys):
-    assert main(arguments) == 0
-    assert "usage: python -m sb3_ano.bench" in capsys.readouterr().out
-
-
-def test_results_of_other_settings_are_not_mixed(tmp_path, capsys):
-    (tmp_path / "cartpole.json").write_text('{"settings": {"pairs": 3}, "case": {}}')
-    assert main(["speed", "--cases", "cartpole", "--out", str(tmp_path)]) == 2
-    assert "cartpole.json was measured with other settings; --force measures again" in capsys.readouterr().err
-
-
 def test_help_needs_neither_pytorch_nor_matplotlib():
-    code = "import sys; sys.modules['torch'] = None; sys.modules['matplotlib'] = None\n"
-    code += "import types; package = types.ModuleType('sb3_ano'); package.__path__ = [sys.argv.pop()]\n"
-    code += "sys.modules['sb3_ano'] = package\nfrom sb3_ano.bench.cli import main; sys.exit(main(['speed', '--help']))"
-    import sb3_ano
+    code = "import sys; from sb3_ano.bench import cli; cli.main(['run', '--help']); print('matplotlib' in sys.modules)"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "--grid" in output
+    assert output.splitlines()[-1] == "False"
 
-    finished = subprocess.run([sys.executable, "-c", code, *sb3_ano.__path__], capture_output=True, text=True)
-    assert finished.returncode == 0, finished.stderr
+
+def test_a_plan_is_shown_and_nothing_is_written(capsys, tmp_path):
+    arguments = [*RUN, "--seeds", "2", "--steps", "512", "--grid", "n_epochs=10,20", "--out", str(tmp_path / "out")]
+    assert main([*arguments, "--plan"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["all", "1", "8", "8", "4,096"] in rows
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_from_the_plan_to_the_report(tmp_path, capfd):
+    out = tmp_path / "out"
+    arguments = [*RUN, "--seeds", "2", "--steps", "600", "--jobs", "2", "--out", str(out)]
+    assert main([*arguments, "--shard", "1/2"]) == 0
+    assert len(Results(out).names()) == 2
+    assert main([*arguments, "--no-models"]) == 0
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    assert main(arguments) == 0
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
+    assert [(run.path / "model.zip").exists() for run in Results(out).runs()].count(True) == 2
+    assert main(["report", str(out), "--reps", "50"]) == 0
+    assert "PPO" in (out / "report" / "index.html").read_text()

@@ -1,150 +1,198 @@
-"""Plans: how many runs, which, in which order, with which names."""
-
-import json
+"""Plans: which runs there are, what identifies them, and where their hyperparameters come from."""
 
 import pytest
+import yaml
+from stable_baselines3.common.utils import LinearSchedule
+from torch import nn
 
-from sb3_ano.bench.experiments.estimate import STARTUP_SECONDS, estimates, in_words
-from sb3_ano.bench.experiments.plan import Axis, Run, make_plan, parse_grid
-from sb3_ano.bench.experiments.show import plan_rows
-from sb3_ano.bench.experiments.suites import Evaluation, Suite, Task, load_suite
-
-ALL = ("ppo", "trpo", "spo", "papo", "ano")
-
-
-def test_the_papers_search_is_three_settings_of_each_algorithm():
-    runs = make_plan(load_suite("mujoco"), ALL, 5, parse_grid(["paper"]))
-    assert len(runs) == len({run.run_id for run in runs}) == 6 * 5 * 5 * 3
-    found = {name: {tuple(run.settings.items()) for run in runs if run.algorithm == name} for name in ALL}
-    lr = ("learning_rate", 3e-4)
-    assert found["ano"] == found["ppo"] == {(("clip_range", eps), lr) for eps in (0.1, 0.2, 0.3)}
-    assert found["trpo"] == {(lr, ("target_kl", delta)) for delta in (0.01, 0.02, 0.03)}
-    assert found["papo"] == {(("clip_range", 0.2), lr, ("omega", omega)) for omega in (0.001, 0.005, 0.01)}
+from sb3_ano._registry import ALGORITHMS
+from sb3_ano.bench.algorithms import CLASSES, parse_algorithm
+from sb3_ano.bench.plan import make_plan, parse_grid, parse_seeds, parse_shard
+from sb3_ano.bench.suites import load_suite
+from sb3_ano.zoo.hyperparameters import hyperparameter_file
+from tests.bench.common import small_run, small_suite
 
 
-def test_without_a_grid_there_is_one_run_for_each_seed_task_and_algorithm():
-    suite = load_suite("classic")
-    runs = make_plan(suite, ["ano", "ppo", "ano"], 2)
-    assert [run.seed for run in runs] == [0] * 6 + [1] * 6
-    assert [run.algorithm for run in runs[:4]] == ["ano", "ppo", "ano", "ppo"]
-    assert runs[0].run_id == "CartPole-v1__ano__clip_range=0.2,learning_rate=0.002__seed0"
-    assert {run.total_timesteps for run in runs} == {40_000}
-    assert {run.total_timesteps for run in make_plan(suite, ["ano"], 1, total_timesteps=7)} == {7}
+def plan(*grid: str, labels=("ano",), env="CartPole", seeds=(0,), **options):
+    return make_plan(load_suite("classic").select([env]), list(labels), list(seeds), parse_grid(grid), **options)
 
 
-def test_a_value_of_the_grid_that_is_the_suites_own_is_the_same_run():
-    suite = load_suite("mujoco").with_tasks(["Hopper"])
-    (plain,) = make_plan(suite, ["ano"], 1)
-    varied = make_plan(suite, ["ano"], 1, parse_grid(["clip_range=0.1,0.2", "learning_rate=3e-4"]))
-    assert plain in varied
-    assert len(varied) == 2
+# Review bench B1: a grid that names the suite's own value trained and counted the same configuration twice.
+def test_equal_configurations_are_one_run_however_they_are_written():
+    (default,) = plan()
+    names = [default.name]
+    for grid in (
+        "n_epochs=20",
+        "clip_range=2e-1",
+        "gae_lambda=0.80",
+        "learning_rate=0.002",
+        "max_grad_norm=0.5",
+        "shaping=ano",
+    ):
+        (run,) = plan(grid)
+        assert not run.changed, grid
+        names.append(run.name)
+    names += [plan(labels=[label])[0].name for label in ("ano:shaping=ano", "ano:clip_range=0.2", "ano:precision=float32")]
+    assert set(names) == {default.name}
+    assert len(plan("n_epochs=10,20", "clip_range=0.2,0.20")) == 2
+    assert len(plan(labels=["ano", "ano:n_epochs=20"], seeds=[0, 1])) == 2
 
 
-def test_a_learning_rate_of_the_grid_keeps_the_schedule():
-    (run,) = make_plan(load_suite("mujoco").with_tasks(["Hopper"]), ["spo"], 1, parse_grid(["learning_rate=1e-3"]))
-    assert run.settings["learning_rate"] == 1e-3
-    assert run.hyperparameters["learning_rate"] == "lin_0.001"
-    (run,) = make_plan(load_suite("classic").with_tasks(["Acrobot"]), ["spo"], 1, parse_grid(["learning_rate=1e-3"]))
-    assert run.hyperparameters["learning_rate"] == 1e-3
+def test_the_identity_is_the_same_for_all_seeds_and_differs_for_all_else():
+    run = plan()[0]
+    assert {other.identity for other in plan(seeds=range(5))} == {run.identity}
+    others = [plan("n_epochs=10")[0], plan(total_timesteps=1000)[0], plan(env="Acrobot")[0], plan(labels=["spo"])[0]]
+    others += [
+        small_run("ano"),
+        small_run("ano", points=2),
+        small_run("ano", env_kwargs={"g": 2.0}),
+        small_run("ano", backend="gymnasium"),
+    ]
+    assert len({other.identity for other in others} | {run.identity}) == len(others) + 1
 
 
-def test_an_axis_varies_the_algorithms_that_have_it():
-    suite = load_suite("classic").with_tasks(["CartPole"])
-    counts = {
-        name: sum(run.algorithm == name for run in make_plan(suite, ALL, 1, parse_grid(["ano.clip_range", "n_epochs=1,2"])))
-        for name in ALL
+def test_runs_are_ordered_seed_by_seed_and_shards_share_them():
+    runs = plan(labels=["ppo", "ano"], seeds=[3, 4, 5])
+    assert [run.seed for run in runs] == [3, 3, 4, 4, 5, 5]
+    parts = [plan(labels=["ppo", "ano"], seeds=[3, 4, 5], shard=(part, 4)) for part in (1, 2, 3, 4)]
+    assert sorted(run.name for part in parts for run in part) == sorted(run.name for run in runs)
+
+
+def test_a_grid_varies_the_algorithms_that_have_the_hyperparameter():
+    runs = make_plan(load_suite("mujoco").select(["Hopper"]), list(CLASSES), [0], parse_grid(["paper"]))
+    found = {
+        name: sorted(run.hyperparameters[key] for run in runs if run.algorithm == name) for name, key in _SEARCHED.items()
     }
-    assert counts == {"ppo": 2, "trpo": 1, "spo": 2, "papo": 2, "ano": 6}
-    (run, _) = make_plan(suite, ["ano:shaping=ppo"], 1, parse_grid(["ano.n_epochs=1,2"]))
-    assert run.run_id == "CartPole-v1__ano-shaping=ppo__clip_range=0.2,learning_rate=0.002,n_epochs=1__seed0"
+    assert found == {name: [0.1, 0.2, 0.3] for name in ("ppo", "spo", "ano")} | {
+        "trpo": [0.01, 0.02, 0.03],
+        "papo": [0.001, 0.005, 0.01],
+    }
+    (run,) = make_plan(small_suite(), ["papo"], [0], parse_grid(["omega=0.01", "papo.clip_range=0.3"]))
+    model = parse_algorithm("papo").constructor_arguments(run.hyperparameters)
+    assert (model["omega1"], model["omega2"], model["clip_range"]) == (0.01, 0.01, 0.3)
+    # A learning rate replaces the number of a schedule, and keeps the schedule.
+    assert [run.hyperparameters["learning_rate"] for run in plan("learning_rate")] == ["lin_0.0003", "lin_0.001"]
+    assert plan("learning_rate=1e-3")[0].changed == {"learning_rate": "lin_0.001"}
+
+
+_SEARCHED = {"ppo": "clip_range", "spo": "clip_range", "ano": "clip_range", "trpo": "target_kl", "papo": "omega"}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("env_id", ["HalfCheetah-v4", "Walker2d-v4"])
+def test_hyperparameters_are_those_of_the_zoos_files(name, env_id):
+    content = yaml.safe_load(hyperparameter_file(name if name in ALGORITHMS else "ano").read_text())[env_id]
+    (run,) = make_plan(load_suite("mujoco").select([env_id]), [name], [0])
+    shared = {key: value for key, value in content.items() if key in run.hyperparameters}
+    assert {"n_envs", "n_steps", "batch_size", "gamma", "normalize", "policy_kwargs"} <= shared.keys()
+    assert {key: run.hyperparameters[key] for key in shared} == shared
+    arguments = parse_algorithm(name).constructor_arguments(run.hyperparameters)
+    assert arguments["policy_kwargs"]["activation_fn"] is nn.Tanh
+    assert isinstance(arguments["learning_rate"], LinearSchedule)
+    assert arguments["learning_rate"](0.5) == pytest.approx(1.5e-4)
+
+
+def test_suites_have_the_paper_s_tasks_and_steps():
+    mujoco, atari, classic = (load_suite(name) for name in ("mujoco", "atari", "classic"))
+    assert (len(mujoco.tasks), len(atari.tasks), len(classic.tasks)) == (6, 40, 3)
+    resolved = atari.resolve("Pong-v5", parse_algorithm("ppo"))
+    assert resolved["total_timesteps"] == 6_000_000
+    assert resolved["hyperparameters"]["policy"] == "CnnPolicy"
+    assert (resolved["hyperparameters"]["n_envs"], resolved["hyperparameters"]["n_steps"]) == (16, 128)
+    assert list(load_suite("mujoco-v5").tasks) == [task.replace("v4", "v5") for task in mujoco.tasks]
+
+
+# Review bench S4: Atari was evaluated with deterministic actions, unlike in the RL Zoo and CleanRL.
+def test_atari_is_evaluated_with_stochastic_actions_by_default():
+    assert load_suite("atari").resolve("Pong-v5", parse_algorithm("ano"))["evaluation"]["deterministic"] is False
+    assert small_suite("Breakout-v5").resolve("Breakout-v5", parse_algorithm("ano"))["evaluation"]["deterministic"] is False
+    assert small_suite().resolve("Pendulum-v1", parse_algorithm("ano"))["evaluation"]["deterministic"] is True
 
 
 @pytest.mark.parametrize(
-    ("text", "axes"),
+    ("label", "expected"),
     [
-        ("clip_range", [Axis("clip_range", (0.1, 0.2, 0.3))]),
-        ("learning_rate=3e-4,1e-3", [Axis("learning_rate", (3e-4, 1e-3))]),
-        ("trpo.delta=0.01", [Axis("delta", (0.01,), "trpo")]),
-        ("n_steps=32,64,32", [Axis("n_steps", (32, 64))]),
-        ("normalize=true,false", [Axis("normalize", (True, False))]),
-        ("precision=bfloat16", [Axis("precision", ("bfloat16",))]),
+        (
+            "ano:shaping=spo,desired_kl=0.01,precision=bfloat16",
+            {"shaping": "spo", "desired_kl": 0.01, "precision": "bfloat16"},
+        ),
+        ("trpo:delta=0.02", {"target_kl": 0.02}),
+        ("ppo:normalize_advantage=false,target_kl=none", {"normalize_advantage": False, "target_kl": None}),
     ],
 )
-def test_the_grid_of_the_command_line(text, axes):
-    assert parse_grid([text]) == axes
+def test_algorithms_take_options(label, expected):
+    algorithm = parse_algorithm(label)
+    assert dict(algorithm.options) == expected
+    assert small_run(label).algorithm == algorithm.label
+    assert expected.items() <= small_run(label).hyperparameters.items()
 
 
-@pytest.mark.parametrize("text", ["", "=1", "n_epochs", "clip_range=", "clip_range=0.1,", "ano."])
-def test_what_is_no_grid(text):
-    with pytest.raises(ValueError, match=f"grid {text!r} is not allowed; allowed are NAME=VALUE,VALUE"):
-        parse_grid([text])
-
-
-def test_an_axis_that_varies_nothing_is_refused():
-    suite = load_suite("classic")
-    with pytest.raises(
-        ValueError,
-        match=r"no algorithm of this plan \(ppo, ano\) has the hyperparameter 'clip_rnage', did you mean 'clip_range'",
-    ):
-        make_plan(suite, ["ppo", "ano"], 1, parse_grid(["clip_rnage=0.1"]))
-    with pytest.raises(ValueError, match=r"no algorithm of this plan \(ano\) has the hyperparameter 'omega' and is 'papo'"):
-        make_plan(suite, ["ano"], 1, parse_grid(["papo.omega"]))
-    with pytest.raises(ValueError, match=r"no algorithm of this plan \(ano\) has the hyperparameter 'omega'$"):
-        make_plan(suite, ["ano"], 1, parse_grid(["omega"]))
-    with pytest.raises(ValueError, match="unknown algorithm 'ana' "):
-        parse_grid(["ana.clip_range"])
-
-
-def test_a_specification_survives_json():
-    for run in make_plan(load_suite("atari").with_tasks(["Pong"]), [*ALL, "ano:shaping=spo"], 1, parse_grid(["paper"])):
-        there = json.loads(json.dumps(run.specification()))
-        assert Run.from_specification("atari", there) == run
-
-
-def run_of(env_id: str, label: str, steps: int) -> Run:
-    suite = Suite("s", (Task(env_id, steps),), evaluation=Evaluation(1, 1))
-    return make_plan(suite, [label], 1)[0]
-
-
-def test_the_estimate_is_that_worked_by_hand():
-    runs = [run_of("A-v0", "ppo", 1000), run_of("A-v0", "ano:shaping=spo", 1000), run_of("A-v0", "trpo", 1000)]
-    documents = [
-        {"env_id": "A-v0", "algorithm": "ppo", "total_timesteps": 100, "process_seconds": seconds}
-        for seconds in (1.0, 2.0, 10.0)
-    ]
-    documents.append({"env_id": "B-v0", "algorithm": "trpo", "total_timesteps": 100, "process_seconds": 1.0})
-    known = [estimates(runs, documents, {"ppo": 1.0, "ano": 500.0})[run.run_id] for run in runs]
-    assert known[0].seconds == pytest.approx(STARTUP_SECONDS + 1000 / 50)  # the median of 100, 50 and 10 steps a second
-    assert known[1].seconds == pytest.approx(STARTUP_SECONDS + 2)
-    assert known[2].seconds is None
-    assert [one.measured for one in known] == [True, False, False]
+@pytest.mark.parametrize(("text", "seeds"), [("3", [0, 1, 2]), ("3-5", [3, 4, 5]), ("0,3-4,3", [0, 3, 4]), ("7-7", [7])])
+def test_seeds(text, seeds):
+    assert parse_seeds(text) == seeds
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(5, "less than a minute"), (60, "about 1 min"), (12_000, "about 3 h 20 min"), (172_800, "about 2.0 days")],
+    ("call", "message"),
+    [
+        (lambda: parse_seeds("5-3"), "seeds='5-3' is not allowed; allowed are a number such as 5, ranges"),
+        (lambda: parse_shard("5/4"), "shard='5/4' is not allowed; allowed are 1/N to N/N"),
+        (lambda: parse_algorithm("anno"), "unknown algorithm 'anno', did you mean 'ano'"),
+        (lambda: parse_algorithm("ano:clip_rang=1"), "unknown option of ano 'clip_rang', did you mean 'clip_range'"),
+        (lambda: parse_algorithm("ano:shaping"), "option 'shaping' of 'ano:shaping' is not allowed; allowed is OPTION=VALUE"),
+        (lambda: parse_grid(["clip_range="]), "grid 'clip_range=' is not allowed"),
+        (lambda: parse_grid(["n_epochs"]), "without values clip_range, learning_rate, delta, omega"),
+        (lambda: parse_grid(["anno.n_epochs=1"]), "unknown algorithm of the grid 'anno', did you mean 'ano'"),
+        # Review bench B11
+        (lambda: plan("lr=1e-3"), "has the hyperparameter 'lr', did you mean 'learning_rate'"),
+        (lambda: plan("trpo.clip_range=1"), "'trpo' is not among the algorithms of this plan"),
+        (lambda: load_suite("clasic"), "unknown suite 'clasic', did you mean 'classic'"),
+        (lambda: plan(env="Cartpole"), "did you mean 'CartPole'"),
+        (lambda: small_suite(backend="envpol"), "unknown backend 'envpol', did you mean 'envpool'"),
+        (lambda: make_plan(small_suite("CarRacing-v3"), ["ano"], [0]), "needs env_wrapper, frame_stack of the zoo's file"),
+    ],
 )
-def test_durations_in_words(seconds, words):
-    assert in_words(seconds) == words
+def test_names_that_are_not_known_are_rejected(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
-def test_the_plan_has_a_row_for_each_setting():
-    runs = make_plan(load_suite("classic"), ["ano"], 2, parse_grid(["learning_rate=3e-4,1e-3"]))
-    finished = {runs[0].run_id}
-    rows = plan_rows(runs, finished, estimates(runs, (), {"ano": 900.0}))
-    assert rows == [
-        ("ano", "clip_range 0.2, learning_rate 0.0003", "all", "40,000", "6", "1", "4 min"),
-        ("ano", "clip_range 0.2, learning_rate 0.001", "all", "40,000", "6", "0", "5 min"),
-    ]
-    assert plan_rows(runs, finished, estimates(runs, (), {}))[0][-1] == "?"
-    assert plan_rows(runs, {run.run_id for run in runs}, estimates(runs, (), {}))[0][-1] == "-"
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("tasks: [A-v0]\nepisodes: 3", "unknown key 'episodes'"),
+        ("tasks: [A-v0]\nevaluation: {point: 3}", "unknown key 'evaluation.point', did you mean 'points'"),
+        ("tasks: [A-v0]\nevaluation: {points: 1000000000}", "evaluation.points: Input should be less than or equal to 10000"),
+        ("tasks: {}", "tasks: Dictionary should have at least 1 item"),
+        ("tasks: [A-v0]\nhyperparameters: {clip_rang: 1}", "unknown hyperparameter 'clip_rang', did you mean 'clip_range'"),
+        ("tasks: [A-v0]\nalgorithms: {trpo: {clip_range: 1}}", "unknown hyperparameter of trpo 'clip_range'"),
+        ("tasks: [A-v0]\nalgorithms: {anno: {}}", "unknown algorithm 'anno'"),
+        ("- A", "holds list, not a mapping"),
+        ("tasks: [", "is not a YAML file"),
+    ],
+)
+def test_suite_files_are_checked(content, message, tmp_path):
+    (tmp_path / "suite.yml").write_text(content)
+    with pytest.raises(ValueError, match=message) as error:
+        load_suite(str(tmp_path / "suite.yml"))
+    assert "suite.yml" in str(error.value)
 
 
-def test_a_row_of_some_tasks_names_them():
-    runs = make_plan(load_suite("classic"), ["ano"], 1)
-    rows = plan_rows(runs, (), estimates(runs, (), {"ano": 1000.0}))
-    assert [(row[1], row[2]) for row in rows] == [
-        ("clip_range 0.2, learning_rate 0.002", "CartPole-v1"),
-        ("clip_range 0.2, learning_rate 0.0003", "Acrobot-v1"),
-        ("clip_range 0.2, learning_rate 0.001", "Pendulum-v1"),
-    ]
+def test_a_suite_of_one_s_own(tmp_path):
+    (tmp_path / "mine.yml").write_text(
+        "evaluation: {points: 3, episodes: 2}\nimports: [my_tasks]\nbackend: gymnasium\nenv_kwargs: {g: 1}\n"
+        "hyperparameters: {n_envs: 4, learning_rate: 3e-4, clip_range: 0.1}\nalgorithms: {trpo: {delta: 0.03}}\n"
+        "tasks:\n  My-v0:\n  My-v1: {total_timesteps: 50, env_kwargs: {size: 3}, algorithms: {ano: {n_steps: 8}}}\n"
+    )
+    suite = load_suite(str(tmp_path / "mine.yml"))
+    first, trpo, second, _ = make_plan(suite, ["ano", "trpo"], [0])
+    assert (first.suite, first.total_timesteps, first.imports) == ("mine", 1_000_000, ("my_tasks",))  # the zoo's default
+    assert (second.total_timesteps, second.env_kwargs, second.hyperparameters["n_steps"]) == (50, {"g": 1, "size": 3}, 8)
+    assert "clip_range" not in trpo.hyperparameters
+    assert trpo.hyperparameters["target_kl"] == 0.03
+    assert parse_algorithm("ano").constructor_arguments(first.hyperparameters)["learning_rate"] == 3e-4
+
+
+def test_an_algorithm_that_is_registered_is_known_to_plans(monkeypatch):
+    assert list(CLASSES) == ["ppo", "trpo", *ALGORITHMS]
+    assert ALGORITHMS["ano"].own_arguments == ("clip_range_high", "desired_kl", "precision", "shaping", "torch_compile")

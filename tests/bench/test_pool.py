@@ -1,142 +1,91 @@
-"""Execution of a plan: attempts, failures, a full disk; with backends that fail as told."""
+"""The process pool: results, errors and progress come back, and no process outlives its parent."""
 
 import errno
-import json
-from concurrent.futures import Future
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 
+import psutil
 import pytest
 
-from sb3_ano.bench.experiments.plan import Run
-from sb3_ano.bench.experiments.pool import RunProgress, execute
-from sb3_ano.bench.experiments.process import RunError
-from sb3_ano.bench.progress import Reporter
-from sb3_ano.bench.store import ResultsFolder, Store
-from tests.bench.test_store import write_run
+from sb3_ano.bench.pool import Pool, Worker, WorkerError
+
+HERE = "tests.bench.test_pool"
 
 
-class ScriptedBackend:
-    """Each run ends as the next of its outcomes says: None is success, an error is raised."""
-
-    def __init__(self, results, outcomes, as_files=False):
-        self._results, self._outcomes, self._as_files = results, outcomes, as_files
-        self.submitted: list[str] = []
-        self.closed = False
-
-    def submit(self, run):
-        self.submitted.append(run.run_id)
-        future: Future = Future()
-        outcome = self._outcomes.get(run.run_id, [None]).pop(0)
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-            return future
-        folder = self._results.begin(run.run_id)
-        write_run(folder, run.run_id, **run.specification())
-        if outcome == "damage":
-            (folder / "model.zip").write_bytes(b"")
-        files = {file.name: file.read_bytes() for file in folder.iterdir()} if self._as_files else None
-        future.set_result(files)
-        return future
-
-    def close(self):
-        self.closed = True
+def add(request, report):
+    """Report twice, print, and return a sum."""
+    report(1)
+    print("libraries print")
+    report(2.5)
+    return {"sum": request["a"] + request["b"], "threads": os.environ["OMP_NUM_THREADS"]}
 
 
-class Lines(Reporter):
-    """Keeps what a terminal would show."""
-
-    def __init__(self):
-        super().__init__()
-        self.lines: list[str] = []
-        self.units = 0.0
-
-    def note(self, text):
-        self.lines.append(text)
-
-    def advance(self, units=1.0):
-        self.units += units
+def fail(request, report):
+    """Raise an error of two lines."""
+    raise OSError(errno.ENOSPC, "No space left\non device")
 
 
-def runs(number: int) -> list[Run]:
-    return [Run("s", "A-v0", "ano", {}, seed, 100) for seed in range(number)]
+def die(request, report):
+    """End as the system ends a process without memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def carry_out(plan, results, outcomes, **options):
-    lines = Lines()
-    backend = ScriptedBackend(results, {plan[index].run_id: list(these) for index, these in outcomes.items()}, **options)
+def wait(request, report):
+    """Say which process this is, and wait."""
+    report(os.getpid())
+    time.sleep(600)
+
+
+def test_results_progress_and_errors_come_back():
+    pool, progress = Pool(2, threads=3), []
     try:
-        failures = execute(plan, backend, results, RunProgress(lines, {run.run_id: 10.0 for run in plan}, len(plan), 0))
+        added, failed = (pool.submit(f"{HERE}:{name}", {"a": 2, "b": 3}, progress.append) for name in ("add", "fail"))
+        assert added.result() == {"sum": 5, "threads": "3"}
+        with pytest.raises(WorkerError) as error:
+            failed.result()
     finally:
-        assert backend.closed
-    return failures, backend, lines
+        pool.close()
+    assert progress == [1, 2.5]
+    assert str(error.value) == "OSError: [Errno 28] No space left on device"
+    assert "Traceback" in error.value.details
+    assert error.value.disk_is_full
 
 
-@pytest.mark.parametrize("as_files", [False, True], ids=["in place", "sent"])
-def test_a_run_that_fails_once_is_run_again_and_counted(as_files, tmp_path):
-    plan = runs(3)
-    with ResultsFolder(tmp_path) as results:
-        failures, backend, lines = carry_out(plan, results, {1: [RunError("lost"), None]}, as_files=as_files)
-        assert failures == {}
-        assert results.finished({run.run_id: run.specification() for run in plan}) == {run.run_id for run in plan}
-    assert sorted(backend.submitted) == sorted([run.run_id for run in plan] + [plan[1].run_id])
-    assert lines.lines == [f"{plan[1].run_id}: lost; it is run again"]
-    assert lines.units == pytest.approx(30.0)
-    assert sorted(Store(tmp_path).runs()["attempts"]) == [1, 1, 2]
-    assert Store(tmp_path).failures() == []
-    assert not (tmp_path / "unfinished").exists()
+@pytest.mark.slow
+def test_a_killed_process_is_an_error_of_its_own():
+    with pytest.raises(WorkerError, match="its process was killed by SIGKILL") as error:
+        Worker(f"{HERE}:die", {}).result()
+    assert error.value.killed
 
 
-def test_a_run_that_fails_twice_is_listed_and_the_others_are_kept(tmp_path):
-    plan = runs(3)
-    broken = [RunError("first", details="a traceback"), RunError("second")]
-    with ResultsFolder(tmp_path) as results:
-        failures, _, lines = carry_out(plan, results, {0: broken})
-        assert {run_id: str(error) for run_id, error in failures.items()} == {plan[0].run_id: "second"}
-        assert lines.lines[-1] == f"{plan[0].run_id}: second"
-        assert len(Store(tmp_path).runs()) == 2
-        (failure,) = Store(tmp_path).failures()
-        assert (failure["run_id"], failure["attempts"], failure["errors"]) == (plan[0].run_id, 2, ["a traceback", "second"])
-        # Tried again later, it is no failure any more.
-        assert carry_out(plan[:1], results, {})[0] == {}
-        assert Store(tmp_path).failures() == []
+@pytest.mark.slow
+def test_closing_ends_running_processes_and_starts_no_other():
+    pool, started, process_ids = Pool(1), threading.Event(), []
+
+    def report(process_id):
+        process_ids.append(process_id)
+        started.set()
+
+    running, waiting = (pool.submit(f"{HERE}:wait", {}, report) for _ in range(2))
+    assert started.wait(60)
+    pool.close()
+    with pytest.raises(WorkerError, match="killed by SIGKILL"):
+        running.result()
+    assert waiting.cancelled()
+    assert len(process_ids) == 1
+    assert not psutil.pid_exists(process_ids[0])
 
 
-def test_files_that_do_not_arrive_whole_are_a_failed_attempt(tmp_path):
-    plan = runs(1)
-    with ResultsFolder(tmp_path) as results:
-        failures, _, lines = carry_out(plan, results, {0: ["damage", None]})
-        assert failures == {}
-    assert "the checksum of model.zip does not match" in lines.lines[0]
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
-def test_without_space_everything_stops_and_what_is_finished_is_kept(number, tmp_path):
-    plan = runs(4)
-    with ResultsFolder(tmp_path) as results:
-        with pytest.raises(OSError, match=f"{tmp_path} cannot be written: no space; its 3 finished runs are kept"):
-            carry_out(plan, results, {2: [RunError("no space", number=number)]})
-        assert len(results.finished({run.run_id: run.specification() for run in plan})) == 3
-        assert carry_out(plan[2:3], results, {})[0] == {}
-
-
-def test_an_error_survives_being_sent():
-    import pickle
-
-    error = pickle.loads(pickle.dumps(RunError("one line", "many\nlines", errno.ENOSPC)))
-    assert (str(error), error.details, error.out_of_space) == ("one line", "many\nlines", True)
-
-
-def test_progress_is_the_share_of_the_steps_of_the_runs_expected_time(tmp_path):
-    lines = Lines()
-    first, second = runs(2)
-    progress = RunProgress(lines, {first.run_id: 100.0, second.run_id: 10.0}, 2, 0)
-    progress.reached(first, 25)
-    assert lines.units == pytest.approx(25.0)
-    progress.reached(second, 200)  # the last rollout goes beyond
-    assert lines.units == pytest.approx(35.0)
-    progress.fail(first, "lost", again=True)
-    assert lines.units == pytest.approx(10.0)
-    progress.reached(first, 50)
-    progress.finish(first)
-    progress.finish(second)
-    assert lines.units == pytest.approx(110.0)
-    assert json.dumps(lines.lines) == json.dumps([f"{first.run_id}: lost; it is run again"])
+@pytest.mark.slow
+def test_a_process_ends_with_its_parent():
+    code = f"from sb3_ano.bench.pool import Worker; Worker('{HERE}:wait', {{}}).result(lambda pid: print(pid, flush=True))"
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.communicate()
+    child.wait(timeout=20)

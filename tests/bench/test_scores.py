@@ -1,4 +1,4 @@
-"""Normalised scores, worked by hand from the sources, and what is said about those that are missing."""
+"""Normalized scores, worked by hand from the sources, and what is said about those that are missing."""
 
 import numpy as np
 import pytest
@@ -28,21 +28,21 @@ ATARI_40 = [
     ],
 )
 def test_returns_are_in_units_of_the_named_table(tables, env_id, value, expected):
-    assert ReferenceScores(tables).normalise(env_id, value) == pytest.approx(expected, rel=1e-12, abs=1e-12)
+    assert ReferenceScores(tables).normalize(env_id, value) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 @pytest.mark.parametrize("env_id", ["Pong-v5", "ALE/Pong-v5", "PongNoFrameskip-v4", "Pong"])
 def test_a_task_is_known_under_all_of_its_ids(env_id):
     assert task_of(env_id) == "Pong"
-    assert ReferenceScores().normalise(env_id, 9.3) == pytest.approx(1.0)
+    assert ReferenceScores().normalize(env_id, 9.3) == pytest.approx(1.0)
 
 
 def test_a_version_finds_the_row_of_its_own_before_that_of_another(tmp_path):
     path = tmp_path / "scores.csv"
     path.write_text("task,random,expert\nLander-v2,0,100\nLander-v3,0,200\n")
     scores = ReferenceScores([str(path)])
-    assert scores.normalise("Lander-v3", 100.0) == 0.5
-    assert scores.normalise("Lander-v4", 100.0) == 1.0
+    assert scores.normalize("Lander-v3", 100.0) == 0.5
+    assert scores.normalize("Lander-v4", 100.0) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_missing_scores_stay_missing_and_are_named(table, missing):
     scores = ReferenceScores([table])
     assert set(scores.missing(ATARI_40)) == missing
     assert scores.missing(["AirRaid-v5"]) == {"AirRaid-v5": f"{table} has no random and human score"}
-    assert np.isnan(scores.normalise("AirRaid-v5", np.ones((2, 3)))).all()
+    assert np.isnan(scores.normalize("AirRaid-v5", np.ones((2, 3)))).all()
     assert scores.missing(["Ant-v4"]) == {"Ant-v4": f"in none of the tables {table}"}
 
 
@@ -79,9 +79,9 @@ def test_every_row_names_its_source(name):
         ("", "has the columns none"),
         ("env,random,expert\nA-v0,0,high\n", "line 2, expert: 'high' is not allowed"),
         ("env,random,expert\nA-v0,nan,1\n", "line 2, random: 'nan' is not allowed"),
-        ("env,random,expert\nA-v0,0,1\nA-v0,0,1\n", "line 3: 'A-v0' is there twice"),
+        ("env,random,expert\nA-v0,0,1\nA-v0,0,1\n", "line 3: 'A-v0' is listed twice"),
         ("env,random,expert\nA-v0,1,1\n", "line 2: random and expert are both 1"),
-        ("env,random,expert\n,1,2\n", "line 2: no task"),
+        ("env,random,expert\n,1,2\n", "line 2: the task is missing"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused_with_its_line(tmp_path, content, message):
@@ -92,5 +92,5 @@ def test_a_file_that_is_no_table_is_refused_with_its_line(tmp_path, content, mes
 
 
 def test_a_table_that_does_not_exist_is_refused_with_those_that_do():
-    with pytest.raises(ValueError, match="no score table 'mnih2013'.*td3, simbav2, mnih2015, wang2016, classic"):
+    with pytest.raises(ValueError, match="no score table .mnih2013.*one of td3, simbav2, mnih2015, wang2016, classic"):
         ReferenceScores(["mnih2013"])

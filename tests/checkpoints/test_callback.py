@@ -542,7 +542,9 @@ def test_an_evaluation_whose_environment_has_no_state_is_named(tmp_path):
     pytest.importorskip("envpool")
 
     def evaluation() -> EvalCallback:
-        return EvalCallback(make_vec_env("CartPole-v1", 2, "envpool", seed=0), n_eval_episodes=1, eval_freq=10**6, verbose=0)
+        return EvalCallback(
+            make_vec_env("CartPole-v1", 2, backend="envpool", seed=0), n_eval_episodes=1, eval_freq=10**6, verbose=0
+        )
 
     make_model = partial(ANO, "MlpPolicy", **ANO_BRIEF)
     whole, resumed = interrupted_model(tmp_path, make_model, cart_pole, evaluation)

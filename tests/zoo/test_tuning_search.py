@@ -71,7 +71,7 @@ def test_a_search_leaves_a_table_a_figure_and_a_command_that_trains_its_best_tri
     best = study.best_trial.user_attrs["hyperparameters"]
     assert yaml.safe_load((folder / "best.yml").read_text()) == {"CartPole-v1": best}
     assert cli.main([*printed_command(output), "-n", "64", "--eval-freq", "-1"]) == 0
-    assert config_of("CartPole-v1_1", algo) == best
+    assert config_of("CartPole-v1_1", algo) == best | {"n_timesteps": 64}
     trained = ALGORITHMS[algo].load(f"logs/{algo}/CartPole-v1_1/CartPole-v1.zip", device="cpu")
     assert (trained.n_steps, trained.batch_size) == (best["n_steps"], best["batch_size"])
     assert trained.clip_range(1.0) == study.best_params["clip_range"]
@@ -85,9 +85,9 @@ def test_any_trial_of_a_named_study_trains_with_what_it_had_whatever_the_file_sa
     options = ["--study-name", "s", "-conf", "other.yml", "-n", "64", "--eval-freq", "-1"]
     for run, (trial_id, number) in enumerate([("0", 0), ("2", 2), ("best", study_of("s").best_trial.number)], start=1):
         assert train(*options, "--trial-id", trial_id) == 0
-        assert config_of(f"CartPole-v1_{run}") == trials[number].user_attrs["hyperparameters"]
+        assert config_of(f"CartPole-v1_{run}") == trials[number].user_attrs["hyperparameters"] | {"n_timesteps": 64}
     assert train(*options, "--trial-id", "1", "-params", "gamma:0.25") == 0
-    assert config_of("CartPole-v1_4") == trials[1].user_attrs["hyperparameters"] | {"gamma": 0.25}
+    assert config_of("CartPole-v1_4") == trials[1].user_attrs["hyperparameters"] | {"gamma": 0.25, "n_timesteps": 64}
 
 
 def test_a_named_search_goes_on_and_an_unnamed_one_takes_the_next_name(capsys):

@@ -1,0 +1,211 @@
+"""Measure training speed against SB3's PPO and sbx's.
+
+    python benchmarks/speed.py                                  # every case; leave the machine alone meanwhile
+    python benchmarks/speed.py --cases paper pong --sbx-python PATH --out docs/results/speed
+
+Blocks of SB3's PPO and of a variant alternate, each in a process of its own. ``blocks.csv`` has a row per block, ``speed.md``
+medians and quartiles of the ratios of neighboring blocks, and by how much the
+last quarter of a whole run was slower than the first (growth). ``scale-N`` are N environments with rollouts of 2048 samples.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sb3_ano._io import cores, machine, versions, write_file
+from sb3_ano.bench.pool import Worker, WorkerError
+
+ROOT = Path(__file__).resolve().parents[1]
+PAPER = {"n_steps": 32, "batch_size": 1024, "policy_kwargs": {"net_arch": {"pi": [256, 256], "vf": [256, 256]}}}
+PONG = {"n_steps": 128, "batch_size": 256, "n_epochs": 4, "learning_rate": 2.5e-4, "clip_range": 0.1, "ent_coef": 0.01}
+# Library, environments, constructor arguments. "cold" and "warm" say what the compiler's cache holds.
+VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "sb3": ("sb3", "sb3", {}),
+    "sb3-fast-envs": ("sb3", "ano", {}),
+    "sbx": ("sbx", "sb3", {}),
+    "ano-eager": ("ano", "ano", {"torch_compile": False}),
+    "ano-auto": ("ano", "ano", {"torch_compile": "auto"}),
+    "ano-compiled": ("ano", "ano", {"torch_compile": True}),
+    "ano-bfloat16": ("ano", "ano", {"torch_compile": True, "precision": "bfloat16"}),
+    "ppo-compiled": ("ano", "ano", {"torch_compile": True, "shaping": "ppo"}),
+    "ano-cold": ("ano", "ano", {"torch_compile": True}),
+    "ano-warm": ("ano", "ano", {"torch_compile": True}),
+}
+STEADY = ["sbx", "ano-eager", "ano-compiled"]
+# Task, number of environments (None: the id alone), arguments, variants, steps of a whole run (None: the steady state).
+CASES: dict[str, tuple[str, int | None, dict[str, Any], list[str], int | None]] = {
+    "defaults": ("HalfCheetah-v5", None, {}, [*STEADY, "ppo-compiled"], None),
+    "vec8": ("HalfCheetah-v4", 8, {"n_steps": 256}, [*STEADY, "sb3-fast-envs", "ano-bfloat16"], None),
+    "paper": ("HalfCheetah-v4", 128, PAPER, [*STEADY, "sb3-fast-envs", "ano-bfloat16"], None),
+    "pong": ("Pong-v5", 8, PONG, ["sb3-fast-envs", "ano-eager", "ano-compiled", "ano-bfloat16"], None),
+    "cartpole": ("CartPole-v1", None, {}, ["ano-auto"], 20_000),
+    "run100k": ("HalfCheetah-v5", None, {}, ["ano-cold", "ano-warm"], 100_000),
+    "long": ("HalfCheetah-v5", None, {}, ["ano-compiled"], 300_000),
+    **{f"scale-{n}": ("HalfCheetah-v4", n, {"n_steps": 2048 // n}, ["ano-compiled"], None) for n in (1, 4, 16, 64, 256)},
+}
+
+
+def make_model(request: dict[str, Any]) -> Any:
+    """Make a variant's model with its environments."""
+    library, envs, options = VARIANTS[request["variant"]]
+    env: Any
+    env_id, n_envs, settings, _, _ = CASES[request["case"]]
+    atari = env_id == "Pong-v5"
+    if n_envs is None:
+        env = env_id
+    elif envs == "ano":
+        env = import_module("sb3_ano.envs").make_vec_env(env_id, n_envs, seed=0, num_threads=request["threads"])
+    elif atari:
+        import_module("gymnasium").register_envs(import_module("ale_py"))
+        env = import_module("stable_baselines3.common.env_util").make_atari_env("PongNoFrameskip-v4", n_envs, seed=0)
+        env = import_module("stable_baselines3.common.vec_env").VecFrameStack(env, 4)
+    else:
+        env = import_module("stable_baselines3.common.env_util").make_vec_env(env_id, n_envs, seed=0)
+    module, name = {"sb3": ("stable_baselines3", "PPO"), "sbx": ("sbx", "PPO"), "ano": ("sb3_ano", "ANO")}[library]
+    device = {} if library == "sbx" else {"device": request["device"]}
+    return getattr(import_module(module), name)(
+        "CnnPolicy" if atari else "MlpPolicy", env, seed=0, **settings, **options, **device
+    )
+
+
+def measure(request: dict[str, Any], report: Callable[[float], None]) -> dict[str, float]:
+    """Train for a block, or a whole run, and return its speed. Runs in a process of its own."""
+    start, total = time.perf_counter(), request["steps"]
+    model = make_model(request)
+    spent = {"env": 0.0, "update": 0.0}
+    if total is None:
+        iteration = model.n_steps * model.n_envs
+        model.learn(iteration)  # compiles, and fills caches
+        begin = time.perf_counter()
+        model.learn(iteration, reset_num_timesteps=False)
+        iterations = max(1, round(request["seconds"] / (time.perf_counter() - begin)))
+        for name, owner, attribute in (("env", model.get_env(), "step_wait"), ("update", model, "train")):
+            setattr(owner, attribute, timed(getattr(owner, attribute), spent, name))
+        start, total = time.perf_counter(), iterations * iteration
+        model.learn(total, reset_num_timesteps=False)
+        quarters = [0.0, 0.0]
+    else:
+        ends = [start]
+        for _ in range(4):
+            model.learn(total // 4, reset_num_timesteps=False)
+            ends.append(time.perf_counter())
+        quarters = [ends[1] - ends[0], ends[4] - ends[3]]
+    seconds = time.perf_counter() - start
+    shares = {name: 100.0 * value / seconds for name, value in spent.items()}
+    status = Path("/proc/self/status").read_text().splitlines()
+    peak = next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))
+    return {
+        "steps_per_second": total / seconds,
+        "peak_mb": peak,
+        **shares,
+        "first_quarter": quarters[0],
+        "last_quarter": quarters[1],
+    }
+
+
+def timed(function: Callable[..., Any], spent: dict[str, float], name: str) -> Callable[..., Any]:
+    """Return the function, which adds its seconds to a sum."""
+
+    def wrapper(*arguments: Any, **options: Any) -> Any:
+        start = time.perf_counter()
+        result = function(*arguments, **options)
+        spent[name] += time.perf_counter() - start
+        return result
+
+    return wrapper
+
+
+def run_block(case: str, variant: str, threads: int, options: argparse.Namespace, cache: str) -> dict[str, Any]:
+    """Measure one block in a process of its own."""
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])}
+    if variant in ("ano-cold", "ano-warm"):
+        environment["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(dir=cache) if variant == "ano-cold" else f"{cache}/warm"
+    steps = CASES[case][4]
+    request = {"case": case, "variant": variant, "device": options.device, "seconds": options.block_seconds}
+    request["steps"] = min(steps, 4096) if steps and options.quick else steps
+    python = options.sbx_python if variant == "sbx" else sys.executable
+    worker = Worker("speed:measure", request, threads=threads, environment=environment, python=python)
+    return {"case": case, "variant": variant, "threads": threads, **worker.result()}
+
+
+def measure_case(case: str, options: argparse.Namespace, cache: str) -> list[dict[str, Any]]:
+    """Measure all variants of a case in pairs with SB3's PPO, each at its best number of threads."""
+    rows = []
+    candidates = [options.threads] if options.threads else sorted({1, cores()})
+
+    def best_threads(variant: str) -> int:
+        tried = {threads: run_block(case, variant, threads, options, cache)["steps_per_second"] for threads in candidates}
+        return max(tried, key=lambda threads: tried[threads])
+
+    reference = best_threads("sb3") if len(candidates) > 1 else candidates[0]
+    for variant in CASES[case][3]:
+        if variant == "sbx" and options.sbx_python is None:
+            continue
+        try:
+            warm = variant == "ano-warm" or len(candidates) > 1
+            threads = best_threads(variant) if warm else candidates[0]
+            for pair in range(options.pairs):
+                order = [("sb3", reference), (variant, threads)]
+                for name, number in order if pair % 2 == 0 else order[::-1]:
+                    rows.append({**run_block(case, name, number, options, cache), "of": variant, "pair": pair})
+        except WorkerError as error:
+            print(f"{case}: {variant}: {error}", file=sys.stderr)
+    return rows
+
+
+def table(blocks: pd.DataFrame) -> str:
+    """Return medians, and quartiles of the ratios to SB3's PPO, as Markdown."""
+    columns = [
+        "case",
+        "variant",
+        "steps per second",
+        "against SB3 PPO (quartiles)",
+        "peak MB",
+        "env / update, %",
+        "last / first",
+    ]
+    lines = [f"| {' | '.join(columns)} |", "|---|---|--:|--:|--:|--:|--:|"]
+    for (case, variant), rows in blocks.groupby(["case", "of"], sort=False):
+        own, reference = (rows[rows["variant"] == name].set_index("pair") for name in (variant, "sb3"))
+        ratio = (own["steps_per_second"] / reference["steps_per_second"]).quantile([0.5, 0.25, 0.75]).to_numpy()
+        middle = own.median(numeric_only=True)
+        growth = middle["last_quarter"] / middle["first_quarter"] if middle["first_quarter"] else float("nan")
+        quartiles = f"**{ratio[0]:.2f}** ({ratio[1]:.2f} to {ratio[2]:.2f})"
+        shares = f"{middle['env']:.0f} / {middle['update']:.0f}"
+        cells = [f"{middle['steps_per_second']:,.0f}", quartiles, f"{middle['peak_mb']:.0f}", shares, f"{growth:.2f}"]
+        lines.append(f"| {case} | {variant} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure the cases, and write blocks and table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--pairs", type=int, default=5, help="pairs of blocks")
+    parser.add_argument("--block-seconds", type=float, default=4.0, help="length of a block")
+    parser.add_argument("--threads", type=int, help="threads; by default, the best of 1 and all processors")
+    parser.add_argument("--device", default="auto", help="SB3's device")
+    parser.add_argument("--sbx-python", help="interpreter that has sbx-rl; without it, sbx is left out")
+    parser.add_argument("--quick", action="store_true", help="cut whole runs short, to try the script")
+    parser.add_argument("--out", type=Path, default=Path("speed"), help="directory to write")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as cache:
+        for case in options.cases:
+            rows += measure_case(case, options, cache)
+            blocks = pd.DataFrame(rows)
+            write_file(options.out / "blocks.csv", blocks.to_csv(index=False))
+            write_file(options.out / "speed.md", f"{table(blocks)}\n{machine()}; {versions()}\n")
+    print((options.out / "speed.md").read_text())
+
+
+if __name__ == "__main__":
+    main()

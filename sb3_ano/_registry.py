@@ -1,0 +1,45 @@
+"""The algorithms of this package by their zoo names. An algorithm that is added here is known to every command."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from stable_baselines3 import PPO
+
+from sb3_ano.algorithms import ANO, PAPO, SPO, ShapedPolicyAlgorithm
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Describe one algorithm.
+
+    :param algorithm: the class
+    :param description: one line for lists and help texts
+    :param search_space: function from an Optuna trial to hyperparameters, or None for PPO's search space
+    """
+
+    algorithm: type[ShapedPolicyAlgorithm]
+    description: str
+    search_space: Callable[..., dict[str, Any]] | None = None
+
+    @property
+    def own_arguments(self) -> tuple[str, ...]:
+        """Names of the constructor's arguments that SB3's PPO does not have."""
+        return tuple(sorted(arguments(self.algorithm) - arguments(PPO)))
+
+
+def arguments(algorithm: type) -> set[str]:
+    """Return the names of a constructor's arguments.
+
+    :param algorithm: class of the algorithm
+    """
+    return set(inspect.signature(algorithm.__init__).parameters) - {"self", "_init_setup_model"}  # type: ignore[misc]
+
+
+#: Zoo name of each algorithm of this package, in the order of tables.
+ALGORITHMS: dict[str, Entry] = {
+    "spo": Entry(SPO, "Simple Policy Optimization: a quadratic penalty instead of PPO's clip"),
+    "papo": Entry(PAPO, "Absolute Policy Optimization with a mean-and-variance surrogate"),
+    "ano": Entry(ANO, "Anchored Neighborhood Optimization: a smooth, redescending surrogate instead of PPO's clip"),
+}

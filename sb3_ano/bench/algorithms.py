@@ -1,0 +1,158 @@
+"""The algorithms that experiments compare, by name and options."""
+
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sb3_contrib import TRPO
+from stable_baselines3 import PPO
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.utils import LinearSchedule
+from torch import nn
+
+from sb3_ano._registry import ALGORITHMS, arguments
+
+#: Classes by name, in the order of tables and figures.
+CLASSES: dict[str, type[OnPolicyAlgorithm]] = {
+    "ppo": PPO,
+    "trpo": TRPO,
+    **{name: entry.algorithm for name, entry in ALGORITHMS.items()},
+}
+#: Hyperparameters of environments and policy, which every algorithm has.
+COMMON = frozenset({"policy", "n_envs", "normalize"})
+# Names of the papers. PAPO's omega is both of its weights, as in the paper's search.
+_RENAMED = {"trpo": {"delta": "target_kl"}}
+_SHORTHANDS = {"papo": {"omega": ("omega1", "omega2")}}
+_FREQUENT_MISNOMERS = {"lr": "learning_rate", "epsilon": "clip_range", "eps": "clip_range"}
+# Set by each run itself.
+_RESERVED = frozenset({"env", "seed", "device", "verbose", "tensorboard_log"})
+_LINEAR = "lin_"
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One of the compared algorithms.
+
+    :param name: key of :data:`CLASSES`
+    :param options: constructor arguments given together with the name, sorted
+    """
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The name with its options, as it can be typed."""
+        return self.name + (":" if self.options else "") + ",".join(f"{name}={value}" for name, value in self.options)
+
+    @property
+    def hyperparameters(self) -> set[str]:
+        """Names of the hyperparameters that it has, those of environments and policy included."""
+        return (arguments(CLASSES[self.name]) - _RESERVED) | COMMON | set(_SHORTHANDS.get(self.name, ()))
+
+    def canonical(self, name: str) -> str:
+        """Return the hyperparameter that a name means: TRPO's ``delta`` is ``target_kl``."""
+        return _RENAMED.get(self.name, {}).get(name, name)
+
+    def default(self, name: str) -> Any:
+        """Return the constructor's default of a hyperparameter, or None if it has none.
+
+        :param name: name of the hyperparameter
+        """
+        name = _SHORTHANDS.get(self.name, {}).get(name, (name,))[0]
+        parameter = inspect.signature(CLASSES[self.name].__init__).parameters.get(name)
+        return None if parameter is None or parameter.default is parameter.empty else parameter.default
+
+    def constructor_arguments(self, hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the constructor, with schedules and classes instead of their names.
+
+        :param hyperparameters: all hyperparameters of a run
+        """
+        values: dict[str, Any] = {}
+        for name, value in hyperparameters.items():
+            if name in ("n_envs", "normalize"):
+                continue
+            start = number(value) if isinstance(value, str) else None
+            if start is not None:
+                value = LinearSchedule(start, 0.0, 1.0) if value.startswith(_LINEAR) else start
+            elif name == "policy_kwargs" and isinstance(value, str):
+                value = evaluated(value)
+            values |= dict.fromkeys(_SHORTHANDS.get(self.name, {}).get(name, (name,)), value)
+        return values
+
+
+def parse_algorithm(label: str) -> Algorithm:
+    """Read ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE``.
+
+    :param label: such as ``"ano:shaping=spo,desired_kl=0.01"``
+    :raises ValueError: for an unknown algorithm or option
+    """
+    name, _, rest = label.partition(":")
+    require_known("algorithm", [name], CLASSES)
+    algorithm = Algorithm(name)
+    options: dict[str, Any] = {}
+    for text in filter(None, rest.split(",")):
+        key, _, value = text.partition("=")
+        if not value:
+            raise ValueError(f"option {text!r} of {label!r} is not allowed; allowed is OPTION=VALUE")
+        require_known(f"option of {name}", [algorithm.canonical(key)], algorithm.hyperparameters)
+        options[algorithm.canonical(key)] = parse_value(value)
+    return Algorithm(name, tuple(sorted(options.items())))
+
+
+def parse_value(text: str) -> Any:
+    """Return a number, a truth value or None, or the text itself."""
+    if text.lower() in ("true", "false", "none"):
+        return {"true": True, "false": False, "none": None}[text.lower()]
+    value = number(text)
+    return text if value is None or text.startswith(_LINEAR) else int(text) if text.lstrip("-").isdecimal() else value
+
+
+def number(value: Any) -> float | None:
+    """Return the number in a hyperparameter, 3e-4 for ``"lin_3e-4"``; None if there is none."""
+    try:
+        return None if isinstance(value, bool) else float(value.removeprefix(_LINEAR) if isinstance(value, str) else value)
+    except (TypeError, ValueError):
+        return None
+
+
+def replaced(value: Any, new: Any) -> Any:
+    """Return ``new``, with the schedule of ``value``: 1e-3 instead of ``"lin_3e-4"`` becomes ``"lin_0.001"``."""
+    is_linear = isinstance(value, str) and value.startswith(_LINEAR) and number(new) is not None
+    return f"{_LINEAR}{number(new)!r}" if is_linear else new
+
+
+def evaluated(text: str) -> Any:
+    """Evaluate an expression of the zoo's files, such as ``"dict(activation_fn=nn.Tanh)"``, as the zoo does.
+
+    :param text: expression with ``dict`` and ``nn`` as the only names
+    :raises ValueError: if it cannot be evaluated
+    """
+    try:
+        return eval(text, {"__builtins__": {}, "dict": dict, "nn": nn})
+    except Exception as error:
+        raise ValueError(f"{text!r} cannot be evaluated: {error}") from error
+
+
+def require_known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Check names against those that are allowed.
+
+    :param what: kind of name, for the message
+    :param names: names to check
+    :param known: allowed names
+    :raises ValueError: for the first unknown name
+    """
+    allowed = sorted(known)
+    for name in names:
+        if name not in allowed:
+            raise ValueError(f"unknown {what} {name!r}{hint(str(name), allowed)} (allowed are {', '.join(allowed)})")
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """Return ``", did you mean ..."`` for a misspelled name, or an empty string."""
+    names = list(known)
+    meant = _FREQUENT_MISNOMERS.get(name)
+    near = [meant] if meant in names else difflib.get_close_matches(name, names, n=1)
+    return f", did you mean {near[0]!r}?" if near else ""

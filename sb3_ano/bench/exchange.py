@@ -1,0 +1,196 @@
+"""Results in other formats: CSV, TensorBoard and Weights & Biases; and runs of other programs as results."""
+
+import importlib
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sb3_ano._io import now
+from sb3_ano.bench.algorithms import number
+from sb3_ano.bench.plan import Run
+from sb3_ano.bench.results import Results, ResultsWriter, RunFiles
+from sb3_ano.bench.training import EVALUATIONS, MONITOR, PROGRESS, write_run
+
+#: Columns that identify a run in CSV files.
+KEY = ["env", "algorithm", "clip_range", "desired_kl", "learning_rate", "n_epochs", "steps", "seed"]
+_SETTINGS = ["clip_range", "desired_kl", "learning_rate", "n_epochs"]
+# Training episodes and evaluations that a final return averages.
+_LAST_EPISODES, _LAST_EVALUATIONS = 100, 3
+#: Tag of returns in the TensorBoard logs of CleanRL, which openrlbenchmark reads, too.
+RETURN_TAG = "charts/episodic_return"
+
+
+def export(path: Path, out: Path, to: str = "csv", project: str = "sb3_ano") -> str:
+    """Write results in another format.
+
+    :param path: directory of results
+    :param out: directory to write
+    :param to: ``"csv"``, ``"tensorboard"`` or ``"wandb"``
+    :param project: project at Weights & Biases
+    :return: what was written, for the user
+    :raises ValueError: if runs are damaged
+    :raises ModuleNotFoundError: if the package of the format is not installed
+    """
+    runs = Results(path).runs()
+    if to == "csv":
+        rows = [(key_of(run), run) for run in runs]
+        count = merge_csv(pd.DataFrame([key | _summary(run) for key, run in rows]), out / "runs.csv", KEY)
+        points = [key | point for key, run in rows if run.has(EVALUATIONS) for point in _curve(run).to_dict("records")]
+        merge_csv(pd.DataFrame(points), out / "curves.csv", [*KEY, "timesteps"])
+        return f"{path}: {len(runs)} runs; {out}/runs.csv has {count}"
+    for run in runs:
+        write = _to_tensorboard if to == "tensorboard" else _to_wandb
+        write(run, out, project)
+    return f"{path}: {len(runs)} runs in {out}"
+
+
+def key_of(run: RunFiles) -> dict[str, Any]:
+    """Return the columns that identify a run."""
+    document = run.document
+    settings = {name: number(document["hyperparameters"].get(name)) for name in _SETTINGS}
+    key = {"env": document["env_id"], "algorithm": document["algorithm"], "steps": document["total_timesteps"]}
+    return {name: {**settings, **key, "seed": document["seed"]}[name] for name in KEY}
+
+
+def _curve(run: RunFiles) -> pd.DataFrame:
+    return run.evaluations()[["timesteps", "mean"]].rename(columns={"mean": "evaluation_return"})
+
+
+def _summary(run: RunFiles) -> dict[str, Any]:
+    curve = _curve(run)["evaluation_return"] if run.has(EVALUATIONS) else pd.Series([float("nan")])
+    updates = (run.updates() if run.has(PROGRESS) else pd.DataFrame()).reindex(
+        columns=[
+            "update/approx_kl",
+            "update/ratio_max",
+            "update/clip_fraction",
+            "train/ppo_discarded_gradient",
+            "train/clip_range",
+        ]
+    )
+    kl, ratio, outside, discarded, radius = (updates[name] for name in updates)
+    return {
+        "training_return": run.episodes()["r"].tail(_LAST_EPISODES).mean(),
+        "evaluation_return": curve.iloc[-1],
+        "last_evaluations": curve.tail(_LAST_EVALUATIONS).mean(),
+        "kl_mean": kl.mean(),
+        "ratio_max": ratio.median(),
+        "outside": outside.mean(),
+        "discarded": discarded.mean(),
+        "radius": radius.mean(),
+        "seconds": round(run.document.get("seconds") or 0),
+        "date": str(run.document.get("finished"))[:10],
+        "commit": str(run.document.get("commit") or "")[:12],
+    }
+
+
+def merge_csv(table: pd.DataFrame, file: Path, key: list[str]) -> int:
+    """Merge rows into a CSV file.
+
+    :param table: new rows, which replace old ones of the same key
+    :param file: file to write
+    :param key: columns that identify a row
+    :return: number of rows in the file
+    """
+    for name, values in table.items():
+        if name in _SETTINGS:
+            table[name] = values.astype(float).map("{:g}".format).replace("nan", None)
+        elif values.dtype == float:
+            table[name] = values.map("{:.5g}".format)
+    if file.exists():
+        table = pd.concat([pd.read_csv(file, dtype=str, keep_default_na=False, na_values=[""]).astype(object), table])
+    if not table.empty:
+        table = table.astype(object).where(table.notna(), None).map(lambda cell: cell if cell is None else str(cell))
+        table = table.drop_duplicates(key, keep="last").sort_values(key, key=_sortable)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    table.to_csv(file, index=False)
+    return len(table)
+
+
+def _sortable(column: pd.Series) -> pd.Series:
+    return column if column.name in ("env", "algorithm") else pd.to_numeric(column)
+
+
+def _scalars(run: RunFiles) -> Iterator[tuple[str, float, int]]:
+    """Tag, value and step of everything that a run recorded, in the order of the steps."""
+    tables = [run.episodes().rename(columns={"r": RETURN_TAG, "l": "charts/episodic_length"}).drop(columns="t")]
+    if run.has(EVALUATIONS):
+        tables.append(run.evaluations()[["timesteps", "mean"]].rename(columns={"mean": "eval/mean_reward"}))
+    if run.has(PROGRESS):
+        tables.append(run.updates().rename(columns={"time/total_timesteps": "timesteps"}))
+    rows = pd.concat([table.melt("timesteps").dropna() for table in tables])
+    yield from rows.sort_values("timesteps", kind="stable")[["variable", "value", "timesteps"]].itertuples(index=False)
+
+
+def _to_tensorboard(run: RunFiles, out: Path, project: str) -> None:
+    tensorboard = importlib.import_module("torch.utils.tensorboard")
+    directory = out / run.path.name
+    if directory.exists():  # a second event file would double all points
+        shutil.rmtree(directory)
+    with tensorboard.SummaryWriter(str(directory)) as writer:
+        for tag, value, step in _scalars(run):
+            writer.add_scalar(tag, value, int(step))
+
+
+def _to_wandb(run: RunFiles, out: Path, project: str) -> None:
+    wandb = importlib.import_module("wandb")
+    out.mkdir(parents=True, exist_ok=True)
+    config = {key: value for key, value in run.document.items() if key != "sha256"}
+    started = wandb.init(project=project, name=run.path.name, id=run.path.name, dir=str(out), config=config, reinit=True)
+    for tag, value, step in _scalars(run):
+        started.log({tag: value, "global_step": int(step)})
+    started.finish()
+
+
+def import_logs(
+    logs: Sequence[Path], out: Path, algorithm: str, env_id: str, seed: int = 0, suite: str = "imported"
+) -> list[str]:
+    """Write the training episodes of other programs' runs as results.
+
+    :param logs: a directory per run, with Monitor files of SB3 or the RL Zoo, or TensorBoard event files of CleanRL
+    :param out: directory of results
+    :param algorithm: name of the algorithm in reports
+    :param env_id: id of the task
+    :param seed: seed of the first run; the next ones follow
+    :param suite: suite that the runs belong to in reports
+    :return: names of the runs
+    :raises ValueError: if a directory has no episodes, or a run is there already
+    """
+    names = []
+    with ResultsWriter(out) as results:
+        for index, path in enumerate(logs):
+            episodes = _read_episodes(path)
+            if episodes.empty:
+                raise ValueError(f"{path} has no episodes: neither *monitor.csv nor TensorBoard events of {RETURN_TAG!r}")
+            steps = int(episodes["timesteps"].max())
+            run = Run(suite, env_id, algorithm, seed + index, steps, {}, {}, backend="imported")
+            if run.name in Results(out).names():
+                raise ValueError(f"{out} has a run {run.name} already; --seed gives the first directory another seed")
+            directory = results.begin(run.name, resume=False)
+            with (directory / MONITOR).open("w", encoding="utf-8") as file:
+                file.write('#{"t_start": 0.0}\n')
+                episodes[["r", "l", "t", "timesteps"]].to_csv(file, index=False)
+            write_run(run, directory, {"finished": now(), "timesteps": steps, "imported_from": str(path)})
+            results.publish(run.name)
+            names.append(run.name)
+    return names
+
+
+def _read_episodes(path: Path) -> pd.DataFrame:
+    """Episodes in the columns of Monitor, with the environment steps of all environments together."""
+    files = sorted(path.glob("*monitor.csv"))
+    if files:
+        frames = [pd.read_csv(file, comment="#") for file in files]
+        # Environments step together: a step of each is as many steps of the training.
+        steps = [frame["l"].cumsum() * len(frames) if "timesteps" not in frame else frame["timesteps"] for frame in frames]
+        together = pd.concat([frame.assign(timesteps=done) for frame, done in zip(frames, steps, strict=True)])
+        return together.sort_values("timesteps", kind="stable")
+    reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    events = reader.EventAccumulator(str(path), size_guidance={"scalars": 0})
+    events.Reload()
+    if RETURN_TAG not in events.Tags()["scalars"]:
+        return pd.DataFrame()
+    rows = [{"r": event.value, "l": 0, "t": event.wall_time, "timesteps": event.step} for event in events.Scalars(RETURN_TAG)]
+    return pd.DataFrame(rows).assign(t=lambda frame: frame["t"] - frame["t"].min())

@@ -1,1 +1,0 @@
-"""The paper's experiments as runs: ``python -m sb3_ano.bench run``."""

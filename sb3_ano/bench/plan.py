@@ -1,0 +1,218 @@
+"""The runs of an experiment: suite x algorithms x seeds x grid."""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sb3_ano.bench.algorithms import CLASSES, Algorithm, hint, number, parse_algorithm, parse_value, replaced, require_known
+from sb3_ano.bench.suites import Suite
+
+#: The paper's values of four hyperparameters, for a grid that names them alone.
+PAPER_VALUES: dict[str, tuple[float, ...]] = {
+    "clip_range": (0.1, 0.2, 0.3),
+    "learning_rate": (3e-4, 1e-3),
+    "delta": (0.01, 0.02, 0.03),
+    "omega": (0.001, 0.005, 0.01),
+}
+#: The paper's search, for the grid ``paper``.
+PAPER_GRID = ("ppo.clip_range", "spo.clip_range", "ano.clip_range", "trpo.delta", "papo.omega")
+_IDENTITY_LETTERS = 10
+
+
+class Axis(NamedTuple):
+    """Values of one hyperparameter.
+
+    :param name: name of the hyperparameter
+    :param values: values to train with
+    :param algorithm: name of the only algorithm that is meant, or an empty string for all that have the hyperparameter
+    """
+
+    name: str
+    values: tuple[Any, ...]
+    algorithm: str = ""
+
+    def concerns(self, algorithm: Algorithm) -> bool:
+        """Whether the axis varies runs of an algorithm."""
+        return self.algorithm in ("", algorithm.name) and algorithm.canonical(self.name) in algorithm.hyperparameters
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training.
+
+    :param suite: name of the suite
+    :param env_id: id of the task
+    :param algorithm: label of the algorithm, with its options
+    :param seed: seed of model and environments
+    :param total_timesteps: environment steps
+    :param hyperparameters: all hyperparameters, those of environments and policy included
+    :param evaluation: fields of :class:`~sb3_ano.bench.suites.Evaluation`
+    :param env_kwargs: settings of the environments
+    :param backend: backend of the environments, as asked for
+    :param imports: modules that register environments
+    :param changed: hyperparameters that the grid set to another value than the suite's, and ``total_timesteps`` likewise
+    """
+
+    suite: str
+    env_id: str
+    algorithm: str
+    seed: int
+    total_timesteps: int
+    hyperparameters: Mapping[str, Any] = field(hash=False)
+    evaluation: Mapping[str, Any] = field(hash=False)
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    backend: str = "auto"
+    imports: tuple[str, ...] = ()
+    changed: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def identity(self) -> str:
+        """Hash of everything that results depend on, without the seed.
+
+        Hyperparameters at the constructor's defaults are left out, so that naming a default, or adding an argument to an
+        algorithm, makes no other run.
+        """
+        algorithm = Algorithm(self.algorithm.partition(":")[0])
+        specification = dataclasses.asdict(self) | {"algorithm": algorithm.name}
+        for circumstance in ("suite", "seed", "imports", "changed"):
+            del specification[circumstance]
+        for name, value in self.hyperparameters.items():
+            if name not in ("policy", "n_envs") and value == algorithm.default(name):
+                del specification["hyperparameters"][name]
+        text = json.dumps(_canonical(specification), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:_IDENTITY_LETTERS]
+
+    @property
+    def name(self) -> str:
+        """Name of the run's directory: task, algorithm, identity and seed."""
+        name = f"{self.env_id}__{self.algorithm.partition(':')[0]}__{self.identity}__seed{self.seed}"
+        return re.sub(r"[^\w.+-]", "-", name)
+
+
+def _canonical(value: Any) -> Any:
+    """One spelling of equal values: 1.0 is 1, and ``"lin_3e-4"`` is ``"lin_0.0003"``."""
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(part) for part in value]
+    if isinstance(value, str) and (start := number(value)) is not None:
+        return replaced(value, start)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def parse_grid(texts: Sequence[str]) -> list[Axis]:
+    """Read the grid of the command line.
+
+    :param texts: each ``[ALGORITHM.]NAME[=VALUE,VALUE...]`` or ``"paper"``; without values, the paper's
+    :raises ValueError: for any other text
+    """
+    axes = []
+    for text in itertools.chain.from_iterable(PAPER_GRID if text == "paper" else [text] for text in texts):
+        key, equals, listed = text.partition("=")
+        algorithm, dot, name = key.rpartition(".")
+        require_known("algorithm of the grid", [algorithm] if dot else [], CLASSES)
+        values = tuple(parse_value(value) for value in listed.split(",")) if equals else PAPER_VALUES.get(name, ())
+        if not name or not values or "" in values:
+            allowed = f"[ALGORITHM.]NAME=VALUE,VALUE, 'paper', and without values {', '.join(PAPER_VALUES)}"
+            raise ValueError(f"grid {text!r} is not allowed; allowed are {allowed}")
+        axes.append(Axis(name, tuple(dict.fromkeys(values)), algorithm))
+    return axes
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Read ``"5"`` (seeds 0 to 4), ``"3-5"`` (3, 4, 5) or ``"0,3-5"``.
+
+    :param text: value of ``--seeds``
+    :raises ValueError: for any other text
+    """
+    if text.isdecimal() and int(text) > 0:
+        return list(range(int(text)))
+    seeds: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
+        span = range(int(match[1]), int(match[2] or match[1]) + 1) if match and text != "0" else ()
+        if not span:
+            raise ValueError(f"seeds={text!r} is not allowed; allowed are a number such as 5, ranges such as 3-5, and 0,3-5")
+        seeds += span
+    return list(dict.fromkeys(seeds))
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Read ``"1/4"``, the first of four parts of a plan.
+
+    :param text: value of ``--shard``
+    :raises ValueError: for any other text
+    """
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise ValueError(f"shard={text!r} is not allowed; allowed are 1/N to N/N")
+    return int(match[1]), int(match[2])
+
+
+def make_plan(
+    suite: Suite,
+    labels: Sequence[str],
+    seeds: Sequence[int],
+    grid: Sequence[Axis] = (),
+    total_timesteps: int | None = None,
+    shard: tuple[int, int] = (1, 1),
+) -> list[Run]:
+    """Return all runs, seed by seed, so that an interrupted experiment has complete seeds.
+
+    :param suite: tasks and their settings
+    :param labels: labels of the algorithms
+    :param seeds: seeds of every configuration
+    :param grid: hyperparameters to vary; equal configurations are trained once
+    :param total_timesteps: environment steps of each run instead of the suite's
+    :param shard: part of the plan, and number of parts
+    :raises ValueError: for an unknown algorithm, or an axis that varies nothing
+    """
+    algorithms = [parse_algorithm(label) for label in dict.fromkeys(labels)]
+    for axis in grid:
+        chosen = [algorithm for algorithm in algorithms if axis.algorithm in ("", algorithm.name)]
+        if not chosen:
+            raise ValueError(f"grid: {axis.algorithm!r} is not among the algorithms of this plan ({', '.join(labels)})")
+        if not any(axis.concerns(algorithm) for algorithm in chosen):
+            known = set().union(*(algorithm.hyperparameters for algorithm in chosen))
+            names = ", ".join(algorithm.label for algorithm in chosen)
+            raise ValueError(f"grid: no algorithm of {names} has the hyperparameter {axis.name!r}{hint(axis.name, known)}")
+    runs = [
+        _run(suite, env_id, algorithm, seed, total_timesteps, [axis for axis in grid if axis.concerns(algorithm)], values)
+        for seed in seeds
+        for env_id in suite.tasks
+        for algorithm in algorithms
+        for values in itertools.product(*(axis.values for axis in grid if axis.concerns(algorithm)))
+    ]
+    distinct: dict[str, Run] = {}
+    for run in runs:
+        distinct.setdefault(run.name, run)
+    part, parts = shard
+    return list(distinct.values())[part - 1 :: parts]
+
+
+def _run(
+    suite: Suite,
+    env_id: str,
+    algorithm: Algorithm,
+    seed: int,
+    total_timesteps: int | None,
+    axes: Sequence[Axis],
+    values: Sequence[Any],
+) -> Run:
+    settings = suite.resolve(env_id, algorithm)
+    hyperparameters, changed = settings.pop("hyperparameters"), {}
+    for axis, value in zip(axes, values, strict=True):
+        name = algorithm.canonical(axis.name)
+        before = hyperparameters.get(name, algorithm.default(name))
+        hyperparameters[name] = replaced(before, value)
+        if _canonical(hyperparameters[name]) != _canonical(before):
+            changed[name] = hyperparameters[name]
+    if total_timesteps is not None and total_timesteps != settings["total_timesteps"]:
+        settings["total_timesteps"] = changed["total_timesteps"] = total_timesteps
+    common = {"seed": seed, "hyperparameters": hyperparameters, "imports": tuple(suite.imports), "changed": changed}
+    return Run(suite.name, env_id, algorithm.label, **common, **settings)

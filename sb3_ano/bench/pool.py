@@ -1,0 +1,195 @@
+"""Functions in processes of their own. A process ends with its parent, and its errors come back as one line.
+
+``python -m sb3_ano.bench.pool MODULE:FUNCTION REQUEST`` is what a process runs: the function gets the request, which is JSON,
+and a function to report progress with; what it returns is sent back as JSON.
+"""
+
+import errno
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+Report = Callable[[float], None]
+_LOG_LINES = 40
+
+
+class WorkerError(RuntimeError):
+    """A function failed, or its process was killed.
+
+    :param message: one line
+    :param details: last lines that the process wrote to standard error
+    :param number: ``errno`` of the error, or None
+    :param killed: whether a signal ended the process
+    """
+
+    def __init__(self, message: str, details: str = "", number: int | None = None, killed: bool = False) -> None:
+        super().__init__(message, details, number, killed)  # as constructed, or it could not be pickled
+        self.message, self.details, self.number, self.killed = message, details, number, killed
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def disk_is_full(self) -> bool:
+        """Whether files could not be written, so that another attempt would fail, too."""
+        return self.number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+class Worker:
+    """A function in a process of its own, which starts at once.
+
+    :param target: ``"module:function"``
+    :param request: argument of the function, JSON
+    :param threads: threads of PyTorch and of the libraries below it
+    :param held: file descriptors that stay open while the process lives
+    :param environment: further environment variables
+    :param python: interpreter to run, this one by default
+    """
+
+    def __init__(
+        self,
+        target: str,
+        request: Mapping[str, Any],
+        *,
+        threads: int = 1,
+        held: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+        python: str = sys.executable,
+    ) -> None:
+        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+        variables = {**dict.fromkeys(names, str(threads)), "PYTHONWARNINGS": "ignore", **(environment or {})}
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
+        self.process = subprocess.Popen(
+            [python, "-m", "sb3_ano.bench.pool", target, json.dumps({**request, "threads": threads})],
+            stdin=subprocess.PIPE,  # its end tells the process that the parent has ended
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env={**os.environ, **variables},
+            pass_fds=held if os.name == "posix" else (),
+        )
+
+    def result(self, report: Report = lambda progress: None) -> Any:
+        """Wait for the result of the function.
+
+        :param report: called with each number that the function reports
+        :raises WorkerError: if the function raised an error, or its process was killed
+        """
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        answer: dict[str, Any] = {}
+        with self._log, self.process.stdin, self.process.stdout:
+            for line in self.process.stdout:
+                message = json.loads(line)
+                if "progress" in message:
+                    report(message["progress"])
+                else:
+                    answer = message
+            status = self.process.wait()
+            if status == 0 and "result" in answer:
+                return answer["result"]
+            raise self._error(answer, status)
+
+    def _error(self, answer: Mapping[str, Any], status: int) -> WorkerError:
+        self._log.seek(0)
+        lines = [line for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
+        details = "\n".join(lines[-_LOG_LINES:])
+        if "error" in answer:
+            return WorkerError(answer["error"], details, answer["errno"])
+        if status < 0:
+            return WorkerError(f"its process was killed by {signal.Signals(-status).name}", details, killed=True)
+        return WorkerError(lines[-1].strip() if lines else f"its process ended with status {status}", details)
+
+    def kill(self) -> None:
+        """End the process."""
+        self.process.kill()
+
+
+class Pool:
+    """Run functions in a bounded number of processes.
+
+    :param jobs: processes at a time
+    :param threads: threads of each
+    :param held: file descriptors that stay open while a process lives
+    """
+
+    def __init__(self, jobs: int, threads: int = 1, held: Sequence[int] = ()) -> None:
+        self._executor = ThreadPoolExecutor(jobs)
+        self._threads, self._held = threads, held
+        self._lock = threading.Lock()
+        self._workers: set[Worker] = set()
+        self._closed = False
+
+    def submit(self, target: str, request: Mapping[str, Any], report: Report = lambda progress: None) -> "Future[Any]":
+        """Run a function as soon as a process is free; arguments as for :class:`Worker`.
+
+        :return: the result, or :class:`WorkerError`
+        """
+        return self._executor.submit(self._run, target, request, report)
+
+    def _run(self, target: str, request: Mapping[str, Any], report: Report) -> Any:
+        with self._lock:
+            if self._closed:
+                raise WorkerError("stopped")
+            try:
+                worker = Worker(target, request, threads=self._threads, held=self._held)
+            except OSError as error:
+                raise WorkerError(str(error), number=error.errno) from error
+            self._workers.add(worker)
+        try:
+            return worker.result(report)
+        finally:
+            with self._lock:
+                self._workers.remove(worker)
+
+    def close(self) -> None:
+        """Kill running processes, and start no other."""
+        with self._lock:
+            self._closed = True
+            for worker in self._workers:
+                worker.kill()
+        self._executor.shutdown(cancel_futures=True)
+
+
+def main() -> int:
+    """Call the function that the command line names."""
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    # Libraries print; what they print must not mix with the answers.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def answer(**message: Any) -> None:
+        print(json.dumps(message), file=answers)
+
+    target, request = sys.argv[1], json.loads(sys.argv[2])
+    try:
+        module, _, name = target.partition(":")
+        function = getattr(importlib.import_module(module), name)
+        import torch
+
+        torch.set_num_threads(request["threads"])
+        answer(result=function(request, lambda progress: answer(progress=progress)))
+    except Exception as error:
+        message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        answer(error=message, errno=error.errno if isinstance(error, OSError) else None)
+        raise
+    return 0
+
+
+def _exit_with_parent() -> None:
+    """Wait for the end of standard input, which the parent holds open while it lives."""
+    while os.read(0, 1):
+        pass
+    os._exit(3)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""What is recorded during a training: episodes, evaluations, and how far each update moved the policy."""
+
+import contextlib
+import io
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.logger import CSVOutputFormat
+from stable_baselines3.common.monitor import ResultsWriter
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
+
+from sb3_ano._io import write_file
+from sb3_ano.bench.plan import Run
+from sb3_ano.checkpoints.rng import random_state, set_random_state
+
+_SAMPLES_AT_ONCE = 4096
+
+
+class EpisodeRecorder(VecEnvWrapper):
+    """Write SB3's ``monitor.csv``, with the column ``timesteps``, for all environments of a training.
+
+    It stands below VecNormalize and is no callback, so that training stays as fast as without it.
+
+    :param env: environments whose infos have the episode statistics of SB3's Monitor
+    :param file: file to write
+    :param clock: function that returns the seconds of the training
+    :param append: whether to append to the file, which the checkpoint then cuts to where it resumes
+    """
+
+    def __init__(self, env: VecEnv, file: Path, clock: Callable[[], float], append: bool = False) -> None:
+        super().__init__(env)
+        header: dict[str, Any] = {"t_start": time.time()}
+        self._writer = ResultsWriter(str(file), header, extra_keys=("timesteps",), override_existing=not append)
+        self._clock = clock
+        self._timesteps = 0
+
+    def reset(self) -> VecEnvObs:
+        """Reset all environments."""
+        return self.venv.reset()
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Step all environments, and record the episodes that end."""
+        result = self.venv.step_wait()
+        self._timesteps += self.num_envs
+        dones, infos = result[2], result[3]
+        if np.count_nonzero(dones):
+            for index in np.flatnonzero(dones):
+                episode = infos[index].get("episode")
+                if episode is not None:
+                    row = {"r": float(episode["r"]), "l": int(episode["l"]), "t": round(self._clock(), 3)}
+                    self._writer.write_row({**row, "timesteps": self._timesteps})
+        return result
+
+    def close(self) -> None:
+        """Close the file and the environments."""
+        self._writer.close()
+        self.venv.close()
+
+
+class UpdateRecorder(BaseCallback):
+    """Write SB3's ``progress.csv``, a row per update, and ``evaluations.npz``.
+
+    Its rows are part of the checkpoints, so that a resumed training continues them.
+
+    :param directory: directory of the run
+    :param run: run that is trained
+    :param report: called with the number of environment steps after each update
+    """
+
+    #: The collection of rollouts need not prepare tensors and local variables for it.
+    reads_locals = False
+    model: OnPolicyAlgorithm
+
+    def __init__(self, directory: Path, run: Run, report: Callable[[int], None]) -> None:
+        super().__init__()
+        self.directory, self._report = directory, report
+        points = run.evaluation["points"]
+        self.due = [math.ceil(run.total_timesteps * point / points) for point in range(1, points + 1)]
+        self.episodes, self.deterministic = run.evaluation["episodes"], run.evaluation["deterministic"]
+        self.rows: list[dict[str, float]] = []
+        self.evaluations: list[tuple[int, list[float], list[int]]] = []
+        self.seconds_paused = 0.0
+        self._csv: CSVOutputFormat | None = None
+
+    def prepare(self, model: OnPolicyAlgorithm, evaluation_env: VecEnv, seed: int) -> None:
+        """Set what policies are evaluated on.
+
+        :param model: model in training
+        :param evaluation_env: environments for evaluation
+        :param seed: seed of the first evaluation
+        """
+        self.model = model
+
+        # A function, because checkpoints would take environments for a part of the training's state.
+        def evaluate(number: int) -> tuple[list[float], list[int]]:
+            env, normalization = evaluation_env, model.get_vec_normalize_env()
+            if isinstance(env, VecNormalize) and normalization is not None:
+                env.obs_rms = normalization.obs_rms
+            state = random_state()
+            torch.manual_seed(seed + number)
+            env.seed(seed + number * env.num_envs)
+            with torch.no_grad():
+                returns, lengths = evaluate_policy(
+                    model, env, self.episodes, self.deterministic, return_episode_rewards=True, warn=False
+                )
+            set_random_state(state)
+            return np.asarray(returns, float).tolist(), np.asarray(lengths).tolist()
+
+        self._evaluate = evaluate
+
+    def seconds(self) -> float:
+        """Return the seconds of the training, without evaluations and measurements."""
+        return (time.time_ns() - self.model.start_time) / 1e9 - self.seconds_paused
+
+    def _on_step(self) -> bool:
+        return True
+
+    @contextlib.contextmanager
+    def attached(self, model: OnPolicyAlgorithm) -> Iterator[None]:
+        """Record every update of a model inside the block.
+
+        The method is replaced in the class: in the instance, it would be saved with the model.
+        """
+        kind, inherited = type(model), "train" not in vars(type(model))
+        train = kind.train
+
+        def train_and_record(self: OnPolicyAlgorithm) -> None:
+            if self is model:
+                self.logger.name_to_value.clear()
+            train(self)
+            if self is model:
+                recorder._record()
+
+        recorder = self
+        kind.train = train_and_record  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            if inherited:
+                del kind.train
+            else:
+                kind.train = train  # type: ignore[method-assign]
+
+    def _record(self) -> None:
+        start, seconds, done = time.perf_counter(), self.seconds(), self.model.num_timesteps
+        logged = self.logger.name_to_value
+        row = {"time/total_timesteps": done, "time/seconds": round(seconds, 3)}
+        row |= {name: float(value) for name, value in logged.items() if name.startswith("train/")}
+        row |= {f"update/{name}": value for name, value in measure_update(self.model).items()}
+        self._write(row)
+        if self.due and done >= self.due[0]:
+            self.due = [point for point in self.due if point > done]
+            self.evaluations.append((done, *self._evaluate(len(self.evaluations))))
+            timesteps, results, lengths = zip(*self.evaluations, strict=True)
+            content = io.BytesIO()
+            np.savez(content, timesteps=timesteps, results=results, ep_lengths=lengths)
+            write_file(self.directory / "evaluations.npz", content.getvalue())
+        self.seconds_paused += time.perf_counter() - start
+        self._report(done)
+
+    def _write(self, row: dict[str, float]) -> None:
+        if self._csv is None:
+            self._csv = CSVOutputFormat(str(self.directory / "progress.csv"))
+            for earlier in self.rows:  # those before the checkpoint
+                self._csv.write(dict(earlier), dict.fromkeys(earlier, ()))
+        self._csv.write(dict(row), dict.fromkeys(row, ()))
+        self.rows.append(row)
+
+    def close(self) -> None:
+        """Close the files."""
+        if self._csv is not None:
+            self._csv.close()
+            self._csv = None
+
+
+def measure_update(model: OnPolicyAlgorithm) -> dict[str, float]:
+    """Measure how far an update moved the policy, on all samples of its rollout.
+
+    Algorithms log such numbers for minibatches during the update, each in its own way, or not at all.
+
+    :param model: model after an update, with the rollout in its buffer
+    :return: ``approx_kl`` (mean of ``r - 1 - log r``), ``ratio_mean``, ``ratio_max``, and ``clip_fraction``, the fraction of
+        samples whose ratio is outside the radius, NaN for algorithms without a radius
+    """
+    buffer = model.rollout_buffer
+    size = buffer.buffer_size * buffer.n_envs
+    parts = []
+    with torch.no_grad():
+        for start in range(0, size, _SAMPLES_AT_ONCE):
+            samples = buffer._get_samples(np.arange(start, min(start + _SAMPLES_AT_ONCE, size)))
+            actions = samples.actions
+            if isinstance(model.action_space, spaces.Discrete):
+                actions = actions.long().flatten()
+            _, log_prob, _ = model.policy.evaluate_actions(samples.observations, actions)
+            parts.append((log_prob - samples.old_log_prob).double().cpu().numpy())
+    log_ratio = np.concatenate(parts)
+    with np.errstate(over="ignore"):
+        ratio = np.exp(log_ratio)
+    outside = float("nan")
+    if hasattr(model, "clip_range"):
+        logged = model.logger.name_to_value  # has the radii of this update, also where desired_kl adapts them
+        low = logged.get("train/clip_range", model.clip_range(model._current_progress_remaining))
+        high = logged.get("train/clip_range_high", low)
+        outside = float(((ratio < 1.0 - low) | (ratio > 1.0 + high)).mean())
+    return {
+        "approx_kl": float((ratio - 1.0 - log_ratio).mean()),
+        "ratio_mean": float(ratio.mean()),
+        "ratio_max": float(ratio.max()),
+        "clip_fraction": outside,
+    }

@@ -1,0 +1,227 @@
+"""Directories of results: one directory per run, which is there as a whole or not at all."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+
+from sb3_ano._io import DirectoryLock, now, read_json, write_file, write_json
+from sb3_ano.bench.training import EVALUATIONS, FORMAT, MODEL, MONITOR, NORMALIZATION, PROGRESS, RUN, checksum
+
+#: Files that a run may have beside ``run.json``.
+FILES = (MONITOR, PROGRESS, EVALUATIONS, MODEL, NORMALIZATION)
+_RUNS, _UNFINISHED, _FAILED = "runs", "unfinished", "failed"
+_REQUIRED = {
+    **dict.fromkeys(("name", "identity", "suite", "env_id", "algorithm"), str),
+    **dict.fromkeys(("seed", "total_timesteps"), int),
+    **dict.fromkeys(("hyperparameters", "changed", "evaluation", "sha256"), dict),
+}
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """A finished run.
+
+    :param path: its directory
+    :param document: content of ``run.json``
+    """
+
+    path: Path
+    document: Mapping[str, Any] = field(hash=False)
+
+    def evaluations(self) -> pd.DataFrame:
+        """Return one row per evaluation: ``timesteps``, ``mean`` and ``std`` of the returns, ``episodes``."""
+        with np.load(self.path / EVALUATIONS) as content:
+            results, steps = content["results"], content["timesteps"]
+        return pd.DataFrame(
+            {"timesteps": steps, "mean": results.mean(axis=1), "std": results.std(axis=1), "episodes": results.shape[1]}
+        )
+
+    def episodes(self) -> pd.DataFrame:
+        """Return one row per episode of the training: ``r`` (return), ``l`` (length), ``t`` (seconds), ``timesteps``."""
+        return pd.read_csv(self.path / MONITOR, comment="#")
+
+    def updates(self) -> pd.DataFrame:
+        """Return one row per update, with the columns that SB3's logger and :func:`measure_update` name."""
+        return pd.read_csv(self.path / PROGRESS)
+
+    def has(self, name: str) -> bool:
+        """Whether the run has one of :data:`FILES`."""
+        return name in self.document["sha256"]
+
+
+def read_run(path: Path, verify: Iterable[str] = FILES) -> RunFiles:
+    """Read and check a finished run.
+
+    :param path: directory of the run
+    :param verify: files whose checksums are compared; of the others, only the presence is checked
+    :raises ValueError: if the run is damaged
+    """
+    try:
+        document = read_json(path / RUN)
+    except (OSError, ValueError) as error:
+        reason = f"{RUN} is missing" if isinstance(error, FileNotFoundError) else str(error)
+        raise ValueError(f"{path}: {reason}") from error
+    if document.get("format") != FORMAT:
+        raise ValueError(f"{path}: format {document.get('format')!r}; this version of sb3_ano reads format {FORMAT}")
+    for key, kind in _REQUIRED.items():
+        if not isinstance(document.get(key), kind):
+            raise ValueError(f"{path}: {RUN} has {key}={document.get(key)!r}, not a value of type {kind.__name__}")
+    for name, expected in document["sha256"].items():
+        if name not in FILES or not (path / name).is_file():
+            raise ValueError(f"{path}: {name!r} is {'missing' if name in FILES else 'not a file of a run'}")
+        if name in verify and checksum(path / name) != expected:
+            raise ValueError(f"{path}: the checksum of {name} does not match")
+    return RunFiles(path, document)
+
+
+class Results:
+    """A directory of results, for reading.
+
+    :param path: directory that ``run --out`` or ``import --out`` wrote
+    :raises FileNotFoundError: if there are no results
+    :raises ValueError: if the results have another format
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        _check_format(self.path)
+        if not (self.path / _RUNS).is_dir():
+            raise FileNotFoundError(
+                f"{self.path} holds no results; 'python -m sb3_ano.bench run --out {self.path}' makes some"
+            )
+
+    def names(self) -> list[str]:
+        """Return the names of the finished runs."""
+        return sorted(path.name for path in (self.path / _RUNS).iterdir() if path.is_dir())
+
+    def runs(self, names: Collection[str] | None = None) -> list[RunFiles]:
+        """Read finished runs.
+
+        :param names: names of runs, those that are not there are left out; None for all
+        :raises ValueError: if runs are damaged, or two are the same, with a list of all of them
+        """
+        runs: dict[tuple[str, int], RunFiles] = {}
+        damaged = []
+        for name in self.names():
+            if names is not None and name not in names:
+                continue
+            try:
+                run = read_run(self.path / _RUNS / name, (MONITOR, PROGRESS, EVALUATIONS))
+            except ValueError as error:
+                damaged.append(str(error))
+                continue
+            first = runs.setdefault((run.document["identity"], run.document["seed"]), run)
+            if first is not run:
+                damaged.append(f"{run.path}: the same run as {first.path.name}")
+        if damaged:
+            remedy = "remove their directories to run them again"
+            raise ValueError(f"{len(damaged)} damaged runs; {remedy}: {'; '.join(damaged)}")
+        return list(runs.values())
+
+    def failures(self) -> list[dict[str, Any]]:
+        """Return what is known of the runs that failed: ``name``, ``errors``, ``date``."""
+        return [read_json(file) for file in sorted((self.path / _FAILED).glob("*.json"))]
+
+
+def finished_names(path: Path) -> list[str]:
+    """Return the names of the finished runs, none if there are no results yet.
+
+    :param path: directory of results
+    """
+    return Results(path).names() if (path / _RUNS).is_dir() else []
+
+
+def _check_format(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file, not a directory")
+    if (path / "results.json").exists():
+        raise ValueError(f"{path} holds results of an earlier format, which this version of sb3_ano cannot read")
+    visible = [file.name for file in path.iterdir() if not file.name.startswith(".")] if path.is_dir() else []
+    if visible and not {_RUNS, _UNFINISHED, _FAILED} & set(visible):
+        raise ValueError(f"{path} holds other files and no results; choose an empty or a new directory")
+
+
+class ResultsWriter:
+    """A directory of results, open for the one process that writes to it.
+
+    :param path: directory to write; it is made if it is missing
+    :raises BlockingIOError: if another process writes to it
+    :raises ValueError: if it holds other files
+    :raises OSError: if it cannot be written
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        _check_format(self.path)
+        (self.path / _RUNS).mkdir(parents=True, exist_ok=True)
+        self.lock = DirectoryLock(self.path)
+
+    def finished(self, names: Collection[str]) -> set[str]:
+        """Return those of the names whose runs are there.
+
+        :param names: names of the runs of a plan
+        :raises ValueError: if runs are damaged, with a list of all of them
+        """
+        return {run.path.name for run in Results(self.path).runs(names)}
+
+    def begin(self, name: str, resume: bool = True) -> Path:
+        """Return the directory in which a run is made, with its last checkpoint.
+
+        :param name: name of the run
+        :param resume: whether to keep what an earlier attempt left there
+        """
+        directory = self.path / _UNFINISHED / name
+        if directory.exists() and not resume:
+            shutil.rmtree(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+
+    def receive(self, name: str, files: Mapping[str, bytes]) -> None:
+        """Write the files of a run that another machine has made.
+
+        :param name: name of the run
+        :param files: content by file name
+        :raises OSError: if they cannot be written
+        """
+        directory = self.begin(name, resume=False)
+        for file, content in files.items():
+            write_file(directory / file, content)
+
+    def publish(self, name: str, attempts: int = 1) -> None:
+        """Make an unfinished run a finished one, by one rename.
+
+        :param name: name of the run
+        :param attempts: attempts that it took
+        :raises ValueError: if the run is damaged
+        :raises OSError: if the directory cannot be written
+        """
+        directory = self.path / _UNFINISHED / name
+        write_json(directory / RUN, {**read_run(directory).document, "attempts": attempts})
+        os.rename(directory, self.path / _RUNS / name)
+        self._failure(name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (self.path / _UNFINISHED).rmdir()  # if it is empty
+
+    def record_failure(self, name: str, errors: Sequence[str]) -> None:
+        """Record why a run could not be made.
+
+        :param name: name of the run
+        :param errors: error of each attempt
+        """
+        write_json(self._failure(name), {"name": name, "errors": list(errors), "date": now()})
+
+    def _failure(self, name: str) -> Path:
+        return self.path / _FAILED / f"{name}.json"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.lock.release()

@@ -1,0 +1,210 @@
+"""Suites of tasks. Their hyperparameters come from the zoo's files; a suite names tasks, steps and evaluation."""
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from sb3_ano._registry import ALGORITHMS
+from sb3_ano.bench.algorithms import CLASSES, Algorithm, evaluated, hint, require_known
+from sb3_ano.envs import BACKENDS
+from sb3_ano.envs.atari import atari_protocol
+from sb3_ano.zoo.hyperparameters import hyperparameter_file
+
+_DIRECTORY = Path(__file__).parent / "suites"
+#: File whose settings are shared by the algorithms without a file, so that PPO and TRPO are compared like with like.
+SHARED_FILE = "ano"
+# Keys of the zoo's files that say how environments are made. Atari games have them from their protocol.
+_WRAPPERS = frozenset({"env_wrapper", "frame_stack", "vec_env_wrapper", "monitor_kwargs", "callback"})
+_VERSION = re.compile(r"-v\d+$")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Evaluation(_Strict):
+    """When and how policies are evaluated.
+
+    :param points: number of evaluations, evenly spaced over the training, the last one at its end
+    :param episodes: episodes per evaluation
+    :param deterministic: whether actions are the mode of the policy; None means for all tasks but Atari games
+    """
+
+    points: int = Field(20, ge=1, le=10_000)
+    episodes: int = Field(10, ge=1, le=10_000)
+    deterministic: bool | None = None
+
+
+class _Settings(_Strict):
+    """What a suite and each of its tasks can say.
+
+    :param total_timesteps: environment steps of a training; None takes ``n_timesteps`` of the zoo's file
+    :param hyperparameters: changes for all algorithms that have the hyperparameter
+    :param algorithms: changes for single algorithms, by name
+    :param env_kwargs: settings of the environments
+    """
+
+    total_timesteps: int | None = Field(None, ge=1)
+    hyperparameters: dict[str, Any] = {}
+    algorithms: dict[str, dict[str, Any]] = {}
+    env_kwargs: dict[str, Any] = {}
+
+
+class Task(_Settings):
+    """One task of a suite."""
+
+
+class Suite(_Settings):
+    """Tasks that belong together.
+
+    :param name: name of the suite
+    :param tasks: settings of each task by environment id
+    :param evaluation: evaluation during training
+    :param backend: backend of the environments, see :func:`sb3_ano.envs.make_vec_env`; None takes that of the zoo's file
+    :param imports: modules that register environments
+    """
+
+    name: str
+    tasks: dict[str, Task] = Field(min_length=1)
+    evaluation: Evaluation = Field(default_factory=lambda: Evaluation.model_validate({}))
+    backend: str | None = None
+    imports: list[str] = []
+
+    @field_validator("tasks", mode="before")
+    @classmethod
+    def _named_tasks(cls, tasks: Any) -> Any:
+        tasks = dict.fromkeys(tasks) if isinstance(tasks, list) and all(isinstance(task, str) for task in tasks) else tasks
+        return {name: settings or {} for name, settings in tasks.items()} if isinstance(tasks, dict) else tasks
+
+    def model_post_init(self, context: Any) -> None:
+        """Check names that pydantic does not know."""
+        known = {name: Algorithm(name).hyperparameters | {"delta"} for name in CLASSES}
+        everything = set().union(*known.values())
+        for settings in (self, *self.tasks.values()):
+            require_known("hyperparameter", settings.hyperparameters, everything)
+            require_known("algorithm", settings.algorithms, CLASSES)
+            for name, values in settings.algorithms.items():
+                require_known(f"hyperparameter of {name}", values, known[name])
+        if self.backend is not None:
+            require_known("backend", [self.backend], BACKENDS)
+
+    def select(self, env_ids: Sequence[str]) -> "Suite":
+        """Return the suite with some of its tasks.
+
+        :param env_ids: environment ids, with or without their version
+        :raises ValueError: for a task that is not in the suite
+        """
+        known = {name: task for task in self.tasks for name in (task, _VERSION.sub("", task))}
+        require_known(f"task of suite {self.name!r}:", env_ids, known)
+        wanted = {known[env_id] for env_id in env_ids}
+        return self.model_copy(update={"tasks": {task: self.tasks[task] for task in self.tasks if task in wanted}})
+
+    def resolve(self, env_id: str, algorithm: Algorithm) -> dict[str, Any]:
+        """Return all settings of one algorithm on one task.
+
+        :param env_id: task of the suite
+        :param algorithm: algorithm to train, with its options
+        :return: ``hyperparameters``, ``env_kwargs``, ``backend``, ``total_timesteps``, ``evaluation``
+        :raises ValueError: if the zoo's file asks for wrappers, or the number of steps is unknown
+        """
+        task = self.tasks[env_id]
+        entry, is_atari = zoo_settings(algorithm.name, env_id)
+        steps = task.total_timesteps or self.total_timesteps or entry.pop("n_timesteps", None)
+        if steps is None:
+            raise ValueError(f"suite {self.name!r}: total_timesteps of {env_id} is missing")
+        env_kwargs = {**(entry.pop("env_kwargs", None) or {}), **self.env_kwargs, **task.env_kwargs}
+        backend = self.backend or entry.pop("backend", None) or "auto"
+        wrappers = [key for key in sorted(_WRAPPERS) if entry.pop(key, None) is not None and not is_atari]
+        if wrappers:
+            raise ValueError(f"{env_id} needs {', '.join(wrappers)} of the zoo's file, which experiments do not support")
+        shared = {**entry, **self.hyperparameters, **task.hyperparameters}
+        hyperparameters = {name: value for name, value in shared.items() if name in algorithm.hyperparameters}
+        for settings in (self, task):
+            own = settings.algorithms.get(algorithm.name, {})
+            hyperparameters |= {algorithm.canonical(name): value for name, value in own.items()}
+        if isinstance(hyperparameters.get("normalize"), str):
+            hyperparameters["normalize"] = evaluated(hyperparameters["normalize"])
+        deterministic = self.evaluation.deterministic
+        evaluation = self.evaluation.model_dump() | {"deterministic": not is_atari if deterministic is None else deterministic}
+        return {
+            "hyperparameters": {"policy": "MlpPolicy", "n_envs": 1, **hyperparameters, **dict(algorithm.options)},
+            "env_kwargs": env_kwargs,
+            "backend": backend,
+            "total_timesteps": int(steps),
+            "evaluation": evaluation,
+        }
+
+
+def zoo_settings(algorithm: str, env_id: str) -> tuple[dict[str, Any], bool]:
+    """Return the entry of the zoo's file for a task, as the zoo looks it up, and whether the task is an Atari game.
+
+    :param algorithm: name of the algorithm; PPO and TRPO take ANO's file
+    :param env_id: id of the task
+    """
+    content = _zoo_file(algorithm if algorithm in ALGORITHMS else SHARED_FILE)
+    is_atari = env_id not in content and atari_protocol(env_id) is not None
+    return dict(content.get(env_id) or content.get("atari" if is_atari else "default") or {}), is_atari
+
+
+@functools.cache
+def _zoo_file(algorithm: str) -> dict[str, dict[str, Any]]:
+    return read_yaml(hyperparameter_file(algorithm))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a mapping from a YAML file.
+
+    :param path: file to read
+    :raises ValueError: if the file is not YAML, or not a mapping
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a YAML file: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds {type(content).__name__}, not a mapping")
+    return content
+
+
+def load_suite(name: str) -> Suite:
+    """Read a suite of this package, or one from a file.
+
+    :param name: ``"mujoco"``, ``"atari"``, ``"classic"``, one of these with a version such as ``"mujoco-v5"``, or a YAML file
+    :raises ValueError: if there is no such suite, or the file is invalid
+    """
+    stem, version = _VERSION.sub("", name), _VERSION.search(name)
+    path = _DIRECTORY / f"{stem}.yml"
+    if not path.is_file() or Path(name).suffix in (".yml", ".yaml"):
+        path, version = Path(name), None
+    if not path.is_file():
+        suites = sorted(file.stem for file in _DIRECTORY.glob("*.yml"))
+        raise ValueError(
+            f"unknown suite {name!r}{hint(name, suites)} (suites are {', '.join(suites)}, each also with a version such as "
+            "mujoco-v5, and YAML files)"
+        )
+    content = read_yaml(path)
+    try:
+        suite = Suite(name=name if version else path.stem, **content)
+    except ValidationError as error:
+        raise ValueError(f"{path}: {_in_words(error, content)}") from error
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    if version is None:
+        return suite
+    tasks = {_VERSION.sub(version[0], task): settings for task, settings in suite.tasks.items()}
+    return suite.model_copy(update={"tasks": tasks})
+
+
+def _in_words(error: ValidationError, content: Mapping[str, Any]) -> str:
+    """The first of pydantic's complaints, in one line."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        fields = Suite.model_fields if len(first["loc"]) == 1 else {**Task.model_fields, **Evaluation.model_fields}
+        return f"unknown key {place!r}{hint(str(first['loc'][-1]), fields)} (keys are {', '.join(fields)})"
+    return f"{place}: {first['msg']}, not {first['input']!r}" if first["loc"] else str(first["msg"])

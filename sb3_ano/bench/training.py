@@ -1,0 +1,174 @@
+"""One training: SB3's own files and a ``run.json``, resumed from its checkpoint after it was killed."""
+
+import dataclasses
+import hashlib
+import importlib
+import io
+import pickle
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+
+from sb3_ano._io import commit, machine, now, versions, write_file, write_json
+from sb3_ano.bench.algorithms import CLASSES, parse_algorithm
+from sb3_ano.bench.plan import Run
+from sb3_ano.bench.recording import EpisodeRecorder, UpdateRecorder
+from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
+from sb3_ano.envs import make_vec_env
+
+FORMAT = 2
+RUN, MONITOR, PROGRESS, EVALUATIONS = "run.json", "monitor.csv", "progress.csv", "evaluations.npz"
+MODEL, NORMALIZATION = "model.zip", "vecnormalize.pkl"
+_CHECKPOINTS = "checkpoints"
+# Apart by more than a run has environments: SB3 would give environment 1 of seed 0 the seed of environment 0 of seed 1.
+_SEEDS_APART, _EVALUATION_SEEDS = 1_000_000, 500_000
+_MOST_EVALUATION_ENVS = 16
+
+
+def make_envs(run: Run, threads: int = 1) -> tuple[VecEnv, VecEnv]:
+    """Make the environments for training and for evaluation, without normalization.
+
+    :param run: run to make environments for
+    :param threads: threads that step the environments
+    :raises ValueError: if the environments cannot be made
+    """
+    numbers = run.hyperparameters["n_envs"], min(run.evaluation["episodes"], _MOST_EVALUATION_ENVS)
+    num_threads = None if run.backend == "gymnasium" else threads
+    train, evaluation = (
+        make_vec_env(run.env_id, n_envs, backend=run.backend, num_threads=num_threads, env_kwargs=dict(run.env_kwargs))
+        for n_envs in numbers
+    )
+    return train, evaluation
+
+
+def normalized(run: Run, train: VecEnv, evaluation: VecEnv) -> tuple[VecEnv, VecEnv]:
+    """Wrap both environments of :func:`make_envs` in VecNormalize if the hyperparameters ask for it."""
+    normalize = run.hyperparameters.get("normalize", False)
+    if not normalize:
+        return train, evaluation
+    options = {"gamma": run.hyperparameters.get("gamma", 0.99), **(normalize if isinstance(normalize, Mapping) else {})}
+    return VecNormalize(train, **options), VecNormalize(evaluation, **{**options, "norm_reward": False}, training=False)
+
+
+def make_model(run: Run, env: VecEnv, device: str = "cpu") -> OnPolicyAlgorithm:
+    """Make the model of a run, and seed its environments.
+
+    :param run: run to make a model for
+    :param env: environments for training
+    :param device: SB3's ``device``
+    :raises ValueError: for hyperparameters that are not allowed
+    """
+    algorithm = parse_algorithm(run.algorithm)
+    arguments = algorithm.constructor_arguments(run.hyperparameters)
+    model = CLASSES[algorithm.name](env=env, seed=run.seed, device=device, **arguments)
+    env.seed(_SEEDS_APART * run.seed)
+    model.set_logger(Logger(None, []))
+    return model
+
+
+def train(
+    run: Run,
+    directory: Path,
+    threads: int = 1,
+    device: str = "cpu",
+    models: bool = True,
+    report: Callable[[int], None] = lambda done: None,
+    checkpoint_seconds: float = 60.0,
+) -> None:
+    """Train and evaluate, from the newest checkpoint in the directory if there is one.
+
+    :param run: run to train
+    :param directory: directory of the run's files
+    :param threads: threads that step the environments; those of PyTorch are set per process
+    :param device: SB3's ``device``
+    :param models: whether to keep the final model
+    :param report: called with the number of environment steps after each update
+    :param checkpoint_seconds: time between two checkpoints
+    :raises ValueError: if environments or model cannot be made, or training breaks down
+    :raises OSError: if a file cannot be written
+    """
+    for module in run.imports:
+        importlib.import_module(module)
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r} is not allowed; PyTorch finds no CUDA device here")
+    directory.mkdir(parents=True, exist_ok=True)
+    started, made_with = now(), commit()
+    checkpoint = newest_checkpoint(directory / _CHECKPOINTS)
+    bare, evaluation_env = make_envs(run, threads)
+    backend = type(bare.unwrapped).__module__.rpartition(".")[2].removesuffix("_backend")
+    recorder = UpdateRecorder(directory, run, report)
+    episodes = EpisodeRecorder(bare, directory / MONITOR, recorder.seconds, append=checkpoint is not None)
+    env, evaluation_env = normalized(run, episodes, evaluation_env)
+    try:
+        model = make_model(run, env, device)
+        recorder.prepare(model, evaluation_env, _SEEDS_APART * run.seed + _EVALUATION_SEEDS)
+        checkpoints = TrainingCheckpoints(directory / _CHECKPOINTS, seconds=checkpoint_seconds, keep=1, resume=True, verbose=0)
+        with recorder.attached(model):
+            model.learn(run.total_timesteps, callback=[recorder, checkpoints], log_interval=None)  # type: ignore[arg-type]
+        seconds = recorder.seconds()
+    finally:
+        env.close()
+        evaluation_env.close()
+        recorder.close()
+    if models:
+        _save(model, directory)
+    details = {
+        "started": started,
+        "finished": now(),
+        "seconds": seconds,
+        "timesteps": model.num_timesteps,
+        "resumed_at": None if checkpoint is None else checkpoint.num_timesteps,
+        "threads": threads,
+        "device": str(model.device),
+        "backend_used": backend if backend in ("envpool", "ale") else "gymnasium",
+        "commit": made_with,
+        "versions": versions(),
+        "machine": machine(),
+    }
+    shutil.rmtree(directory / _CHECKPOINTS)
+    write_run(run, directory, details)
+
+
+def write_run(run: Run, directory: Path, details: Mapping[str, Any]) -> None:
+    """Write ``run.json``, the last file of a run, with the checksums of the others.
+
+    :param run: the run
+    :param directory: directory of its files
+    :param details: circumstances of the training
+    """
+    names = [name for name in (MONITOR, PROGRESS, EVALUATIONS, MODEL, NORMALIZATION) if (directory / name).is_file()]
+    specification = {"format": FORMAT, "name": run.name, "identity": run.identity, **dataclasses.asdict(run)}
+    write_json(
+        directory / RUN, specification | dict(details) | {"sha256": {name: checksum(directory / name) for name in names}}
+    )
+
+
+def checksum(file: Path) -> str:
+    """Return the SHA-256 checksum of a file."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _save(model: OnPolicyAlgorithm, directory: Path) -> None:
+    content = io.BytesIO()  # PyTorch reports a full disk as an error of its own; writing from memory raises OSError
+    model.save(content)
+    write_file(directory / MODEL, content.getvalue())
+    normalization = model.get_vec_normalize_env()
+    if normalization is not None:
+        write_file(directory / NORMALIZATION, pickle.dumps(normalization))
+
+
+def train_request(request: dict[str, Any], report: Callable[[int], None]) -> None:
+    """Train what a request of :mod:`sb3_ano.bench.pool` specifies.
+
+    :param request: ``run``, ``directory`` and further arguments of :func:`train`
+    :param report: called with the number of environment steps after each update
+    """
+    run = request.pop("run")
+    train(Run(**run | {"imports": tuple(run["imports"])}), Path(request.pop("directory")), report=report, **request)

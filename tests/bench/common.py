@@ -1,0 +1,90 @@
+"""Small plans, and results of runs that never were, whose numbers a test can reckon with."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sb3_ano.bench.plan import Run, make_plan, parse_grid
+from sb3_ano.bench.suites import Suite
+from sb3_ano.bench.training import write_run
+
+#: Hyperparameters under which a rollout and its update take a moment.
+SMALL = {"n_envs": 2, "n_steps": 64, "batch_size": 32, "n_epochs": 2, "learning_rate": "lin_1e-3"}
+POINTS = 20
+
+
+def small_suite(env_id: str = "Pendulum-v1", steps: int = 512, points: int = 1, deterministic=None, **settings) -> Suite:
+    """A suite of one task."""
+    hyperparameters = SMALL | {"use_sde": False, "sde_sample_freq": -1} | settings.pop("hyperparameters", {})
+    evaluation = {"points": points, "episodes": 3, "deterministic": deterministic}
+    return Suite(
+        name="small", tasks=[env_id], total_timesteps=steps, evaluation=evaluation, hyperparameters=hyperparameters, **settings
+    )
+
+
+def small_run(label: str, env_id: str = "Pendulum-v1", seed: int = 0, grid: Sequence[str] = (), **settings) -> Run:
+    """A run of a suite of one task."""
+    return make_plan(small_suite(env_id, **settings), [label], [seed], parse_grid(grid))[-1]
+
+
+def write_results(directory: Path, runs: Sequence[Mapping[str, Any]], episodes: int = 200) -> Path:
+    """Write finished runs.
+
+    :param directory: directory of the results
+    :param runs: ``env_id``, ``algorithm``, ``seed`` and ``final`` (mean return at the end) of each; where not the default,
+        ``start`` (mean return at the start), ``changed``, ``suite``, ``steps``, ``curve`` (steps and returns) and ``details``
+    :param episodes: number of training episodes
+    """
+    for number, run in enumerate(runs):
+        _write_run(directory, dict(run), episodes, np.random.default_rng(number))
+    return directory
+
+
+def _write_run(directory: Path, run: dict[str, Any], episodes: int, rng: np.random.Generator) -> None:
+    steps, changed = run.get("steps", 100_000), run.get("changed", {})
+    hyperparameters = {"policy": "MlpPolicy", "n_envs": 8, "learning_rate": "lin_0.0003", "clip_range": 0.2, **changed}
+    hyperparameters.pop("total_timesteps", None)
+    made = Run(
+        run.get("suite", "mujoco"),
+        run["env_id"],
+        run["algorithm"],
+        run["seed"],
+        steps,
+        hyperparameters,
+        {"points": POINTS, "episodes": 3, "deterministic": True},
+        changed=changed,
+    )
+    path = directory / "runs" / made.name
+    path.mkdir(parents=True)
+    start, final = run.get("start", 0.0), run["final"]
+    ends = np.arange(1, POINTS + 1) * steps // POINTS
+    at, returns = run.get("curve", (ends, start + (final - start) * ends / steps))
+    spread = np.array([-1.0, 0.0, 1.0])  # three episodes whose mean is the return
+    results = np.asarray(returns, float)[:, None] + spread
+    np.savez(path / "evaluations.npz", timesteps=np.asarray(at), results=results, ep_lengths=np.full(results.shape, 7))
+    done = np.arange(1, episodes + 1) * steps // episodes
+    monitor = pd.DataFrame({"r": start + (final - start) * done / steps, "l": 7, "t": done / 1000.0, "timesteps": done})
+    (path / "monitor.csv").write_text('#{"t_start": 0.0}\n' + monitor.to_csv(index=False))
+    rate = float(str(hyperparameters["learning_rate"]).removeprefix("lin_"))
+    updates = {
+        "time/total_timesteps": ends,
+        "time/seconds": ends / 1000.0,
+        "update/approx_kl": run.get("kl", 10.0 * rate) * rng.uniform(0.9, 1.1, POINTS),
+        "update/ratio_mean": 1.0,
+        "update/ratio_max": 1.5,
+        "update/clip_fraction": 0.1,
+        "train/entropy_loss": -2.0,
+        "train/clip_range": 0.2,
+    }
+    pd.DataFrame(updates).to_csv(path / "progress.csv", index=False)
+    details = {
+        "seconds": steps / 1000.0,
+        "timesteps": steps,
+        "finished": "2026-01-01T00:00:00+00:00",
+        "backend_used": "gymnasium",
+    }
+    details |= {"commit": "0" * 40, "versions": {"torch": "2.13.0"}, "machine": {"cpu": "a processor"}}
+    write_run(made, path, details | run.get("details", {}))

@@ -1,0 +1,84 @@
+"""Results in other formats and from other programs."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from stable_baselines3.common.monitor import ResultsWriter as MonitorFile
+
+from sb3_ano.bench.cli import main
+from sb3_ano.bench.exchange import KEY, export, import_logs
+from sb3_ano.bench.results import Results
+from tests.bench.common import write_results
+
+RUNS = [
+    {"env_id": "Hopper-v4", "algorithm": label, "seed": seed, "final": 100.0 + seed, "changed": changed}
+    for label in ("ppo", "ano")
+    for seed in (0, 1)
+    for changed in ({}, {"learning_rate": "lin_0.001"})
+]
+
+
+def test_csv_has_a_row_per_run_and_one_per_evaluation_and_keeps_other_rows(tmp_path):
+    first, second = write_results(tmp_path / "first", RUNS[:4]), write_results(tmp_path / "second", RUNS[4:])
+    assert export(first, tmp_path / "csv").endswith("4 runs; %s/runs.csv has 4" % (tmp_path / "csv"))
+    export(second, tmp_path / "csv")
+    before = [(tmp_path / "csv" / name).read_text() for name in ("runs.csv", "curves.csv")]
+    assert export(second, tmp_path / "csv").endswith("runs.csv has 8")
+    assert [(tmp_path / "csv" / name).read_text() for name in ("runs.csv", "curves.csv")] == before
+    runs, curves = (pd.read_csv(tmp_path / "csv" / name) for name in ("runs.csv", "curves.csv"))
+    assert list(runs)[: len(KEY)] == KEY
+    assert runs["learning_rate"].tolist() == [0.0003, 0.0003, 0.001, 0.001] * 2
+    assert runs["evaluation_return"].tolist() == [100.0, 101.0] * 4
+    assert runs["last_evaluations"].tolist() == pytest.approx([95.0, 95.95] * 4)
+    assert runs["training_return"].iloc[0] == pytest.approx(np.mean(100.0 * np.arange(101, 201) / 200), rel=1e-4)
+    assert len(curves) == 8 * 20
+    assert (curves.groupby(KEY, dropna=False)["evaluation_return"].last() >= 100.0).all()
+
+
+def test_tensorboard_logs_go_out_and_come_back_in(tmp_path):
+    pytest.importorskip("tensorboard")
+    results = write_results(tmp_path / "results", RUNS[:1])
+    for _ in range(2):  # a second export replaces the first
+        export(results, tmp_path / "logs", "tensorboard")
+    (log,) = (tmp_path / "logs").iterdir()
+    (name,) = import_logs([log], tmp_path / "imported", "cleanrl_ppo", "Hopper-v4", seed=3)
+    (run,) = Results(tmp_path / "imported").runs()
+    expected = Results(results).runs()[0].episodes()
+    assert (run.path.name, run.document["seed"], run.document["algorithm"]) == (name, 3, "cleanrl_ppo")
+    np.testing.assert_allclose(run.episodes()[["r", "timesteps"]], expected[["r", "timesteps"]], rtol=1e-6)
+
+
+def test_monitor_files_of_several_environments_are_merged_by_their_steps(tmp_path):
+    (tmp_path / "zoo").mkdir()
+    for index, lengths in enumerate(([10, 20], [15, 15])):
+        file = MonitorFile(str(tmp_path / "zoo" / str(index)), {"t_start": 0.0, "env_id": "A"})
+        for number, length in enumerate(lengths):
+            file.write_row({"r": 10.0 * index + number, "l": length, "t": 1.0})
+        file.close()
+    import_logs([tmp_path / "zoo"], tmp_path / "out", "ppo", "Hopper-v4")
+    (run,) = Results(tmp_path / "out").runs()
+    assert run.episodes()[["timesteps", "r"]].to_numpy().tolist() == [[20, 0.0], [30, 10.0], [60, 1.0], [60, 11.0]]
+    assert run.document["total_timesteps"] == 60
+    with pytest.raises(ValueError, match="--seed gives the first directory another seed"):
+        import_logs([tmp_path / "zoo"], tmp_path / "out", "ppo", "Hopper-v4")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty has no episodes"):
+        import_logs([tmp_path / "empty"], tmp_path / "out", "ppo", "Hopper-v4", seed=9)
+
+
+def test_imported_runs_are_reported_by_their_training_returns(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sb3_ano.bench.report.render", lambda figure, kind: b"")
+    runs = write_results(tmp_path / "results", RUNS[:4])
+    logs = sorted(str(path) for path in (runs / "runs").iterdir())
+    assert main(["import", *logs, "--algo", "theirs", "--env", "Hopper-v4", "--out", str(tmp_path / "all")]) == 0
+    assert main(["report", str(tmp_path / "all")]) == 2
+    assert "no run has evaluation returns; imported runs need --returns training" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "all"), "--returns", "training", "--reps", "20"]) == 0
+    assert "theirs" in (tmp_path / "all" / "report" / "summary.md").read_text()
+
+
+def test_a_missing_package_is_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    results = write_results(tmp_path / "results", RUNS[:1])
+    assert main(["export", str(results), "--to", "wandb", "--out", str(tmp_path / "wandb")]) == 2
+    assert capsys.readouterr().err == "error: wandb is not installed; install it with: pip install wandb\n"

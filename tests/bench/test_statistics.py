@@ -1,0 +1,211 @@
+"""Aggregates and intervals against tables worked by hand, rliable's functions, textbook formulas, and simulations."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from rliable import metrics
+from scipy import stats
+
+from sb3_ano.bench.statistics import (
+    METRICS,
+    Bootstrap,
+    aggregate,
+    area_under_curve,
+    estimate,
+    interaction,
+    interquartile_mean,
+    mean,
+    performance_profile,
+    probability_of_improvement,
+    relative_change,
+)
+
+BOOTSTRAP = Bootstrap(reps=200)
+# Four seeds on two tasks. In order: 0.1 0.2 | 0.3 0.4 0.6 0.8 | 1.0 1.6; IQM = 2.1 / 4.
+HAND = np.array([[0.1, 1.6], [0.3, 0.2], [0.4, 1.0], [0.8, 0.6]])
+HAND_VALUES = {"IQM": 0.525, "Mean": 0.625, "Median": 0.625, "Optimality gap": 1.0 - 4.4 / 8.0}
+RLIABLE = {
+    "IQM": metrics.aggregate_iqm,
+    "Mean": metrics.aggregate_mean,
+    "Median": metrics.aggregate_median,
+    "Optimality gap": metrics.aggregate_optimality_gap,
+}
+
+
+def scores(seeds=5, tasks=40, seed=0):
+    return np.random.default_rng(seed).lognormal(0.0, 1.0, (seeds, tasks))
+
+
+def test_aggregates_of_a_hand_worked_table():
+    found = aggregate(HAND, BOOTSTRAP)
+    assert {name: float(part.value) for name, part in found.items()} == pytest.approx(HAND_VALUES, abs=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(5, 40), (3, 1), (4, 3), (7, 9), (1, 6)])
+def test_aggregates_equal_those_of_rliable(shape):
+    sample = scores(*shape)
+    for name, part in aggregate(sample, BOOTSTRAP).items():
+        assert float(part.value) == pytest.approx(RLIABLE[name](sample), abs=1e-12)
+    stacked = np.stack([sample, 2 * sample])
+    assert METRICS["IQM"](stacked) == pytest.approx([RLIABLE["IQM"](part) for part in stacked], abs=1e-12)
+
+
+def test_iqm_equals_exact_arithmetic():
+    ordered = sorted(Fraction(float(value)) for value in scores().flat)
+    middle = ordered[50:150]
+    assert float(interquartile_mean(scores())) == pytest.approx(float(sum(middle) / len(middle)), rel=1e-15)
+
+
+def test_the_interval_of_a_mean_on_one_task_is_student_s():
+    sample = scores(6, 1)
+    found = estimate(mean, sample, bootstrap=Bootstrap(reps=40_000, confidence=0.9))
+    expected = stats.ttest_1samp(sample[:, 0], 0.0).confidence_interval(0.9)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=0.02)
+
+
+def test_the_interval_over_tasks_has_the_degrees_of_freedom_of_welch():
+    sample = scores(4, 3) * np.array([1.0, 3.0, 0.1])
+    variance = sample.var(axis=0, ddof=1) / 4
+    degrees = variance.sum() ** 2 / (variance**2 / 3).sum()
+    half = stats.t.ppf(0.975, degrees) * np.sqrt(variance.sum()) / 3
+    found = estimate(mean, sample, bootstrap=Bootstrap(reps=40_000))
+    assert (found.low, found.high) == pytest.approx((sample.mean() - half, sample.mean() + half), rel=0.02)
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_changes_are_paired_if_the_seeds_are_the_same(paired):
+    before = scores(6, 1) + 5.0
+    after = before + 0.1 * scores(6, 1, seed=1)
+    found = estimate(lambda a, b: mean(b) - mean(a), before, after, bootstrap=Bootstrap(reps=40_000), paired=paired)
+    assert float(found.value) == pytest.approx(float((after - before).mean()))
+    error = np.std((after - before)[:, 0], ddof=1) if paired else np.hypot(before.std(ddof=1), after.std(ddof=1))
+    widest = stats.t.ppf(0.975, 5 if paired else 10) * error / math.sqrt(6)
+    assert float(found.high - found.value) == pytest.approx(widest, rel=0.03)
+
+
+# Review bench S1: the percentile interval contained the truth in 80 % of cases with three seeds.
+@pytest.mark.slow
+@pytest.mark.parametrize(("seeds", "copies"), [(2, 1), (3, 1), (5, 1), (10, 1), (3, 2)])
+def test_95_percent_intervals_contain_the_truth_in_95_percent_of_cases(seeds, copies):
+    means, deviations = np.tile([0.09, 0.28, 0.22], copies), np.tile([0.03, 0.12, 0.07], copies)
+    rng, simulations, hits = (
+        np.random.default_rng(0),
+        1000,
+        dict.fromkeys(("IQM", "Mean", "change", "interaction", "P", "profile"), 0),
+    )
+
+    def draw(factor=1.0):
+        return rng.normal(means * factor, deviations, (seeds, len(means)))
+
+    expected = {name: np.mean([METRICS[name](draw()) for _ in range(10_000)]) for name in ("IQM", "Mean")}
+    improvement = np.mean(stats.norm.cdf(0.05 / (np.sqrt(2.0) * deviations)))
+    above = np.mean(stats.norm.sf(0.2, means, deviations))
+    for _ in range(simulations):
+        first, second, third, fourth = draw(), draw(1.5), draw(), draw(1.5)
+        found = {
+            "IQM": (estimate(METRICS["IQM"], first, bootstrap=BOOTSTRAP), expected["IQM"]),
+            "Mean": (estimate(mean, first, bootstrap=BOOTSTRAP), expected["Mean"]),
+            "change": (relative_change(first, second, BOOTSTRAP, metric=mean), 0.5),
+            "interaction": (interaction([first, second], [third, fourth], BOOTSTRAP), 0.0),
+            "P": (probability_of_improvement(first + 0.05, third, BOOTSTRAP), improvement),
+            "profile": (performance_profile(first, np.array([0.2]), BOOTSTRAP).at(0), above),
+        }
+        for name, (part, truth) in found.items():
+            hits[name] += bool(part.low <= truth <= part.high)
+    assert min(hits.values()) >= 0.93 * simulations, hits
+    assert hits["IQM"] <= 0.985 * simulations, hits  # and not by being too wide
+
+
+def test_one_seed_of_the_bootstrap_gives_one_interval_and_leaves_numpys_generator_alone():
+    np.random.seed(11)
+    state = np.random.get_state()[1].tolist()
+    first, again, other = (aggregate(scores(), Bootstrap(200, seed))["IQM"] for seed in (0, 0, 1))
+    assert (first.low, first.high) == (again.low, again.high) != (other.low, other.high)
+    assert np.random.get_state()[1].tolist() == state
+
+
+def test_a_single_seed_has_no_interval():
+    sample = scores(seeds=1)
+    found = [*aggregate(sample, BOOTSTRAP).values(), probability_of_improvement(sample, sample, BOOTSTRAP)]
+    found.append(performance_profile(sample, np.array([1.0]), BOOTSTRAP).at(0))
+    assert all(math.isnan(part.low) and math.isnan(part.high) and math.isfinite(part.value) for part in found)
+
+
+def test_probability_of_improvement_of_a_hand_worked_table():
+    # First task: 3 of 4 pairs higher. Second: 1 higher, 2 ties, 1 lower.
+    better, worse = np.array([[2.0, 1.0], [4.0, 2.0]]), np.array([[1.0, 1.0], [3.0, 2.0]])
+    found = probability_of_improvement(better, worse, BOOTSTRAP)
+    assert float(found.value) == pytest.approx((0.75 + 0.5) / 2, abs=1e-12)
+    sure = probability_of_improvement(better + 10.0, worse, BOOTSTRAP)
+    assert (sure.value, sure.high) == (1.0, 1.0)
+    assert 0.2 < sure.low < 0.8  # two seeds that agree are no certainty
+
+
+@pytest.mark.parametrize("other_seeds", [3, 5, 8])
+def test_probability_of_improvement_equals_that_of_rliable_with_ties_too(other_seeds):
+    rounded, others = np.round(scores(), 1), np.round(scores(other_seeds, seed=1), 1)
+    found, opposite = (probability_of_improvement(*pair, BOOTSTRAP) for pair in ((rounded, others), (others, rounded)))
+    assert float(found.value) == pytest.approx(metrics.probability_of_improvement(rounded, others), abs=1e-12)
+    assert (found.low, found.high) == pytest.approx((1 - opposite.high, 1 - opposite.low), abs=1e-3)
+
+
+def test_performance_profiles_count_the_scores_above_with_wilsons_interval():
+    sample, thresholds = scores(4, 6), np.linspace(0.0, 3.0, 13)
+    thresholds[5] = sample[2, 3]  # a score at the threshold is not above it
+    band = performance_profile(sample, thresholds, BOOTSTRAP)
+    counts = np.array([sum(value > tau for value in sample.flat) for tau in thresholds])
+    np.testing.assert_allclose(band.value, counts / 24, atol=1e-12)
+    level = 2 * stats.norm.cdf(stats.t.ppf(0.975, 23)) - 1  # t instead of the normal distribution
+    expected = [stats.binomtest(int(count), 24).proportion_ci(level, method="wilson") for count in counts]
+    np.testing.assert_allclose([band.low, band.high], np.transpose([(part.low, part.high) for part in expected]), atol=1e-9)
+
+
+def test_curves_have_an_interval_at_each_point():
+    sample = np.random.default_rng(0).normal(size=(6, 4, 3))
+    band = estimate(interquartile_mean, sample, bootstrap=BOOTSTRAP)
+    assert band.value == pytest.approx([metrics.aggregate_iqm(point) for point in sample], abs=1e-12)
+    assert (band.low < band.value).all()
+    assert (band.value < band.high).all()
+
+
+def test_relative_change_is_in_units_of_what_was():
+    found = relative_change(HAND, 0.6 * HAND, BOOTSTRAP)
+    assert float(found.value) == pytest.approx(-0.4, abs=1e-12)
+    assert found.low < -0.4 < found.high
+    certain = relative_change(HAND, 0.6 * HAND, BOOTSTRAP, paired=True, metric=mean)
+    assert (certain.low, certain.high) == pytest.approx((-0.4, -0.4), abs=1e-9)
+    assert math.isnan(relative_change(-HAND, HAND, BOOTSTRAP).value)
+
+
+# Review bench S3: the report had no number for the claim that one algorithm reacts more to the learning rate.
+def test_the_interaction_is_the_difference_of_two_differences():
+    base, zero = scores(4, 3), np.zeros((4, 3))
+    found = interaction([base, base + 0.5], [zero, zero + 0.2], BOOTSTRAP, paired=True)
+    assert (found.value, found.low, found.high) == pytest.approx((0.3, 0.3, 0.3), abs=1e-9)
+
+
+def test_area_under_a_curve_is_its_mean_height():
+    steps = np.array([0.0, 1.0, 3.0, 4.0])
+    assert area_under_curve(steps, 2.0 * steps + 1.0) == pytest.approx(5.0)  # a line: its height in the middle
+    assert area_under_curve(steps, np.array([0.0, 3.0, 3.0, 0.0])) == pytest.approx(9.0 / 4.0)
+    assert area_under_curve(np.array([5.0]), np.array([7.0])) == 7.0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: aggregate(np.zeros(3), BOOTSTRAP), r"shape \(3,\) are not allowed; allowed is \(seeds, tasks\)"),
+        (lambda: aggregate(np.zeros((0, 3)), BOOTSTRAP), r"shape \(0, 3\)"),
+        (lambda: aggregate(np.array([[1.0, np.nan], [0.0, 1.0]]), BOOTSTRAP), "1 of 4 scores are not finite"),
+        (lambda: probability_of_improvement(scores(2, 3), scores(2, 4), BOOTSTRAP), "cannot be compared"),
+        (lambda: relative_change(scores(2, 3), scores(3, 3), BOOTSTRAP, paired=True), "cannot be compared"),
+        (lambda: Bootstrap(reps=1), "reps=1 is not allowed"),
+        (lambda: Bootstrap(seed=-1), "seed=-1 is not allowed"),
+        (lambda: Bootstrap(confidence=95), "confidence=95 is not allowed"),
+    ],
+)
+def test_invalid_input_is_rejected(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,199 @@
+"""One run: its files say what happened, writing them changes nothing, and a killed run resumes."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import load_results
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sb3_ano import ANO
+from sb3_ano._io import commit
+from sb3_ano.bench import training
+from sb3_ano.bench.recording import measure_update
+from sb3_ano.bench.results import RunFiles, read_run
+from sb3_ano.bench.training import make_envs, make_model, normalized, train
+from sb3_ano.envs import make_vec_env
+from tests.bench.common import small_run
+
+NORMALIZED = {"hyperparameters": {"normalize": True}}
+
+
+def learnt(run):
+    """The model after ``learn`` alone."""
+    train_env, evaluation = make_envs(run)
+    evaluation.close()
+    env, _ = normalized(run, train_env, evaluation)
+    model = make_model(run, env).learn(run.total_timesteps)
+    env.close()
+    return model
+
+
+@pytest.mark.parametrize(("label", "algorithm", "deterministic"), [("ppo", PPO, True), ("ano", ANO, False)])
+def test_recording_and_evaluating_change_neither_training_nor_episodes(label, algorithm, deterministic, tmp_path, monkeypatch):
+    run = small_run(label, "CartPole-v1", points=3, deterministic=deterministic, **NORMALIZED)
+    train(run, tmp_path / "run")
+
+    def with_monitor_files(*args, **kwargs):
+        return make_vec_env(*args, monitor_dir=tmp_path / f"monitor{len(list(tmp_path.glob('monitor*')))}", **kwargs)
+
+    monkeypatch.setattr(training, "make_vec_env", with_monitor_files)
+    alone, recorded = learnt(run), algorithm.load(tmp_path / "run" / "model.zip")
+    for name, parameter in alone.policy.state_dict().items():
+        assert torch.equal(parameter, recorded.policy.state_dict()[name]), name
+
+    episodes = RunFiles(tmp_path / "run", {}).episodes()
+    monitored = [pd.read_csv(file, skiprows=1) for file in (tmp_path / "monitor0").glob("*.csv")]
+    # A step of one environment is one of both.
+    rows = pd.concat(part.assign(timesteps=2 * part["l"].cumsum()) for part in monitored).sort_values(["timesteps", "r"])
+    assert len(monitored) == 2
+    assert len(rows) > 5
+    columns = ["timesteps", "r", "l"]
+    np.testing.assert_array_equal(episodes.sort_values(["timesteps", "r"])[columns], rows[columns])
+    assert load_results(str(tmp_path / "run"))["r"].tolist() == episodes["r"].tolist()  # SB3 reads the file, too
+
+
+# Review bench S5, and resume within a run: a run that is killed at 99 % started again at 0.
+@pytest.mark.parametrize("label", ["ano", *(pytest.param(label, marks=pytest.mark.slow) for label in ("ppo", "trpo"))])
+def test_a_killed_run_resumes_from_its_checkpoint_as_if_nothing_had_happened(label, tmp_path):
+    run = small_run(label, points=4, steps=640, **NORMALIZED)
+    train(run, tmp_path / "whole")
+    reported: list[int] = []
+
+    def killed(done: int) -> None:
+        reported.append(done)
+        if done == 384:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(run, tmp_path / "killed", report=killed, checkpoint_seconds=0.0)
+    train(run, tmp_path / "killed", report=reported.append, checkpoint_seconds=0.0)
+    assert reported == [128, 256, 384, 384, 512, 640]  # the last checkpoint is that after 256 steps
+    whole, resumed = (
+        RunFiles(tmp_path / name, json.loads((tmp_path / name / "run.json").read_text())) for name in ("whole", "killed")
+    )
+    assert (whole.document["resumed_at"], resumed.document["resumed_at"]) == (None, 256)
+    pd.testing.assert_frame_equal(whole.evaluations(), resumed.evaluations())
+    pd.testing.assert_frame_equal(whole.episodes().drop(columns="t"), resumed.episodes().drop(columns="t"))
+    first, second = (part.updates().drop(columns="time/seconds") for part in (whole, resumed))
+    pd.testing.assert_frame_equal(first, second[first.columns])
+    assert resumed.updates()["time/seconds"].is_monotonic_increasing
+    models = [ANO if label == "ano" else training.CLASSES[label]] * 2
+    one, two = (kind.load(tmp_path / name / "model.zip") for kind, name in zip(models, ("whole", "killed"), strict=True))
+    assert all(torch.equal(value, two.policy.state_dict()[name]) for name, value in one.policy.state_dict().items())
+    assert not (tmp_path / "killed" / "checkpoints").exists()
+
+
+def test_the_evaluation_is_that_of_sb3_with_the_saved_model_and_normalization(tmp_path):
+    run = small_run("ano", points=4, **NORMALIZED)
+    train(run, tmp_path)
+    with np.load(tmp_path / "evaluations.npz") as content:
+        assert content["timesteps"].tolist() == [128, 256, 384, 512]
+        assert content["results"].shape == content["ep_lengths"].shape == (4, 3)
+        results, lengths = content["results"][-1], content["ep_lengths"][-1]
+    _, fresh = make_envs(run)
+    env = VecNormalize.load(str(tmp_path / "vecnormalize.pkl"), fresh)
+    env.training = env.norm_reward = False
+    env.seed(500_000 + 3 * env.num_envs)
+    returns, steps = evaluate_policy(ANO.load(tmp_path / "model.zip"), env, 3, return_episode_rewards=True)
+    np.testing.assert_allclose(results, returns, rtol=1e-12)
+    assert lengths.tolist() == steps == [200] * 3
+
+
+def test_updates_are_recorded_one_by_one_and_evaluations_are_evenly_spaced(tmp_path):
+    run = small_run("ppo", points=4, steps=600)
+    train(run, tmp_path, models=False)
+    updates = RunFiles(tmp_path, {}).updates()
+    steps = [128, 256, 384, 512, 640]  # rollouts of 128 steps
+    assert updates["time/total_timesteps"].tolist() == steps
+    assert updates["time/seconds"].is_monotonic_increasing
+    np.testing.assert_allclose(updates["train/learning_rate"], [1e-3 * max(0, 1 - step / 600) for step in steps], atol=1e-12)
+    assert RunFiles(tmp_path, {}).evaluations()["timesteps"].tolist() == steps[1:]  # due after 150, 300, 450 and 600
+    assert not (tmp_path / "model.zip").exists()
+
+
+def test_run_json_says_what_was_run_and_by_what(tmp_path):
+    run = small_run("trpo", grid=["delta=0.02"])
+    train(run, tmp_path, threads=1)
+    document = read_run(tmp_path).document
+    assert document.items() >= json.loads(json.dumps(dataclasses.asdict(run))).items()
+    assert document["changed"] == {"target_kl": 0.02}
+    assert (document["name"], document["timesteps"], document["threads"]) == (run.name, 512, 1)
+    assert document["backend"] == "auto"
+    assert document["backend_used"] == "gymnasium"  # review bench B10
+    assert document["versions"]["torch"] == torch.__version__
+    assert document["commit"] == commit()
+    assert document["seconds"] > 0
+    assert set(document["sha256"]) == {file.name for file in tmp_path.iterdir()} - {"run.json"}
+    updates = RunFiles(tmp_path, {}).updates()
+    assert updates["update/clip_fraction"].isna().all()  # TRPO has no radius
+    assert (updates["update/approx_kl"] > 0).all()
+
+
+def test_seeds_share_no_environment():
+    first = []
+    for seed in (0, 1):
+        run = small_run("ppo", seed=seed, hyperparameters={"n_envs": 4})
+        train_env, evaluation = make_envs(run)
+        make_model(run, train_env)
+        evaluation.seed(1_000_000 * seed + 500_000)
+        for env in (train_env, evaluation):
+            first += [tuple(observation) for observation in env.reset()]
+    assert len(set(first)) == len(first) == 2 * (4 + 3)
+
+
+@pytest.mark.parametrize("label", ["ppo", "ano", "trpo"])
+def test_the_measure_of_an_update_is_the_closed_form_of_two_gaussians(label):
+    model = learnt(small_run(label, steps=128, hyperparameters={"learning_rate": 1e-9}))
+    shift, scale = 0.3, 1.25
+    actions, old_log_prob = (getattr(model.rollout_buffer, name).reshape(128, -1) for name in ("actions", "log_probs"))
+    observations = torch.as_tensor(model.rollout_buffer.observations.reshape(128, -1))
+    with torch.no_grad():
+        std = model.policy.log_std.exp().numpy().copy()
+        mean = model.policy.get_distribution(observations).distribution.mean.numpy()
+        model.policy.action_net.bias += shift
+        model.policy.log_std += np.log(scale)
+    after = -0.5 * ((actions - mean - shift) / (std * scale)) ** 2 - np.log(std * scale) - 0.5 * np.log(2 * np.pi)
+    log_ratio = after.sum(axis=1) - old_log_prob[:, 0]
+    ratio = np.exp(log_ratio)
+    found = measure_update(model)
+    assert found["approx_kl"] == pytest.approx(float((ratio - 1 - log_ratio).mean()), rel=1e-4)
+    assert found["ratio_mean"] == pytest.approx(float(ratio.mean()), rel=1e-5)
+    assert found["ratio_max"] == pytest.approx(float(ratio.max()), rel=1e-5)
+    outside = float((np.abs(ratio - 1) > 0.2).mean())
+    assert 0.1 < outside < 0.9
+    assert np.isnan(found["clip_fraction"]) if label == "trpo" else found["clip_fraction"] == outside
+
+
+def test_the_same_update_measures_the_same_for_sb3_and_for_us(tmp_path):
+    found = []
+    for label in ("ppo", "ano:shaping=ppo"):
+        train(small_run(label, "CartPole-v1", hyperparameters={"ent_coef": 0.0}), tmp_path / label, models=False)
+        found.append(RunFiles(tmp_path / label, {}).updates().filter(like="update/").sort_index(axis=1))
+    assert (found[0]["update/approx_kl"][:3] > 0).all()
+    np.testing.assert_allclose(found[0], found[1], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hyperparameters": {"policy_kwargs": "dict(activation_fn=nn.Tahn)"}}, "nn.Tahn.* cannot be evaluated"),
+        ({"hyperparameters": {"policy_kwargs": "__import__('os')"}}, "cannot be evaluated"),
+        ({"hyperparameters": {"clip_range": -0.1}}, "clip_range=-0.1 is not a radius"),
+    ],
+)
+def test_hyperparameters_that_are_not_allowed(settings, message):
+    with pytest.raises(ValueError, match=message):
+        learnt(small_run("ano", **settings))
+
+
+def test_a_missing_gpu_is_an_error(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ValueError, match="device='cuda' is not allowed; PyTorch finds no CUDA device here"):
+        train(small_run("ano"), tmp_path, device="cuda")
