@@ -40,6 +40,6 @@ def arguments(algorithm: type) -> set[str]:
 #: Zoo name of each algorithm of this package, in the order of tables.
 ALGORITHMS: dict[str, Entry] = {
     "spo": Entry(SPO, "Simple Policy Optimization: a quadratic penalty instead of PPO's clip"),
-    "papo": Entry(PAPO, "Absolute Policy Optimization with a mean-and-variance surrogate"),
+    "papo": Entry(PAPO, "Proximal Absolute Policy Optimization: a mean-and-variance surrogate"),
     "ano": Entry(ANO, "Anchored Neighborhood Optimization: a smooth, redescending surrogate instead of PPO's clip"),
 }

@@ -74,23 +74,21 @@ class UpdateRecorder(BaseCallback):
 
     :param directory: directory of the run
     :param run: run that is trained
-    :param report: called with the number of environment steps after each update
     """
 
     #: The collection of rollouts need not prepare tensors and local variables for it.
     reads_locals = False
     model: OnPolicyAlgorithm
 
-    def __init__(self, directory: Path, run: Run, report: Callable[[int], None]) -> None:
+    def __init__(self, directory: Path, run: Run) -> None:
         super().__init__()
-        self.directory, self._report = directory, report
+        self.directory = directory
         points = run.evaluation["points"]
         self.due = [math.ceil(run.total_timesteps * point / points) for point in range(1, points + 1)]
         self.episodes, self.deterministic = run.evaluation["episodes"], run.evaluation["deterministic"]
         self.rows: list[dict[str, float]] = []
         self.evaluations: list[tuple[int, list[float], list[int]]] = []
         self.seconds_paused = 0.0
-        self._csv: CSVOutputFormat | None = None
 
     def prepare(self, model: OnPolicyAlgorithm, evaluation_env: VecEnv, seed: int) -> None:
         """Set what policies are evaluated on.
@@ -126,13 +124,18 @@ class UpdateRecorder(BaseCallback):
         return True
 
     @contextlib.contextmanager
-    def attached(self, model: OnPolicyAlgorithm) -> Iterator[None]:
+    def attached(self, model: OnPolicyAlgorithm, report: Callable[[int], None]) -> Iterator[None]:
         """Record every update of a model inside the block.
 
         The method is replaced in the class: in the instance, it would be saved with the model.
+
+        :param model: model in training
+        :param report: called with the number of environment steps after each update
         """
         kind, inherited = type(model), "train" not in vars(type(model))
         train = kind.train
+
+        writer = CSVOutputFormat(str(self.directory / "progress.csv"))
 
         def train_and_record(self: OnPolicyAlgorithm) -> None:
             if self is model:
@@ -140,12 +143,16 @@ class UpdateRecorder(BaseCallback):
             train(self)
             if self is model:
                 recorder._record()
+                for row in recorder.rows[-1:] if writer.keys else recorder.rows:  # first those before the checkpoint
+                    writer.write(dict(row), dict.fromkeys(row, ()))
+                report(self.num_timesteps)
 
         recorder = self
         kind.train = train_and_record  # type: ignore[method-assign]
         try:
             yield
         finally:
+            writer.close()
             if inherited:
                 del kind.train
             else:
@@ -157,7 +164,7 @@ class UpdateRecorder(BaseCallback):
         row = {"time/total_timesteps": done, "time/seconds": round(seconds, 3)}
         row |= {name: float(value) for name, value in logged.items() if name.startswith("train/")}
         row |= {f"update/{name}": value for name, value in measure_update(self.model).items()}
-        self._write(row)
+        self.rows.append(row)
         if self.due and done >= self.due[0]:
             self.due = [point for point in self.due if point > done]
             self.evaluations.append((done, *self._evaluate(len(self.evaluations))))
@@ -166,21 +173,6 @@ class UpdateRecorder(BaseCallback):
             np.savez(content, timesteps=timesteps, results=results, ep_lengths=lengths)
             write_file(self.directory / "evaluations.npz", content.getvalue())
         self.seconds_paused += time.perf_counter() - start
-        self._report(done)
-
-    def _write(self, row: dict[str, float]) -> None:
-        if self._csv is None:
-            self._csv = CSVOutputFormat(str(self.directory / "progress.csv"))
-            for earlier in self.rows:  # those before the checkpoint
-                self._csv.write(dict(earlier), dict.fromkeys(earlier, ()))
-        self._csv.write(dict(row), dict.fromkeys(row, ()))
-        self.rows.append(row)
-
-    def close(self) -> None:
-        """Close the files."""
-        if self._csv is not None:
-            self._csv.close()
-            self._csv = None
 
 
 def measure_update(model: OnPolicyAlgorithm) -> dict[str, float]:

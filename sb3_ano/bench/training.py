@@ -101,21 +101,19 @@ def train(
     started, made_with = now(), commit()
     checkpoint = newest_checkpoint(directory / _CHECKPOINTS)
     bare, evaluation_env = make_envs(run, threads)
-    backend = type(bare.unwrapped).__module__.rpartition(".")[2].removesuffix("_backend")
-    recorder = UpdateRecorder(directory, run, report)
+    recorder = UpdateRecorder(directory, run)
     episodes = EpisodeRecorder(bare, directory / MONITOR, recorder.seconds, append=checkpoint is not None)
     env, evaluation_env = normalized(run, episodes, evaluation_env)
     try:
         model = make_model(run, env, device)
         recorder.prepare(model, evaluation_env, _SEEDS_APART * run.seed + _EVALUATION_SEEDS)
         checkpoints = TrainingCheckpoints(directory / _CHECKPOINTS, seconds=checkpoint_seconds, keep=1, resume=True, verbose=0)
-        with recorder.attached(model):
+        with recorder.attached(model, report):
             model.learn(run.total_timesteps, callback=[recorder, checkpoints], log_interval=None)  # type: ignore[arg-type]
         seconds = recorder.seconds()
     finally:
         env.close()
         evaluation_env.close()
-        recorder.close()
     if models:
         _save(model, directory)
     details = {
@@ -126,7 +124,7 @@ def train(
         "resumed_at": None if checkpoint is None else checkpoint.num_timesteps,
         "threads": threads,
         "device": str(model.device),
-        "backend_used": backend if backend in ("envpool", "ale") else "gymnasium",
+        "backend_used": getattr(bare.unwrapped, "backend", "gymnasium"),
         "commit": made_with,
         "versions": versions(),
         "machine": machine(),

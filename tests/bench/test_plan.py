@@ -195,4 +195,5 @@ def test_a_suite_of_one_s_own(tmp_path):
 
 def test_an_algorithm_that_is_registered_is_known_to_plans(monkeypatch):
     assert list(CLASSES) == ["ppo", "trpo", *ALGORITHMS]
-    assert ALGORITHMS["ano"].own_arguments == ("clip_range_high", "desired_kl", "precision", "shaping", "torch_compile")
+    own = ("check_finite", "clip_range_high", "desired_kl", "precision", "shaping", "torch_compile")
+    assert ALGORITHMS["ano"].own_arguments == own

@@ -184,7 +184,7 @@ def test_the_same_update_measures_the_same_for_sb3_and_for_us(tmp_path):
     [
         ({"hyperparameters": {"policy_kwargs": "dict(activation_fn=nn.Tahn)"}}, "nn.Tahn.* cannot be evaluated"),
         ({"hyperparameters": {"policy_kwargs": "__import__('os')"}}, "cannot be evaluated"),
-        ({"hyperparameters": {"clip_range": -0.1}}, "clip_range=-0.1 is not a radius"),
+        ({"hyperparameters": {"clip_range": -0.1}}, "clip_range=-0.1 is not allowed"),
     ],
 )
 def test_hyperparameters_that_are_not_allowed(settings, message):
