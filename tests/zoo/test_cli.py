@@ -23,7 +23,9 @@ def run(entry: list[str], *arguments: str, cwd: Path) -> subprocess.CompletedPro
     return subprocess.run([sys.executable, *entry, *arguments], cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.parametrize(("algo", "entry"), [("ano", ZOO_RUNNER), ("spo", MODULE), ("papo", ZOO_RUNNER)])
+@pytest.mark.parametrize(
+    ("algo", "entry"), [("ano", MODULE), *(pytest.param(algo, ZOO_RUNNER, marks=pytest.mark.slow) for algo in ("spo", "papo"))]
+)
 def test_an_agent_is_trained_and_enjoyed_from_any_folder(algo, entry, tmp_path):
     options = ["--algo", algo, "--env", "CartPole-v1"]
     few = ["-n", "512", "--eval-freq", "256", "--eval-episodes", "1", "--seed", "1"]
@@ -54,6 +56,7 @@ def test_bare_options_mean_train(tmp_path):
     assert (tmp_path / "logs" / "ano" / "Pendulum-v1_1" / "Pendulum-v1.zip").is_file()
 
 
+@pytest.mark.slow
 def test_mujoco_trains_with_normalisation(tmp_path):
     options = ["--algo", "ano", "--env", "Hopper-v5", "-n", "256", "--eval-freq", "64", "--eval-episodes", "1"]
     trained = run(ZOO_RUNNER, "train", *options, "-params", "n_envs:2", "n_steps:64", "batch_size:32", cwd=tmp_path)
@@ -64,6 +67,7 @@ def test_mujoco_trains_with_normalisation(tmp_path):
     assert enjoyed.returncode == 0, enjoyed.stderr
 
 
+@pytest.mark.slow
 def test_sb3s_own_algorithms_still_work(tmp_path):
     options = ["--algo", "trpo", "--env", "CartPole-v1", "-n", "256", "--eval-freq", "-1", "-params", "n_steps:64"]
     trained = run(MODULE, "train", *options, cwd=tmp_path)
@@ -166,6 +170,7 @@ def test_bad_input_is_one_clear_line(arguments, message, tmp_path, monkeypatch, 
     assert not (tmp_path / "logs").exists(), "a run that could not start leaves nothing"
 
 
+@pytest.mark.slow
 def test_a_file_of_the_zoo_itself_is_used_when_it_is_asked_for(tmp_path):
     zoos = str(Path(rl_zoo3.__file__).parent / "hyperparams" / "ppo.yml")
     options = ["--algo", "ano", "--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1", "-conf", zoos]

@@ -41,6 +41,7 @@ def test_every_command_works_for_every_algorithm(algo, env, clean_python, tmp_pa
     assert len(pushed["replay.mp4"]) > 1000
 
 
+@pytest.mark.slow
 def test_an_agent_is_trained_shown_recorded_and_plotted_without_display_and_ffmpeg(tmp_path):
     steps = [step for step in STEPS if step.command.split()[0] in ("train", "enjoy", "record_training", "plot_train")]
     for step, _ in run_all(sys.executable, "ano", "CartPole-v1", tmp_path, {}, tuple(steps)):

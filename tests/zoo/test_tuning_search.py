@@ -202,6 +202,7 @@ def start(*arguments):
     return subprocess.Popen([*command, "--study-name", "s", *arguments, *QUICK], stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_study():
     processes = [start("--max-total-trials", "5", "--storage", "shared/study.log") for _ in range(2)]
     outputs = [process.communicate(timeout=300)[0] for process in processes]

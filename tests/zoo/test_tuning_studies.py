@@ -58,6 +58,7 @@ def test_a_study_goes_on_with_all_that_was_stored(storage):
     assert {trial.state for trial in after} == {TrialState.COMPLETE}
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_search_in_one_go_or_in_three(tmp_path):
     drawn = []
     for name, parts in (("one", [4]), ("three", [1, 2, 1]), ("other", [4])):
