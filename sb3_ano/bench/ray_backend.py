@@ -37,7 +37,8 @@ class RayBackend:
             _require_reachable(str(address))
         processors = jobs * threads if address is None and jobs is not None else None
         try:
-            ray.init(address=address, num_cpus=processors, log_to_driver=False, logging_level="ERROR")
+            # "local" starts a cluster; with None, Ray would join one that happens to run here, and reject num_cpus.
+            ray.init(address=address or "local", num_cpus=processors, log_to_driver=False, logging_level="ERROR")
         except ConnectionError as error:
             raise OSError(f"--address {address}: no Ray cluster was found: {error}") from error
 
