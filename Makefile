@@ -30,7 +30,7 @@ demo: $(VENV)/.demo-ready  ## train ANO and PPO on a MuJoCo task, evaluate, plot
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.test-ready  ## the fast tests
-	$(BIN)/python -m pytest -n auto -m 'not slow'
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow'
 
 test-slow: $(VENV)/.test-ready  ## the tests that take minutes
 	$(BIN)/python -m pytest -n auto -m slow
