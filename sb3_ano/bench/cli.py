@@ -1,63 +1,46 @@
 """The command line ``python -m sb3_ano.bench``."""
 
 import argparse
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from sb3_ano._io import cores
+from sb3_ano.cli import Parser, run
+from sb3_ano.extras import missing_extra
 
-_PROGRAM = "python -m sb3_ano.bench"
 _EPILOG = "'COMMAND --help' shows the options of a command. Set SB3_ANO_TRACEBACK=1 to see where an error comes from."
 _SCORES = (
     "td3, simbav2 (MuJoCo), mnih2015, wang2016 (Atari), classic, or CSV files with the columns env, random, expert or human"
 )
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse with errors of one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(_complain(message))
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_ano.bench") -> int:
     """Run a command.
 
     :param arguments: command line, by default that of the process
-    :return: exit status: 1 if runs failed, 2 after bad input, 130 after an interrupt
+    :param program: name of the program in help texts
+    :return: exit status: 1 if runs failed, 2 after an error, 130 after an interrupt
     """
     rest = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        options = _parser().parse_args(rest or ["--help"])
-    except SystemExit as finished:  # after help, or an error
-        return int(finished.code or 0)
-    try:
-        options.command = shlex.join([*_PROGRAM.split(), *rest])
-        return options.function(options)
-    except KeyboardInterrupt:
-        print("interrupted; the same command resumes from here", file=sys.stderr)
-        return 130
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        if os.environ.get("SB3_ANO_TRACEBACK"):
-            raise
-        if isinstance(error, ModuleNotFoundError):
+
+    def command() -> int:
+        options = _parser(program).parse_args(rest or ["--help"])
+        options.command = shlex.join([*program.split(), *rest])
+        try:
+            return options.function(options)
+        except ModuleNotFoundError as error:
             package = str(error.name).partition(".")[0]
-            extra = {"ray": "'sb3-ano[ray]'", "wandb": "wandb"}.get(package, "'sb3-ano[bench]'")
-            return _complain(f"{package} is not installed; install it with: pip install {extra}")
-        return _complain(str(error) or repr(error))
+            if package == "wandb":
+                raise ValueError("wandb is not installed; install it with: pip install wandb") from error
+            raise missing_extra({"ray": "ray"}.get(package, "bench"), package) from error
+
+    return run(command, "interrupted; the same command resumes from here")
 
 
-def _complain(message: str) -> int:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    return 2
-
-
-def _parser() -> _Parser:
-    parser = _Parser(_PROGRAM, description="Experiments with the algorithms of this package.", epilog=_EPILOG)
+def _parser(program: str) -> Parser:
+    parser = Parser(program, description="Experiments with the algorithms of this package.", epilog=_EPILOG)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def command(name: str, function: Callable[[argparse.Namespace], int], help: str) -> Callable[..., argparse.Action]:

@@ -1,0 +1,91 @@
+"""The ``sb3-ano`` command, and the shell that all command lines of this package share."""
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
+
+#: Commands of ``sb3-ano`` that are not RL Zoo's: summary by name. ``sb3_ano.NAME.cli`` has the ``main`` of each.
+GROUPS = {
+    "bench": "experiments such as the paper's: run, report, export, import",
+    "llm": "alignment of language models on TRL",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """Parse a command line; an error is a ValueError with one line instead of a screen of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} ('{self.prog} --help' shows the options)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``sb3-ano``: the commands of RL Zoo, ``bench`` and ``llm``.
+
+    :param arguments: command line without the program's name; the process's own by default
+    :return: exit status: 0 after success, 2 after an error, 130 after an interrupt
+    """
+    rest = list(sys.argv[1:] if arguments is None else arguments)
+    group = rest.pop(0) if rest and rest[0] in GROUPS else "zoo"
+
+    def command() -> int:
+        program = "sb3-ano" if group == "zoo" else f"sb3-ano {group}"
+        # Imported by name, so that the sub-packages can import the shell below without a cycle.
+        return importlib.import_module(f"sb3_ano.{group}.cli").main(rest, program)
+
+    return run(command)
+
+
+def run(command: Callable[[], int], interrupted: str = "interrupted") -> int:
+    """Run a command and report an error in one line.
+
+    :param command: function without arguments that returns the exit status
+    :param interrupted: message after Ctrl-C
+    :return: exit status: the command's, 2 after an error, 130 after an interrupt
+    """
+    try:
+        return command()
+    except SystemExit as finished:  # argparse, after help
+        if finished.code is None or isinstance(finished.code, int):
+            return finished.code or 0
+        return complain(str(finished.code))
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if os.environ.get("SB3_ANO_TRACEBACK"):
+            raise
+        # Only these two are surely about the input.
+        hint = "" if isinstance(error, ValueError | OSError) else " (SB3_ANO_TRACEBACK=1 shows where it comes from)"
+        return complain(f"{error if str(error) else repr(error)}{hint}")
+
+
+def check_command(name: str, commands: Iterable[str]) -> None:
+    """Check the name of a command.
+
+    :param name: name that was typed
+    :param commands: known names
+    :raises ValueError: if the command is unknown; the message suggests a known one with a similar spelling
+    """
+    if name not in (known := list(commands)):
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f", did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"unknown command {name!r}{hint} (commands are {', '.join(known)})")
+
+
+def complain(message: str) -> int:
+    """Print an error in one line.
+
+    :param message: text of the error, which may come from a stranger's file
+    :return: exit status 2
+    """
+    # Terminals obey control characters.
+    line = "".join(character if character.isprintable() else "?" for character in " ".join(message.split()))
+    print(f"error: {line}", file=sys.stderr)
+    return 2
