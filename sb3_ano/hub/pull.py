@@ -61,7 +61,7 @@ def load_from_hub(
 
     :param repo_id: repository, ``"user/name"``
     :param env: environments for the agent, or an id. They are normalized as in training, with statistics that no longer
-        change, unless they have a VecNormalize of their own
+        change, unless they have a VecNormalize with statistics of its own
     :param revision: branch, tag or commit; a commit is the only one that its author cannot change later
     :param filename: name of the saved model, with ``trust_remote_code``, if the repository holds several
     :param trust_remote_code: whether to load SB3's file instead of the safe format
@@ -96,12 +96,26 @@ def _load_pickles(
         raise ValueError(f"{saved} was not saved by sb3_ano; load it with the class that saved it")
     if env is not None:
         env = entry.algorithm._wrap_env(make_env(env) if isinstance(env, str) else env)
-        if statistics is not None and unwrap_vec_normalize(env) is None:
-            env = VecNormalize.load(str(statistics), env)
-            env.training = env.norm_reward = False
+        if statistics is not None:
+            env = _normalized(env, statistics)
     if shaping is not None:
         options["shaping"] = shaping
     return entry.algorithm.load(saved, env, **options)
+
+
+def _normalized(env: VecEnv, statistics: Path) -> VecEnv:
+    """Normalize environments as in training; a VecNormalize that has been stepped keeps its own statistics."""
+    normalized = unwrap_vec_normalize(env)
+    try:
+        stored = VecNormalize.load(str(statistics), env if normalized is None else normalized.venv)
+    except AssertionError as error:  # SB3's check of the observations' shape
+        raise ValueError(f"env does not fit the agent's statistics: {error}") from None
+    stored.training = stored.norm_reward = False
+    if normalized is None:
+        return stored
+    if normalized.ret_rms.count < 1.0:  # it counts steps
+        vars(normalized).update(stored.__getstate__())
+    return env
 
 
 def download(

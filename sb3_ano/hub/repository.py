@@ -16,14 +16,8 @@ from sb3_ano.hub.documents import one_line
 from sb3_ano.hub.safe_format import SAFE_FILES
 from sb3_ano.hub.schedules import SCHEDULES
 
-CARD, RESULTS, VIDEO, CURVE, LOGS = (
-    "README.md",
-    "results.json",
-    "replay.mp4",
-    "learning_curve.png",
-    "train_eval_metrics.zip",
-)
-STATISTICS = "vec_normalize.pkl"
+CARD, RESULTS, LOGS, STATISTICS = "README.md", "results.json", "train_eval_metrics.zip", "vec_normalize.pkl"
+VIDEO, CURVE = "replay.mp4", "learning_curve.png"
 #: Names of files that do not depend on the agent. Together with the saved model, nothing else is read or written.
 FIXED_FILES = (*SAFE_FILES, CARD, RESULTS, VIDEO, CURVE, LOGS, STATISTICS, "args.yml", "config.yml", "env_kwargs.yml")
 
