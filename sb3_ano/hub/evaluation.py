@@ -14,13 +14,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import (
-    SubprocVecEnv,
-    VecEnv,
-    VecEnvWrapper,
-    VecFrameStack,
-    VecNormalize,
-)
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
 
 from sb3_ano._io import now
 from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
@@ -128,13 +122,9 @@ def task_of(
 def _made_from(venv: VecEnv) -> tuple[str | None, dict[str, Any]]:
     """Return the id and the settings that an environment was made from; no id if it does not know them."""
     env_id, settings = getattr(venv.unwrapped, "made_from", (None, {}))
-    defaults: dict[str, Any] = {}
-    if not isinstance(env_id, str):
-        spec = _spec(venv)
-        if spec is None:
-            return None, {}
+    if env_id is None and (spec := _spec(venv)) is not None:
         env_id, settings = spec.id, spec.kwargs
-        defaults = gym.registry[env_id].kwargs if env_id in gym.registry else {}
+    defaults = gym.registry[env_id].kwargs if env_id in gym.registry else {}
     changed = {name: value for name, value in settings.items() if repr(defaults.get(name, ...)) != repr(value)}
     return env_id, {name: value for name, value in changed.items() if name != "render_mode"}
 

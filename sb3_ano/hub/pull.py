@@ -18,20 +18,11 @@ from sb3_ano._registry import ALGORITHMS
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.algorithms.saving import read_saved_model
 from sb3_ano.envs import DirectVecEnv, make_env, register_atari
+from sb3_ano.hub import repository
 from sb3_ano.hub.card import write_settings
 from sb3_ano.hub.documents import shown
 from sb3_ano.hub.evaluation import Task
 from sb3_ano.hub.folders import new_folder
-from sb3_ano.hub.repository import (
-    RESULTS,
-    STATISTICS,
-    HubError,
-    check_repo_id,
-    environment_name,
-    explained,
-    is_model_file,
-    quiet_about_batches,
-)
 from sb3_ano.hub.safe_format import SAFE_FILES, load_normalization, load_safe
 from sb3_ano.hub.stored_agent import NORMALIZATION, open_document
 from sb3_ano.shaping import ShapingLike
@@ -74,14 +65,11 @@ def load_from_hub(
     :raises HubError: if the repository, a file, the connection or the disk fails
     :raises ValueError: if the repository holds no agent that may be loaded, or the agent is damaged
     """
-    with tempfile.TemporaryDirectory() as temporary, quiet_about_batches():
-        files = _fetch(
-            repo_id, Path(temporary), trust_remote_code, filename,
-            revision=revision, token=token, cache_dir=cache_dir, max_bytes=max_bytes,
-        )  # fmt: skip
+    with tempfile.TemporaryDirectory() as temporary, repository.quiet_about_batches():
+        files = _fetch(repo_id, Path(temporary), revision, token, cache_dir, max_bytes, trust_remote_code, filename)
+        if trust_remote_code:
+            return _load_pickles(*files, env=env, device=device, shaping=shaping, custom_objects=custom_objects)
         try:
-            if trust_remote_code:
-                return _load_pickles(*files, env=env, device=device, shaping=shaping, custom_objects=custom_objects)
             return load_safe(temporary, env, device=device, shaping=shaping, custom_objects=custom_objects)
         except ValueError as error:  # its message names a directory that is about to be removed
             raise type(error)(str(error).replace(temporary, repo_id)) from None
@@ -93,7 +81,7 @@ def _load_pickles(
     """Load SB3's files, which run what their author put in."""
     entry = ALGORITHMS.get(str(read_saved_model(saved).attributes.get("algorithm")).lower())
     if entry is None:
-        raise ValueError(f"{saved} was not saved by sb3_ano; load it with the class that saved it")
+        raise ValueError(f"{saved.name} was not saved by sb3_ano; load it with the class that saved it")
     if env is not None:
         env = entry.algorithm._wrap_env(make_env(env) if isinstance(env, str) else env)
         if statistics is not None:
@@ -140,26 +128,25 @@ def download(
     :raises HubError: if the repository, a file, the connection or the disk fails
     :raises ValueError: if the repository does not hold the safe format
     """
-    with explained(f"download {repo_id}"), new_folder(path, (*SAFE_FILES, RESULTS)) as work:
-        _fetch(repo_id, work, revision=revision, token=token, cache_dir=cache_dir, max_bytes=max_bytes)
+    with repository.explained(f"download {repo_id}"), new_folder(path, (*SAFE_FILES, repository.RESULTS)) as work:
+        _fetch(repo_id, work, revision, token, cache_dir, max_bytes)
     return Path(path)
 
 
 def _fetch(
     repo_id: str,
     folder: Path,
-    trusted: bool = False,
-    filename: str | None = None,
-    *,
     revision: str | None,
     token: str | None,
     cache_dir: str | Path | None,
     max_bytes: int,
+    trusted: bool = False,
+    filename: str | None = None,
 ) -> list[Path]:
     """Download the files of an agent, all of one commit, whatever is pushed meanwhile."""
-    check_repo_id(repo_id)
+    repository.check_repo_id(repo_id)
     api = HfApi(token=token)
-    with explained(f"download {repo_id}"):
+    with repository.explained(f"download {repo_id}"):
         info = api.model_info(repo_id, revision=revision, files_metadata=True)
     sizes = {file.rfilename: file.size for file in info.siblings or []}
     names = _choose(repo_id, sizes.keys(), trusted, filename)
@@ -167,14 +154,14 @@ def _fetch(
         doing = f"download {name} of {repo_id}"
         size = sizes.get(name, 0)  # the download itself fails if there is no such file
         if size is None:
-            raise HubError(f"cannot {doing}: the Hub does not say how large it is")
+            raise repository.HubError(f"cannot {doing}: the Hub does not say how large it is")
         if size > max_bytes:
-            raise HubError(f"cannot {doing}: it has {size:,} bytes; allowed are {max_bytes:,} more, see max_bytes=")
+            raise repository.HubError(f"cannot {doing}: it has {size:,} bytes; allowed are {max_bytes:,} more, see max_bytes=")
         max_bytes -= size
-        with explained(doing):
+        with repository.explained(doing):
             cached = Path(api.hf_hub_download(repo_id, name, revision=info.sha, cache_dir=cache_dir))
             if (found := cached.stat().st_size) != size:
-                raise HubError(f"cannot {doing}: it has {found:,} bytes, not {size:,} as the Hub says")
+                raise repository.HubError(f"cannot {doing}: it has {found:,} bytes, not {size:,} as the Hub says")
             shutil.copyfile(cached, folder / name)  # the cache holds links, which the safe format rejects
     return [folder / name for name in names]
 
@@ -184,11 +171,11 @@ def _choose(repo_id: str, names: Collection[str], trusted: bool, filename: str |
 
     The names in a repository come from strangers: they are compared with known ones, and never become paths.
     """
-    if filename is not None and not is_model_file(filename):
+    if filename is not None and not repository.is_model_file(filename):
         raise ValueError(f"filename={filename!r} is not allowed; allowed is the name of a .zip at the top of the repository")
     if SAFE_FILES[0] in names and not trusted:
-        return [name for name in (*SAFE_FILES, RESULTS) if name in names]
-    saved = sorted(filter(is_model_file, names)) if filename is None else [filename]
+        return [name for name in (*SAFE_FILES, repository.RESULTS) if name in names]
+    saved = sorted(filter(repository.is_model_file, names)) if filename is None else [filename]
     if not saved:
         raise ValueError(f"{repo_id} holds no agent: neither {SAFE_FILES[0]} nor a saved model (.zip)")
     if not trusted:
@@ -199,7 +186,7 @@ def _choose(repo_id: str, names: Collection[str], trusted: bool, filename: str |
     if len(saved) > 1:
         more = f" and {len(saved) - 5} more" if len(saved) > 5 else ""
         raise ValueError(f"{repo_id} holds several saved models, {', '.join(saved[:5])}{more}; choose one with filename=")
-    return [*saved, *({STATISTICS} & set(names))]
+    return [*saved, *({repository.STATISTICS} & set(names))]
 
 
 def download_run(
@@ -255,7 +242,7 @@ def download_run(
 
 def _read_task(agent: Path, env_id: str | None) -> Task:
     """Read the environment of a downloaded agent; its id is only looked up, and its settings are a stranger's."""
-    path = agent / RESULTS
+    path = agent / repository.RESULTS
     try:
         results = read_json(path)
         trained_in, env_kwargs = results["env_id"], results.get("env_kwargs") or {}
@@ -275,7 +262,7 @@ def _read_task(agent: Path, env_id: str | None) -> Task:
 
 
 def _write_run(agent: Path, run: Path, model: ShapedPolicyAlgorithm, task: Task) -> None:
-    name = environment_name(task.env_id)
+    name = repository.environment_name(task.env_id)
     settings = run / name
     settings.mkdir()
     space: gym.Env = gym.Env()  # it has the agent's spaces, and cannot be stepped

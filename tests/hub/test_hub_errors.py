@@ -202,7 +202,7 @@ def test_a_pickle_is_not_even_downloaded_unless_its_author_is_trusted(hub, tmp_p
 def test_trusted_files_are_those_of_one_agent_of_ours(hub, tmp_path):
     PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8).save(tmp_path / "ppo")
     hub.add("somebody/ppo", {"ppo-CartPole-v1.zip": (tmp_path / "ppo.zip").read_bytes()})
-    with one_line(ValueError, "somebody/ppo/ppo-CartPole-v1.zip was not saved by sb3_ano"):
+    with one_line(ValueError, "ppo-CartPole-v1.zip was not saved by sb3_ano"):
         load_from_hub("somebody/ppo", trust_remote_code=True)
     hub.add("somebody/two", {"ano-a.zip": b"", "ano-b.zip": b"", "train_eval_metrics.zip": b""})
     with one_line(ValueError, "several saved models, ano-a.zip, ano-b.zip; choose one with filename="):

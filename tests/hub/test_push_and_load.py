@@ -25,7 +25,7 @@ def observations(model, n=1000) -> np.ndarray:
 
 
 def returns(model, env_id) -> list[float]:
-    """Returns of 10 seeded episodes, with observations normalized as by the agent's own environments."""
+    """Returns of 5 seeded episodes, with observations normalized as by the agent's own environments."""
     env = make_vec_env(env_id, 1, backend="gymnasium")
     statistics = model.get_vec_normalize_env()
     if statistics is not None:
@@ -33,7 +33,7 @@ def returns(model, env_id) -> list[float]:
         normalized.obs_rms = statistics.obs_rms
         env = normalized
     env.seed(11)
-    return evaluate_policy(model, env, 10, return_episode_rewards=True)[0]
+    return evaluate_policy(model, env, 5, return_episode_rewards=True)[0]
 
 
 @pytest.mark.parametrize(("agent", "env_id"), [("cartpole", "CartPole-v1"), ("pendulum", "Pendulum-v1")])
