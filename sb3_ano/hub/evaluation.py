@@ -20,10 +20,11 @@ from sb3_ano._io import now
 from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
 from sb3_ano.envs import make_vec_env
 from sb3_ano.envs.batched import BatchedVecEnv
+from sb3_ano.hub.arguments import encode_arguments, encode_policy
 from sb3_ano.hub.documents import one_line, shown
 from sb3_ano.hub.hyperparameters import plain
-from sb3_ano.hub.repository import custom_objects, quiet_about_batches
 from sb3_ano.hub.safe_format import load_normalization, load_safe
+from sb3_ano.hub.schedules import SCHEDULES
 
 # Wrappers that leave the task as it is. SB3 adds VecTransposeImage itself; the spaces are compared afterwards.
 _NEUTRAL = {
@@ -187,6 +188,25 @@ def _wrappers(venv: VecEnv) -> list[str]:
             names.append(name)
         venv = venv.venv
     return names
+
+
+def custom_objects(model: ShapedPolicyAlgorithm) -> dict[str, Any]:
+    """Return the ``custom_objects`` that ``load_safe`` needs for an agent.
+
+    Schedules are left out, because an agent acts without them.
+    """
+    objects: dict[str, Any] = {}
+    encode_policy(model, objects)
+    encode_arguments(model, objects)
+    return {name: value for name, value in objects.items() if name not in SCHEDULES}
+
+
+@contextlib.contextmanager
+def quiet_about_batches() -> Iterator[None]:
+    """Ignore minibatches that do not divide a rollout, because an agent with fewer environments than in training only acts."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "batch_size=.* does not divide the rollout", UserWarning)
+        yield
 
 
 @contextlib.contextmanager

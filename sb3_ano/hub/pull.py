@@ -21,7 +21,7 @@ from sb3_ano.envs import DirectVecEnv, make_env, register_atari
 from sb3_ano.hub import repository
 from sb3_ano.hub.card import write_settings
 from sb3_ano.hub.documents import shown
-from sb3_ano.hub.evaluation import Task
+from sb3_ano.hub.evaluation import Task, quiet_about_batches
 from sb3_ano.hub.folders import new_folder
 from sb3_ano.hub.safe_format import SAFE_FILES, load_normalization, load_safe
 from sb3_ano.hub.stored_agent import NORMALIZATION, open_document
@@ -65,7 +65,7 @@ def load_from_hub(
     :raises HubError: if the repository, a file, the connection or the disk fails
     :raises ValueError: if the repository holds no agent that may be loaded, or the agent is damaged
     """
-    with tempfile.TemporaryDirectory() as temporary, repository.quiet_about_batches():
+    with tempfile.TemporaryDirectory() as temporary, quiet_about_batches():
         files = _fetch(repo_id, Path(temporary), revision, token, cache_dir, max_bytes, trust_remote_code, filename)
         if trust_remote_code:
             return _load_pickles(*files, env=env, device=device, shaping=shaping, custom_objects=custom_objects)

@@ -2,19 +2,14 @@
 
 import contextlib
 import re
-import warnings
 from collections.abc import Iterator
-from typing import Any
 
 from huggingface_hub import errors
 from huggingface_hub.utils import validate_repo_id
 
 from sb3_ano._registry import ALGORITHMS
-from sb3_ano.algorithms import ShapedPolicyAlgorithm
-from sb3_ano.hub.arguments import encode_arguments, encode_policy
 from sb3_ano.hub.documents import one_line
 from sb3_ano.hub.safe_format import SAFE_FILES
-from sb3_ano.hub.schedules import SCHEDULES
 
 CARD, RESULTS, LOGS, STATISTICS = "README.md", "results.json", "train_eval_metrics.zip", "vec_normalize.pkl"
 VIDEO, CURVE = "replay.mp4", "learning_curve.png"
@@ -87,22 +82,3 @@ def explained(doing: str) -> Iterator[None]:
         kind = ValueError if isinstance(error, errors.HFValidationError) else HubError
         # The chain of huggingface_hub's own errors has dozens of lines that say less.
         raise kind(f"cannot {doing}: {one_line(reason)}") from None
-
-
-def custom_objects(model: ShapedPolicyAlgorithm) -> dict[str, Any]:
-    """Return the ``custom_objects`` that ``load_safe`` needs for an agent.
-
-    Schedules are left out, because an agent acts without them.
-    """
-    objects: dict[str, Any] = {}
-    encode_policy(model, objects)
-    encode_arguments(model, objects)
-    return {name: value for name, value in objects.items() if name not in SCHEDULES}
-
-
-@contextlib.contextmanager
-def quiet_about_batches() -> Iterator[None]:
-    """Ignore minibatches that do not divide a rollout, because an agent with fewer environments than in training only acts."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "batch_size=.* does not divide the rollout", UserWarning)
-        yield
