@@ -27,7 +27,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "checkpoints": (BASE, SB3),
     "algorithms": (BASE | {"shaping", "envs"}, SB3),
     "_registry": ({"algorithms"}, {"stable_baselines3"}),
-    "hub": (BASE | {"_registry", "algorithms", "shaping", "envs", "checkpoints", "zoo.curves"}, HUB),
+    "hub": (BASE | {"_registry", "algorithms", "shaping", "envs", "checkpoints"}, HUB),
     "zoo": (
         BASE | {"_registry", "algorithms", "shaping", "envs", "checkpoints", "hub", "cli", "bench.scores"},
         ZOO | {"matplotlib", "pandas"},

@@ -1,12 +1,12 @@
-"""The environments that an agent is evaluated in, and the evaluation."""
+"""The environment that an agent was trained in, and the agent's evaluation in it."""
 
 import contextlib
-import copy
 import dataclasses
 import json
 import re
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -14,25 +14,19 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.utils import check_for_correct_spaces
-from stable_baselines3.common.vec_env import (
-    SubprocVecEnv,
-    VecEnv,
-    VecEnvWrapper,
-    VecFrameStack,
-    VecMonitor,
-    VecNormalize,
-    is_vecenv_wrapped,
-    unwrap_vec_normalize,
-)
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
 
+from sb3_ano._io import now
+from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
 from sb3_ano.envs import make_vec_env
 from sb3_ano.envs.batched import BatchedVecEnv
+from sb3_ano.hub.arguments import encode_arguments, encode_policy
 from sb3_ano.hub.documents import one_line, shown
 from sb3_ano.hub.hyperparameters import plain
+from sb3_ano.hub.safe_format import load_normalization, load_safe
+from sb3_ano.hub.schedules import SCHEDULES
 
-# Wrappers under which a task stays the same. SB3 adds VecTransposeImage itself; the spaces are compared afterwards.
+# Wrappers that leave the task as it is. SB3 adds VecTransposeImage itself; the spaces are compared afterwards.
 _NEUTRAL = {
     "Monitor",
     "OrderEnforcing",
@@ -40,7 +34,7 @@ _NEUTRAL = {
     "RecordEpisodeStatistics",
     "RecordVideo",
     "TimeLimit",  # max_episode_steps is compared instead
-    "PatchedTimeLimit",  # rl_zoo3 puts it in its place
+    "PatchedTimeLimit",  # rl_zoo3's replacement of TimeLimit
     "VecCheckNan",
     "VecMonitor",
     "VecTransposeImage",
@@ -51,9 +45,9 @@ _NEUTRAL = {
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What an agent was trained for.
+    """Describe the environment that an agent was trained in.
 
-    :param env_id: the id, as ``make_vec_env`` takes it
+    :param env_id: id, as ``make_vec_env`` takes it
     :param env_kwargs: settings of the task, as ``make_vec_env`` takes them
     :param backend: backend of the environment that ``make`` returns
     :param additions: wrappers and settings of the agent's environment that ``make`` does not reproduce
@@ -65,36 +59,11 @@ class Task:
     additions: tuple[str, ...] = ()
 
     def make(self, seed: int = 0) -> VecEnv:
-        """Make one environment, which renders where gymnasium has the task and can show it."""
+        """Make one environment, which renders if gymnasium has the task and can render it."""
         for settings in ({**self.env_kwargs, "render_mode": "rgb_array"}, self.env_kwargs):
             with contextlib.suppress(ValueError, TypeError):
                 return make_vec_env(self.env_id, 1, backend="gymnasium", seed=seed, env_kwargs=settings)
         return make_vec_env(self.env_id, 1, seed=seed, env_kwargs=self.env_kwargs)
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """Returns of an agent's episodes.
-
-    :param returns: sums of the rewards that the environment gave, not normalised
-    :param lengths: steps
-    :param deterministic: whether the mode of the policy acted, or a sample
-    :param seed: of the environments
-    """
-
-    returns: list[float]
-    lengths: list[int]
-    deterministic: bool
-    seed: int
-
-    @property
-    def mean(self) -> float:
-        return float(np.mean(self.returns))
-
-    @property
-    def std(self) -> float:
-        """Standard deviation over the episodes."""
-        return float(np.std(self.returns))
 
 
 def task_of(
@@ -103,41 +72,47 @@ def task_of(
     env_id: str | None = None,
     env_kwargs: dict[str, Any] | None = None,
 ) -> Task:
-    """Find out what an agent was trained for, and whether an id is enough to make its environment.
+    """Determine what an agent was trained in, and whether an id is enough to make that environment.
 
-    :param model: the agent
-    :param env: an id, environments, or None for the model's own environment
-    :param env_id: the id, if the environment does not know it
-    :param env_kwargs: settings of the task; None for those that the environment was made with
+    :param model: agent
+    :param env: id, environments, or None for the model's own environment
+    :param env_id: id, if the environment does not know it
+    :param env_kwargs: settings of the task; None takes those that the environment was made with
     :raises ValueError: if there is no environment or no id, or if no environments are given and the id makes another
         task than the model's environment
     """
-    source = model.get_env() if env is None or isinstance(env, str) else env
-    chosen = env if isinstance(env, str) else env_id
+    trained_in, chosen = model.get_env(), env if isinstance(env, str) else env_id
+    given = None if isinstance(env, str) else env
+    source = trained_in if given is None else given
     if source is None and chosen is None:
         raise ValueError("env=None is not allowed for a model without an environment; pass the id of its environment")
     venv = None if source is None else model._wrap_env(source)
-    made_from = None if venv is None else _made_from(venv)
-    if chosen is None and made_from is None:
+    known_id, settings = (None, {}) if venv is None else _made_from(venv)
+    env_id = chosen or known_id
+    if env_id is None:
         raise ValueError(
             "env has no registered id, by which others could make it; register it with gymnasium, or pass env= and env_id="
         )
-    known_id, settings = made_from or ("", {})
-    task = Task(chosen or known_id, dict(settings if env_kwargs is None else env_kwargs))
-    _require_printable(task)
+    if not re.fullmatch(r"[\w:./-]+", env_id):  # it goes into Markdown, YAML and Python
+        raise ValueError(f"env_id={env_id!r} is not allowed; allowed are letters, digits and any of _ : . / -")
+    task = Task(env_id, dict(settings if env_kwargs is None else env_kwargs))
+    try:
+        json.dumps(task.env_kwargs)
+    except TypeError as error:
+        raise ValueError(f"env_kwargs={task.env_kwargs!r} cannot be written as JSON: {error}; pass env_kwargs=") from None
     if venv is None:
         return task
+    backend = task.backend
     try:
         made = task.make()
-    except Exception as error:  # constructors fail in any way with the arguments of another class
-        additions, backend = [f"what its id does not make ({one_line(error)})"], task.backend
+    except Exception as error:  # constructors raise errors of any class for the arguments of another class
+        additions = [f"what its id does not make ({one_line(error)})"]
     else:
         with contextlib.closing(made):
-            additions, backend = _differences(venv, made), getattr(made.unwrapped, "backend", task.backend)
-    trained_in = model.get_env()
-    if additions and (env is None or isinstance(env, str)):
+            additions, backend = _differences(venv, made), getattr(made.unwrapped, "backend", backend)
+    if additions and given is None:
         raise ValueError(
-            f"env={task.env_id!r} is not what the model was trained in, because the model's environment has "
+            f"env={env_id!r} is not what the model was trained in, because the model's environment has "
             f"{', '.join(additions)}: the score would be that of another task; build that environment and pass it as env="
         )
     if trained_in not in (None, source) and (unlike := _differences(venv, trained_in)):
@@ -145,31 +120,14 @@ def task_of(
     return dataclasses.replace(task, backend=backend, additions=tuple(additions))
 
 
-def _require_printable(task: Task) -> None:
-    """Complain of what could not be written into files that others read."""
-    if not re.fullmatch(r"[\w:./-]+", task.env_id):
-        raise ValueError(f"env_id={task.env_id!r} is not allowed; allowed are letters, digits and any of _ : . / -")
-    try:
-        json.dumps(task.env_kwargs)
-    except TypeError as error:
-        raise ValueError(f"env_kwargs={task.env_kwargs!r} cannot be written as JSON: {error}; pass env_kwargs=") from None
-
-
-def _made_from(venv: VecEnv) -> tuple[str, dict[str, Any]] | None:
-    """The id and the settings that an environment was made from; None if it does not know them."""
+def _made_from(venv: VecEnv) -> tuple[str | None, dict[str, Any]]:
+    """Return the id and the settings that an environment was made from; no id if it does not know them."""
     env_id, settings = getattr(venv.unwrapped, "made_from", (None, {}))
-    defaults: dict[str, Any] = {}
-    if not isinstance(env_id, str):
-        spec = _spec(venv)
-        if spec is None:
-            return None
+    if env_id is None and (spec := _spec(venv)) is not None:
         env_id, settings = spec.id, spec.kwargs
-        defaults = gym.registry[env_id].kwargs if env_id in gym.registry else {}
-    return env_id, {
-        name: value
-        for name, value in settings.items()
-        if name != "render_mode" and not (name in defaults and repr(defaults[name]) == repr(value))
-    }
+    defaults = gym.registry[env_id].kwargs if env_id in gym.registry else {}
+    changed = {name: value for name, value in settings.items() if repr(defaults.get(name, ...)) != repr(value)}
+    return env_id, {name: value for name, value in changed.items() if name != "render_mode"}
 
 
 def _spec(venv: VecEnv) -> EnvSpec | None:
@@ -187,149 +145,140 @@ def _spec(venv: VecEnv) -> EnvSpec | None:
 
 
 def _differences(venv: VecEnv, made: VecEnv) -> list[str]:
-    """Wrappers and settings of an environment that differ from those of the one that its id makes."""
+    """List what an environment has and another one has not, or else lacks, or else has in another order."""
     found, expected = _description(venv), _description(made)
-    wrappers, usual = found.pop("wrappers"), expected.pop("wrappers")
-    differences = [name for name in wrappers if name not in usual]
-    differences += [f"no {name}" for name in usual if name not in wrappers]
-    if not differences and wrappers != usual:
-        differences = [f"another order of {', '.join(wrappers)}"]
-    names = [name for name in (found | expected) if found and found.get(name) != expected.get(name)]
-    return differences + [f"{name}={found.get(name)}" for name in names]
+    added = [part for part in found if part not in expected]
+    removed = [f"no {part}" for part in expected if part not in found]
+    return added or removed or ([f"another order of {', '.join(found)}"] if found != expected else [])
 
 
-def _description(venv: VecEnv) -> dict[str, Any]:
-    """What makes a task, in a form that can be compared and shown."""
-    wrappers = _wrappers(venv)
-    if above := _above_normalization(venv):
-        wrappers.insert(len(above), "VecNormalize")  # where it stands only matters below others
-    base = venv.unwrapped
+def _description(venv: VecEnv) -> list[str]:
+    """List the wrappers that change the task, outermost first, and its settings."""
+    wrappers, base = _wrappers(venv), venv.unwrapped
     if isinstance(base, BatchedVecEnv):
-        task = Task(*(_made_from(venv) or (base.env_id, {})))
-        # The same task in gymnasium says more, where there is one.
-        with contextlib.suppress(ValueError, TypeError), contextlib.closing(task.make()) as made:
+        env_id, env_kwargs = _made_from(venv)
+        # gymnasium describes the same task in more detail, if it has it.
+        with (
+            contextlib.suppress(ValueError, TypeError),
+            contextlib.closing(Task(env_id or base.env_id, env_kwargs).make()) as made,
+        ):
             if not isinstance(made.unwrapped, BatchedVecEnv):
-                inner = _description(made)
-                return {**inner, "wrappers": wrappers + inner["wrappers"]}
-        return {"wrappers": wrappers, "task": f"{task.env_id} {task.env_kwargs}"}
+                return wrappers + _description(made)
+        return [*wrappers, f"task={env_id or base.env_id} {env_kwargs}"]
     spec = _spec(venv)
     if spec is None:
-        return {"wrappers": [*wrappers, "no registered id"]}
-    wrappers += [_named(wrapper) for wrapper in reversed(spec.additional_wrappers) if wrapper.name not in _NEUTRAL]
-    settings = {name: repr(value) for name, value in spec.kwargs.items() if name != "render_mode"}
-    return {
-        "wrappers": wrappers,
-        "class": str(spec.entry_point),
-        "max_episode_steps": spec.max_episode_steps,
-        **settings,
-    }
-
-
-def _named(wrapper: WrapperSpec) -> str:
-    settings = {name: value for name, value in (wrapper.kwargs or {}).items() if not isinstance(value, gym.Space)}
-    parts = [f"{name}={shown(plain(value))}" for name, value in settings.items()]
-    return f"{wrapper.name}({', '.join(parts)})" if parts else wrapper.name
+        return [*wrappers, "no registered id"]
+    added = [wrapper for wrapper in reversed(spec.additional_wrappers) if wrapper.name not in _NEUTRAL]
+    wrappers += [wrapper.name + (shown(plain(wrapper.kwargs)) if wrapper.kwargs else "") for wrapper in added]
+    settings = {"class": spec.entry_point, "max_episode_steps": spec.max_episode_steps, **spec.kwargs}
+    return wrappers + [f"{name}={settings[name]}" for name in sorted(settings.keys() - {"render_mode"})]
 
 
 def _wrappers(venv: VecEnv) -> list[str]:
-    """Names of the vectorized wrappers that change the task, outermost first; statistics of VecNormalize are the agent's."""
-    names = []
+    """Return the names of the vectorized wrappers that change the task, outermost first."""
+    names: list[str] = []
     while isinstance(venv, VecEnvWrapper):
         name = type(venv).__name__
         if isinstance(venv, VecFrameStack):
             names.append(f"{name}(n_stack={venv.stacked_obs.n_stack})")
-        elif not isinstance(venv, VecNormalize) and name not in _NEUTRAL:
+        elif isinstance(venv, VecNormalize):
+            if names and venv.norm_obs:  # the outermost one is not part of the task: its statistics are the agent's
+                names.append(name)
+        elif name not in _NEUTRAL:
             names.append(name)
         venv = venv.venv
     return names
 
 
-def _above_normalization(venv: VecEnv | None) -> list[str]:
-    """Those of the wrappers that stand above a VecNormalize of observations."""
-    normalized = None if venv is None else unwrap_vec_normalize(venv)
-    if venv is None or normalized is None or not normalized.norm_obs:
-        return []
-    every, below = _wrappers(venv), _wrappers(normalized)
-    return every[: len(every) - len(below)]
+def custom_objects(model: ShapedPolicyAlgorithm) -> dict[str, Any]:
+    """Return the ``custom_objects`` that ``load_safe`` needs for an agent.
+
+    Schedules are left out, because an agent acts without them.
+    """
+    objects: dict[str, Any] = {}
+    encode_policy(model, objects)
+    encode_arguments(model, objects)
+    return {name: value for name, value in objects.items() if name not in SCHEDULES}
 
 
 @contextlib.contextmanager
-def evaluation_env(model: BaseAlgorithm, env: gym.Env | VecEnv | None, task: Task, seed: int = 0) -> Iterator[VecEnv]:
-    """Provide environments as the agent knows them, normalized with its own statistics, which stay as they are.
+def quiet_about_batches() -> Iterator[None]:
+    """Ignore minibatches that do not divide a rollout, because an agent with fewer environments than in training only acts."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "batch_size=.* does not divide the rollout", UserWarning)
+        yield
 
-    :param model: the agent
+
+@contextlib.contextmanager
+def loaded_agent(
+    model: ShapedPolicyAlgorithm, folder: Path, env: gym.Env | VecEnv | None, task: Task, seed: int = 0
+) -> Iterator[ShapedPolicyAlgorithm]:
+    """Load an agent from its safe format as a reader would, with environments to evaluate it in.
+
+    :param model: agent
+    :param folder: directory that ``save_safe`` wrote
     :param env: environments to use, which are left as they were; None makes one, and closes it
-    :param task: what to make
+    :param task: environment to make
     :param seed: seed of the environment that is made
     :raises ValueError: if observations or actions are not those of the agent, or are normalized in another place
     """
-    statistics = model.get_vec_normalize_env()
-    made = task.make(seed) if env is None else None
+    # load_safe limits the size of a stranger's rollout; this one is the author's.
+    options: dict[str, Any] = {"custom_objects": {"n_steps": model.n_steps, **custom_objects(model)}, "device": model.device}
+    if isinstance(model, ANO):
+        options["shaping"] = model.shaping
+    source = task.make(seed) if env is None else env
+    above, inner = None, model._wrap_env(source)
+    venv = inner
+    while isinstance(inner, VecEnvWrapper) and not isinstance(inner, VecNormalize):
+        above, inner = inner, inner.venv
     try:
-        venv = model._wrap_env(env if made is None else made)  # type: ignore[arg-type]
-        own = unwrap_vec_normalize(venv)
-        if own is not None and statistics is None:
-            raise ValueError("env is normalized and the model's is not; give the model its environment with set_env first")
-        above = _above_normalization(model.get_env())
-        if _above_normalization(venv) != above:
-            raise ValueError(
-                f"env={task.env_id!r} has no VecNormalize in the place where the model's environment has it, below "
-                f"{' and '.join(above) or 'no other wrapper'}; pass an environment that is wrapped in the same order as env="
-            )
         try:
-            if own is None and statistics is not None and statistics.norm_obs:
-                venv = _normalized(venv, statistics)
-            check_for_correct_spaces(venv, model.observation_space, model.action_space)
-        except (ValueError, AssertionError) as error:  # SB3 asserts that normalized observations are of the right shape
+            # A VecNormalize is replaced by one with the agent's statistics; without one, load_safe adds it.
+            if isinstance(inner, VecNormalize):
+                normalized = load_normalization(folder, inner.venv)
+                normalized.training = normalized.norm_reward = False
+                if above is None:
+                    venv = normalized
+                else:
+                    above.venv = normalized
+            with quiet_about_batches():
+                agent = load_safe(folder, venv, **options)
+        except ValueError as error:
             raise ValueError(f"env={task.env_id!r} is not what the model was trained in: {error}; pass it as env=") from None
-        if not (is_vecenv_wrapped(venv, VecMonitor) or venv.env_is_wrapped(Monitor)[0]):
-            venv = VecMonitor(venv)
-        with _frozen(own, statistics):
-            yield venv
+        yield agent
     finally:
-        if made is not None:
-            made.close()
-
-
-def _normalized(venv: VecEnv, statistics: VecNormalize) -> VecNormalize:
-    normalized = copy.deepcopy(statistics)  # without its environments, as it is pickled
-    normalized.set_venv(venv)
-    normalized.training = False
-    normalized.norm_reward = False
-    return normalized
-
-
-@contextlib.contextmanager
-def _frozen(own: VecNormalize | None, statistics: VecNormalize | None) -> Iterator[None]:
-    """Evaluate with the agent's statistics without changing them, and put everything back."""
-    if own is None or statistics is None:
-        yield
-        return
-    before = dict(vars(own))
-    names = ("norm_obs", "norm_obs_keys", "obs_rms", "clip_obs", "epsilon")
-    vars(own).update({name: vars(statistics)[name] for name in names if name in vars(statistics)})
-    own.training = own.norm_reward = False
-    try:
-        yield
-    finally:
-        vars(own).clear()
-        vars(own).update(before)
+        if above is not None:
+            above.venv = inner
+        if env is None:
+            source.close()
 
 
 def evaluate(
-    model: BaseAlgorithm, env: VecEnv, n_episodes: int = 10, *, deterministic: bool = True, seed: int = 0
-) -> Evaluation:
-    """Run whole episodes, as SB3's ``evaluate_policy`` does.
+    model: ShapedPolicyAlgorithm, n_episodes: int = 10, *, deterministic: bool = True, seed: int = 0
+) -> dict[str, Any]:
+    """Run whole episodes in the agent's environments with SB3's ``evaluate_policy``.
 
-    :param model: the agent
-    :param env: environments from :func:`evaluation_env`
+    :param model: agent from :func:`loaded_agent`
     :param n_episodes: number of episodes
     :param deterministic: whether to take the mode of the policy instead of a sample
     :param seed: seed of the environments
+    :return: keys of the zoo's ``results.json``, the seed, and return and length of each episode. Returns are sums of the
+        environment's own rewards; the standard deviation is that of the episodes
     """
     if n_episodes < 1:
         raise ValueError(f"n_eval_episodes={n_episodes} is not allowed; allowed are positive integers")
+    env: Any = model.get_env()
     env.seed(seed)
-    episodes: Any = evaluate_policy(model, env, n_episodes, deterministic, return_episode_rewards=True)
+    # Without a Monitor, the rewards are summed up here; they are not normalized.
+    episodes: Any = evaluate_policy(model, env, n_episodes, deterministic, return_episode_rewards=True, warn=False)
     returns, lengths = episodes
-    return Evaluation([float(value) for value in returns], [int(length) for length in lengths], deterministic, seed)
+    return {
+        "mean_reward": float(np.mean(returns)),
+        "std_reward": float(np.std(returns)),
+        "is_deterministic": deterministic,
+        "n_eval_episodes": len(returns),
+        "eval_datetime": now(),
+        "seed": seed,
+        "episode_returns": [float(value) for value in returns],
+        "episode_lengths": [int(length) for length in lengths],
+    }

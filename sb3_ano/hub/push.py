@@ -1,30 +1,39 @@
-"""Push an agent to the Hugging Face Hub."""
+"""Evaluate, record and describe an agent, and push it to the Hugging Face Hub.
+
+Everything is made, and tried out, in a directory before anything goes online.
+"""
 
 import os
+import shutil
 import tempfile
+import warnings
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import cloudpickle  # type: ignore[import-untyped]
 import gymnasium as gym
+import numpy as np
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ano.algorithms import ShapedPolicyAlgorithm
-from sb3_ano.extras import missing_extra
-from sb3_ano.hub.errors import explained
-from sb3_ano.hub.names import CARD, is_own
-from sb3_ano.hub.packaging import package
-from sb3_ano.hub.safe_format import require_algorithm
+from sb3_ano._io import write_file, write_json
+from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
+from sb3_ano.hub import repository
+from sb3_ano.hub.card import model_card, versions, write_settings
+from sb3_ano.hub.curves import plot_learning_curve
+from sb3_ano.hub.evaluation import Task, evaluate, loaded_agent, task_of
+from sb3_ano.hub.folders import new_folder
+from sb3_ano.hub.safe_format import require_algorithm, save_safe
+from sb3_ano.hub.video import RenderError, record
 
-try:
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-    from huggingface_hub.utils import validate_repo_id
-except ImportError as error:
-    raise missing_extra("hub", error.name or "huggingface-hub") from error
+_LOGS = ("*monitor.csv", "progress.csv", "evaluations.npz")
 
 
-def push_to_hub(
+def package(
     model: ShapedPolicyAlgorithm,
+    path: str | os.PathLike[str],
     repo_id: str,
     env: str | gym.Env | VecEnv | None = None,
     *,
@@ -39,41 +48,158 @@ def push_to_hub(
     license: str | None = None,
     tags: Sequence[str] = (),
     include_optimizer: bool = False,
+    verbose: int = 1,
+) -> Path:
+    """Write the files that :func:`push_to_hub` would push into a directory, to look at them first.
+
+    The agent is evaluated, recorded, saved in both formats, and loaded again from both; its actions must be the same. It is
+    evaluated in the environment that it was trained in: if the id alone does not make it, because of wrappers or another
+    time limit, pass an environment that is built in the same way as ``env``.
+
+    :param model: agent
+    :param path: new directory, empty directory, or directory that this function wrote, which is replaced
+    :param repo_id: repository that the card names, ``"user/name"``
+    :param env: environments to evaluate in, which are left normalized as they were, or the id of one; None makes one by
+        the id of the model's environment
+    :param env_id: id for the card, if the environment does not know it
+    :param env_kwargs: settings of the task, if the environment does not know them
+    :param n_eval_episodes: number of episodes of the evaluation
+    :param deterministic: whether the evaluation and the video take the mode of the policy instead of a sample
+    :param seed: seed of the environments of the evaluation and the video
+    :param video: whether to record; ``"auto"`` continues without a video if the environment does not render, and prints why
+    :param video_length: number of steps in the video
+    :param run: directory of the training. Its monitor files, ``progress.csv`` and ``evaluations.npz`` are published, and the
+        ``config.yml`` that the RL Zoo wrote
+    :param license: license of the agent, as the Hub writes it; None states none
+    :param tags: additional search words
+    :param include_optimizer: whether the safe format holds the optimizer's state, to continue the training
+    :param verbose: 0 for no output, 1 for one line per step
+    :return: the directory
+    :raises FileExistsError: if ``path`` holds anything else
+    :raises TypeError: if the model is not an ANO, SPO or PAPO
+    :raises ValueError: if an argument is invalid, or the environment is not what the agent was trained in
+    :raises RenderError: if the environment does not render, and ``video`` is True
+    """
+    require_algorithm(model)
+    task = task_of(model, env, env_id, env_kwargs)
+    training = None if run is None else Path(run)
+    if training is not None and not training.is_dir():
+        raise ValueError(f"run={str(training)!r} is not a directory; allowed is the directory of a training run")
+    saved = repository.model_file(model.algorithm, task.env_id)
+    with new_folder(path, (*repository.FIXED_FILES, saved)) as work:
+        _say(verbose, f"saving the {model.algorithm} agent for {task.env_id}")
+        save_safe(model, work, include_optimizer=include_optimizer)
+        _save_for_sb3(model, work / saved)
+        with loaded_agent(model, work, None if isinstance(env, str) else env, task, seed) as agent:
+            shaping: dict[str, Any] = {"shaping": model.shaping} if isinstance(model, ANO) else {}
+            _check_actions(model, agent, "safe format")
+            _check_actions(model, type(model).load(work / saved, device=model.device, **shaping), saved)
+            _say(verbose, f"evaluating it over {n_eval_episodes} episodes")
+            results = evaluate(agent, n_eval_episodes, deterministic=deterministic, seed=seed)
+            _say(verbose, f"mean return {results['mean_reward']:.2f} +/- {results['std_reward']:.2f}")
+            if video:
+                _say(verbose, f"recording {video_length} steps")
+                try:
+                    record(agent, work / repository.VIDEO, video_length, deterministic=deterministic, seed=seed)
+                except RenderError as error:
+                    if video != "auto":
+                        raise
+                    _say(1, f"no video: the environment does not render: {error}")
+        write_settings(work, model, task)
+        _copy_run(training, work, task, f"{model.algorithm} on {task.env_id}")
+        results |= {"env_id": task.env_id, "env_kwargs": task.env_kwargs, "versions": versions(task)}
+        write_json(work / repository.RESULTS, results)
+        files = [file.name for file in work.iterdir()]
+        write_file(work / repository.CARD, str(model_card(model, repo_id, task, results, files, license, tags)))
+    return Path(path)
+
+
+def _say(verbose: int, line: str) -> None:
+    if verbose >= 1:
+        print(line, flush=True)
+
+
+def _save_for_sb3(model: ShapedPolicyAlgorithm, path: Path) -> None:
+    model.save(path, exclude=["tensorboard_log"])  # a path on the author's machine
+    statistics = model.get_vec_normalize_env()
+    if statistics is not None:
+        statistics.save(str(path.with_name(repository.STATISTICS)))
+    # cloudpickle writes the code of what it cannot import by name.
+    markers = (b"_make_function", b"_make_skeleton_class")
+    parts = vars(model).keys() - {*model._excluded_save_params(), "policy"}
+    code = [name for name in sorted(parts) if any(marker in cloudpickle.dumps(vars(model)[name]) for marker in markers)]
+    if code:
+        warnings.warn(
+            f"{path.name} holds the code of {', '.join(code)}, the path of its file and the values of the globals that it "
+            "uses, because it cannot be imported by name; if any of this is private, move it to a module and train with what "
+            "is imported from there",
+            stacklevel=3,
+        )
+
+
+def _check_actions(model: ShapedPolicyAlgorithm, loaded: ShapedPolicyAlgorithm, source: str) -> None:
+    for _ in range(32):
+        observation = model.observation_space.sample()
+        expected, action = (agent.predict(observation, deterministic=True)[0] for agent in (model, loaded))
+        if not np.array_equal(expected, action):
+            raise ValueError(f"the agent does not act as before once it is loaded from its {source}; nothing was written")
+
+
+def _copy_run(run: Path | None, work: Path, task: Task, title: str) -> None:
+    """Copy the zoo's hyperparameters, archive the logs of the training, and plot its learning curve.
+
+    The zoo's ``args.yml`` and other files of the run are left out, because they hold paths of the author's machine.
+    """
+    logs = [] if run is None else sorted(log for pattern in _LOGS for log in run.glob(pattern))
+    with zipfile.ZipFile(work / repository.LOGS, "w", zipfile.ZIP_DEFLATED) as archive:
+        for log in logs:
+            archive.write(log, log.name)
+    if run is None:
+        return
+    config = run / repository.environment_name(task.env_id) / "config.yml"
+    if config.is_file():
+        shutil.copyfile(config, work / config.name)
+    if any(log.name.endswith("monitor.csv") for log in logs):
+        try:
+            plot_learning_curve(run, work / repository.CURVE, title)
+        except ValueError as error:  # no episode has ended, as in short trainings of Atari games
+            _say(1, f"no learning curve: {error}")
+
+
+def push_to_hub(
+    model: ShapedPolicyAlgorithm,
+    repo_id: str,
+    env: str | gym.Env | VecEnv | None = None,
+    *,
     commit_message: str | None = None,
     private: bool = False,
     token: str | None = None,
-    verbose: int = 1,
+    **options: Any,
 ) -> str:
-    """Evaluate an agent, record it, and put it on the Hub with a model card, all in one commit.
+    """Evaluate an agent, record it, and push it to the Hub with a model card, in one commit.
 
-    A repository that exists is updated: files of an earlier push that this one does not have are removed, all others stay.
-    The arguments up to ``include_optimizer`` are those of :func:`~sb3_ano.hub.packaging.package`, and
+    An existing repository is updated: files of an earlier push that this one does not have are removed, all others stay.
 
-    :param repo_id: ``"user/name"``; the repository is made if it is not there
-    :param commit_message: None says what was pushed
+    :param model: agent
+    :param repo_id: repository, ``"user/name"``, which is created if it does not exist
+    :param env: as for :func:`package`
+    :param commit_message: message of the commit; None names the algorithm
     :param private: whether a new repository is private
-    :param token: of the Hub; None takes the one of ``hf auth login`` or of the variable ``HF_TOKEN``
-    :return: the address of the agent's page
-    :raises HubError: if the Hub, the connection or the disk refuses; nothing is left half done
-    :raises TypeError: if the model is not an ANO, SPO or PAPO
-    :raises ValueError: as for ``package``
+    :param token: token of the Hub; None takes the one of ``hf auth login`` or of the variable ``HF_TOKEN``
+    :param options: the other arguments of :func:`package`, from ``env_id`` to ``verbose``
+    :return: address of the agent's page
+    :raises HubError: if the Hub, the connection or the disk fails; the repository is then as it was, or new and empty
+    :raises TypeError: if the model is not an ANO, SPO or PAPO, or an option is unknown
+    :raises ValueError: as for :func:`package`
     """
     require_algorithm(model)
-    require_repo_id(repo_id)
-    with explained(f"push to {repo_id}"):
-        HfApi(token=token).whoami()  # before minutes go into evaluation and video
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = package(
-                model, Path(temporary) / "agent", repo_id, env,
-                env_id=env_id, env_kwargs=env_kwargs, n_eval_episodes=n_eval_episodes, deterministic=deterministic, seed=seed,
-                video=video, video_length=video_length, run=run, license=license, tags=tags,
-                include_optimizer=include_optimizer, verbose=verbose,
-            )  # fmt: skip
-            if verbose >= 1:
-                print(f"pushing it to {repo_id}", flush=True)
-            return push_folder(
-                folder, repo_id, commit_message=commit_message or f"{model.algorithm} agent", private=private, token=token
-            )
+    repository.check_repo_id(repo_id)
+    with repository.explained(f"push to {repo_id}"), tempfile.TemporaryDirectory() as temporary:
+        HfApi(token=token).whoami()  # before minutes are spent on evaluation and video
+        folder = package(model, Path(temporary) / "agent", repo_id, env, **options)
+        _say(options.get("verbose", 1), f"pushing it to {repo_id}")
+        message = commit_message or f"{model.algorithm} agent"
+        return push_folder(folder, repo_id, commit_message=message, private=private, token=token)
 
 
 def push_folder(
@@ -84,45 +210,34 @@ def push_folder(
     private: bool = False,
     token: str | None = None,
 ) -> str:
-    """Put a folder that :func:`~sb3_ano.hub.packaging.package` made on the Hub, in one commit.
+    """Push a directory that :func:`package` wrote to the Hub, in one commit.
 
-    :param folder: the folder
-    :param repo_id: ``"user/name"``; the repository is made if it is not there
-    :param commit_message: what was done
+    :param folder: the directory
+    :param repo_id: repository, ``"user/name"``, which is created if it does not exist
+    :param commit_message: message of the commit
     :param private: whether a new repository is private
-    :param token: as for :func:`push_to_hub`
-    :return: the address of the agent's page
-    :raises HubError: if the Hub, the connection or the disk refuses; the repository is then as it was, or new and empty
-    :raises ValueError: if the folder holds no model card
+    :param token: token of the Hub; None takes the one of ``hf auth login`` or of the variable ``HF_TOKEN``
+    :return: address of the agent's page
+    :raises HubError: if the Hub, the connection or the disk fails; the repository is then as it was, or new and empty
+    :raises ValueError: if the directory holds no model card
     """
-    require_repo_id(repo_id)
+    repository.check_repo_id(repo_id)
     files = {path.name: path for path in sorted(Path(folder).iterdir()) if path.is_file()}
-    if CARD not in files:
-        raise ValueError(f"folder={str(folder)!r} holds no {CARD}; sb3_ano.hub.packaging.package makes a folder to push")
+    if repository.CARD not in files:
+        raise ValueError(f"folder={str(folder)!r} holds no {repository.CARD}; sb3_ano.hub.package writes a directory to push")
     api = HfApi(token=token)
-    with explained(f"push to {repo_id}"):
+    with repository.explained(f"push to {repo_id}"):
         url = api.create_repo(repo_id, private=private, exist_ok=True)
         before = api.model_info(repo_id)
-        outdated = [file.rfilename for file in before.siblings or [] if is_own(file.rfilename) and file.rfilename not in files]
-        # upload_folder would make several commits where hf_xet is installed.
+        names = [file.rfilename for file in before.siblings or []]
+        # upload_folder would make several commits if hf_xet is installed.
         api.create_commit(
             repo_id,
             [
-                *(CommitOperationDelete(name) for name in outdated),
+                *(CommitOperationDelete(name) for name in names if repository.is_own(name) and name not in files),
                 *(CommitOperationAdd(name, str(path)) for name, path in files.items()),
             ],
             commit_message=commit_message,
             parent_commit=before.sha,
         )
     return str(url)
-
-
-def require_repo_id(repo_id: str) -> None:
-    """Complain of a name that the Hub would not take.
-
-    :raises ValueError: if it is not of the form ``"user/name"``
-    """
-    with explained(f"use repo_id={repo_id!r}"):
-        validate_repo_id(repo_id)
-    if repo_id.count("/") != 1:
-        raise ValueError(f"repo_id={repo_id!r} is not allowed; allowed is 'user/name'")

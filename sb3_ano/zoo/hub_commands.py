@@ -13,9 +13,8 @@ from stable_baselines3.common.utils import set_random_seed
 
 from sb3_ano.algorithms.saving import read_saved_model
 from sb3_ano.extras import missing_extra
-from sb3_ano.hub import push_to_hub
-from sb3_ano.hub.errors import explained
-from sb3_ano.hub.zoo_run import download_run
+from sb3_ano.hub import download_run, push_to_hub
+from sb3_ano.hub.repository import explained
 from sb3_ano.zoo.folders import no_empty_folders
 
 try:

@@ -1,14 +1,13 @@
-"""Model cards: what the Hub reads, and what a stranger runs."""
+"""Packages: what the Hub reads in the card, what a stranger runs, and what is published."""
 
 import ast
 import base64
-import contextlib
-import email.message
-import importlib.metadata
 import io
 import json
+import tomllib
 import zipfile
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import gymnasium as gym
@@ -19,35 +18,34 @@ import yaml
 from huggingface_hub import ModelCard
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ano import ANO
 from sb3_ano.envs import make_vec_env
-from sb3_ano.hub import packaging
-from sb3_ano.hub.card import Agent, install_line, model_card, versions
-from sb3_ano.hub.evaluation import Evaluation, Task
+from sb3_ano.hub import RenderError, load_safe, package
+from sb3_ano.hub.card import install_line, model_card, versions
+from sb3_ano.hub.evaluation import Task
 from sb3_ano.hub.hyperparameters import hyperparameters
-from sb3_ano.hub.packaging import package
-from sb3_ano.hub.video import RenderError
 from tests.common import SMALL, pseudo_huber
 from tests.hub.own_parts import FirstTwo, OwnPolicy
 
-EVALUATION = Evaluation([9.0, 11.0, 13.0], [9, 11, 13], True, 4)
+CARTPOLE = Task("CartPole-v1", {})
+RESULTS = {"mean_reward": 11.0, "std_reward": 1.633, "n_eval_episodes": 3, "is_deterministic": True, "seed": 4}
+ROOT = Path(__file__).parents[2]
 QUICK = {"n_eval_episodes": 1, "video": False, "verbose": 0}
 
 
-CARTPOLE = Task("CartPole-v1", {})
-
-
 def card_of(model, task=CARTPOLE, **options) -> ModelCard:
-    agent = Agent(model, "somebody/agent", task, EVALUATION, False, False, **options)
-    return ModelCard(str(model_card(agent)))
+    return model_card(model, "somebody/agent", task, {**RESULTS, "episode_lengths": [9, 11, 13]}, **options)
 
 
-def small(cls=ANO, policy="MlpPolicy", **options):
-    return cls(policy, make_vec_env("CartPole-v1", 1, backend="gymnasium"), **SMALL, **options)
+def small(policy="MlpPolicy", **options):
+    return ANO(policy, make_vec_env("CartPole-v1", 1, backend="gymnasium"), **SMALL, **options)
+
+
+def code_of(card: str | Path) -> str:
+    return (card.read_text() if isinstance(card, Path) else card).split("```python\n")[1].split("\n```")[0]
 
 
 def test_the_hub_reads_numbers_and_the_words_to_search_by(cartpole):
@@ -57,69 +55,53 @@ def test_the_hub_reads_numbers_and_the_words_to_search_by(cartpole):
     assert data["license"] == "apache-2.0"
     expected = ["CartPole-v1", "deep-reinforcement-learning", "reinforcement-learning", "stable-baselines3", "sb3-ano", "ano"]
     assert data["tags"] == [*expected, "demo"]
-    (entry,) = data["model-index"]
-    (result,) = entry["results"]
+    ((result,),) = (entry["results"] for entry in data["model-index"])
     assert result["dataset"] == {"name": "CartPole-v1", "type": "CartPole-v1"}
-    metrics = {metric["type"]: metric for metric in result["metrics"]}
-    assert metrics["mean_reward"]["value"] == 11.0
-    assert metrics["std_reward"]["value"] == pytest.approx((8 / 3) ** 0.5)
-    assert metrics["mean_reward"]["args"] == {"n_eval_episodes": 3, "deterministic": True, "seed": 4}
-
-
-def test_a_license_is_only_named_if_the_author_names_one(cartpole):
-    """users U6 d"""
+    arguments = {"n_eval_episodes": 3, "deterministic": True, "seed": 4}
+    assert [(metric["type"], metric["value"], metric["args"]) for metric in result["metrics"]] == [
+        ("mean_reward", 11.0, arguments),
+        ("std_reward", 1.633, arguments),
+    ]
+    # users U6 d: the license is only named if the author names one.
     assert "licen" not in str(card_of(cartpole)).lower()
 
 
 def test_the_page_says_how_the_agent_was_judged_and_trained(cartpole):
     text = card_of(cartpole).text
-    assert "| 11.00 | 1.63 | 3 | 11.0 | deterministic | 4 |" in text
-    assert "- algorithm: ANO, 2,048 steps, 2 environment(s)" in text
-    assert "- seed: 0" in text
-    assert f"torch {torch.__version__.split('+')[0]}" in text
-    assert "zhang2026ano" in text
-    assert "raffin2021stable" in text
+    for part in (
+        "| 11.00 | 1.63 | 3 | 11.0 | deterministic | 4 |",
+        "- algorithm: ANO, 2,048 steps, 2 environment(s)",
+        "- seed: 0",
+        f"torch {metadata.version('torch')}",
+        "zhang2026ano",
+        "raffin2021stable",
+        "docs/algorithms.md",
+        "pickles: loading it runs whatever code",
+    ):
+        assert part in text
     settings = json.loads(text.split("```json\n")[1].split("```")[0])
-    assert settings["n_steps"] == SMALL["n_steps"]
-    assert settings["clip_range"] == 0.2
-    assert settings["policy_kwargs"] == {"net_arch": [16]}
-    assert settings["shaping"] == "ano"
-    assert "docs/algorithms.md" in text
-    assert "pickles: loading it runs whatever code its author put in" in text
+    assert settings == json.loads(json.dumps(hyperparameters(cartpole)))
+    assert (settings["n_steps"], settings["policy_kwargs"]) == (SMALL["n_steps"], {"net_arch": [16]})
 
 
 @pytest.mark.parametrize(
-    ("task", "extras"),
+    ("task", "extras", "packages"),
     [
-        (Task("CartPole-v1", {}), "hub"),
-        (Task("HalfCheetah-v5", {}), "hub,mujoco"),
-        (Task("PongNoFrameskip-v4", {}), "hub,atari"),
-        (Task("Pong-v5", {}), "hub,atari"),
-        (Task("LunarLander-v3", {}), "hub,zoo"),
-        (Task("FrozenLake-v1", {}, backend="envpool"), "hub,envpool"),
+        (CARTPOLE, "hub", []),
+        (Task("HalfCheetah-v5", {}), "hub,mujoco", ["mujoco"]),
+        (Task("PongNoFrameskip-v4", {}), "hub,atari", ["ale-py"]),
+        (Task("Pong-v5", {}), "hub,atari", ["ale-py"]),
+        (Task("LunarLander-v3", {}), "hub,zoo", ["box2d"]),
+        (Task("FrozenLake-v1", {}, backend="envpool"), "hub,envpool", ["envpool"]),
     ],
 )
-def test_the_install_line_brings_the_package_and_the_environment(task, extras, monkeypatch):
-    """users U5"""
-    metadata = email.message.Message()
-    metadata["Project-URL"] = "Documentation, https://example.org/docs"
-    metadata["Project-URL"] = "Repository, https://example.org/code"
-    monkeypatch.setattr(importlib.metadata, "metadata", lambda name: {"sb3-ano": metadata}[name])
-    assert install_line(task) == f'pip install "sb3-ano[{extras}] @ git+https://example.org/code"'
-
-
-def test_versions_are_those_of_what_the_agent_needs():
-    """users U6 e"""
+def test_the_requirements_are_those_of_the_package_and_the_environment(task, extras, packages):
+    """users U5, U6 e: the first command of the card failed; the versions of all packages were listed."""
+    repository = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    assert install_line(task) == f'pip install "sb3-ano[{extras}] @ git+{repository}"'
+    installed = {distribution.name.lower() for distribution in metadata.distributions()}
     common = {"python", "sb3-ano", "stable-baselines3", "torch", "gymnasium", "numpy"}
-    assert set(versions(CARTPOLE)) == common
-    for name, task in (("mujoco", Task("Ant-v5", {})), ("envpool", Task("CartPole-v1", {}, backend="envpool"))):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            expected = importlib.metadata.version(name)
-            assert {key: version for key, version in versions(task).items() if key not in common} == {name: expected}
-
-
-def code_of(text: str) -> str:
-    return text.split("```python\n")[1].split("\n```")[0]
+    assert set(versions(task)) == common | (set(packages) & installed)
 
 
 def test_no_name_writes_code_or_markdown_into_the_card(cartpole, tmp_path):
@@ -135,113 +117,69 @@ def test_no_name_writes_code_or_markdown_into_the_card(cartpole, tmp_path):
         assert text.count("\n```") == 8, "two fences for each of four blocks"
 
 
-def run_snippet(folder, monkeypatch, supplied: str | None = None) -> tuple[str, dict]:
-    """Run a card's Python with the agent taken from the folder instead of the Hub, and the reader's own parts filled in."""
-    from sb3_ano.hub.safe_format import load_safe
-
-    code = code_of(ModelCard.load(folder / "README.md").text)
-    monkeypatch.setattr(
-        "sb3_ano.hub.pull.load_from_hub", lambda repo_id, env=None, **options: load_safe(folder, env, **options)
-    )
-    names: dict = {}
-    exec(code if supplied is None else code.replace("=...", supplied), names)
-    return code, names
-
-
-@pytest.mark.filterwarnings("ignore:stored by name only|shaping=.* is stored by name only:UserWarning")
-@pytest.mark.parametrize(
-    ("options", "supplied", "remark"),
-    [
-        (
-            {"shaping": pseudo_huber},
-            "=__import__('tests.common').common.pseudo_huber",
-            "`shaping=`: `tests.common:pseudo_huber`",
-        ),
-        (
-            {"shaping": ("ano", pseudo_huber)},
-            "=('ano', __import__('tests.common').common.pseudo_huber)",
-            "`shaping=`: `ano, tests.common:pseudo_huber`",
-        ),
-        (
-            {"policy": OwnPolicy},
-            "={'policy': __import__('tests.hub.own_parts').hub.own_parts.OwnPolicy}",
-            "`custom_objects=`: `{'policy': tests.hub.own_parts:OwnPolicy}`",
-        ),
-    ],
-)
-def test_the_card_names_what_is_the_authors_own(options, supplied, remark, tmp_path, monkeypatch, capsys):
-    folder = package(small(**options), tmp_path / "agent", "somebody/agent", **QUICK)
-    _, names = run_snippet(folder, monkeypatch, supplied)
-    assert f"- {remark}\n" in (folder / "README.md").read_text()
-    mean = json.loads((folder / "results.json").read_text())["mean_reward"]
-    assert capsys.readouterr().out.startswith(f"{mean:.2f}")
-    assert isinstance(names["model"].policy, options.get("policy", ActorCriticPolicy))
+def run_snippet(folder, monkeypatch, supplied: str = "", env=None) -> dict:
+    """Run a card's Python with the agent taken from the directory instead of the Hub, and the reader's parts filled in."""
+    code = code_of(folder / "README.md").replace("env=env", f"env=env{supplied}").replace("env = ...", "env = given")
+    monkeypatch.setattr("sb3_ano.hub.load_from_hub", lambda repo_id, env, **options: load_safe(folder, env, **options))
+    names: dict = {"given": env, "pseudo_huber": pseudo_huber, "OwnPolicy": OwnPolicy}
+    exec(code, names)
+    assert names["mean"] == pytest.approx(json.loads((folder / "results.json").read_text())["mean_reward"])
+    return names
 
 
 @pytest.mark.filterwarnings(
     "ignore:.*(stored by name only|cannot be imported|goes on with another one|holds the code):UserWarning"
 )
-def test_a_shape_without_a_name_and_a_schedule_do_not_matter_for_acting(tmp_path, monkeypatch):
-    model = small(shaping=lambda x: x - x * x, learning_rate=lambda progress: 1e-3 * progress)
-    folder = package(model, tmp_path / "agent", "somebody/agent", **QUICK)
-    code, names = run_snippet(folder, monkeypatch, "='ano'")
-    assert ", shaping=...)" in code
-    assert 'or any other, such as `"ano"`' in (folder / "README.md").read_text()
-    assert names["mean"] == json.loads((folder / "results.json").read_text())["mean_reward"]
+@pytest.mark.parametrize(
+    ("options", "supplied", "remark"),
+    [
+        ({"shaping": pseudo_huber}, ", shaping=pseudo_huber", "`shaping=`: `tests.common:pseudo_huber`"),
+        (
+            {"shaping": ("ano", pseudo_huber)},
+            ", shaping=('ano', pseudo_huber)",
+            "`shaping=`: `ano, tests.common:pseudo_huber`",
+        ),
+        # Neither a shape without a name nor a schedule matters for acting.
+        (
+            {"shaping": lambda x: x - x * x, "learning_rate": lambda progress: 1e-3},
+            ", shaping='ano'",
+            f"`shaping=`: `{__name__}:<lambda>`",
+        ),
+        (
+            {"policy": OwnPolicy},
+            ", custom_objects={'policy': OwnPolicy}",
+            "`custom_objects=`: `{'policy': 'tests.hub.own_parts:OwnPolicy'}`",
+        ),
+    ],
+)
+def test_the_card_names_what_only_the_author_has(options, supplied, remark, tmp_path, monkeypatch):
+    folder = package(small(**options), tmp_path / "agent", "somebody/agent", **QUICK)
+    assert f"- {remark}" in (folder / "README.md").read_text()
+    model = run_snippet(folder, monkeypatch, supplied)["model"]
+    assert isinstance(model.policy, options.get("policy", object))
 
 
-def test_an_environment_that_needs_more_than_its_id_is_left_to_the_reader(tmp_path, monkeypatch, capsys):
-    env = FirstTwo(gym.make("Pendulum-v1"))
-    model = ANO("MlpPolicy", env, **SMALL)
+def test_an_environment_that_needs_more_than_its_id_is_left_to_the_reader(tmp_path, monkeypatch):
+    model = ANO("MlpPolicy", FirstTwo(gym.make("Pendulum-v1")), **SMALL)
     with pytest.raises(ValueError, match="'Pendulum-v1' is not what the model was trained in.*pass it as env="):
         package(model, tmp_path / "agent", "somebody/agent", **QUICK)
     assert not list(tmp_path.iterdir())
-    folder = package(model, tmp_path / "agent", "somebody/agent", env, **QUICK)
-    code, _ = run_snippet(folder, monkeypatch)
-    assert "make_vec_env" not in code
+    folder = package(model, tmp_path / "agent", "somebody/agent", FirstTwo(gym.make("Pendulum-v1")), **QUICK)
     assert "The agent's environment is `Pendulum-v1` with `FirstTwo`." in (folder / "README.md").read_text()
-    assert capsys.readouterr().out.startswith("[")
+    env = make_vec_env("Pendulum-v1", wrapper_class=FirstTwo, seed=0, backend="gymnasium")
+    run_snippet(folder, monkeypatch, env=env)
 
 
-def test_settings_of_the_task_are_part_of_the_snippet(tmp_path, monkeypatch):
-    model = ANO("MlpPolicy", gym.make("Pendulum-v1", g=2.0), **SMALL)
-    folder = package(model, tmp_path / "agent", "somebody/agent", **QUICK)
-    code, names = run_snippet(folder, monkeypatch)
-    assert "env_kwargs={'g': 2.0}" in code
-    assert names["env"].get_attr("g") == [2.0]
+def test_settings_and_the_package_of_the_environment_are_part_of_the_snippet(tmp_path, monkeypatch):
+    folder = package(ANO("MlpPolicy", gym.make("Pendulum-v1", g=2.0), **SMALL), tmp_path / "agent", "somebody/agent", **QUICK)
+    assert run_snippet(folder, monkeypatch)["env"].get_attr("g") == [2.0]
     assert yaml.safe_load((folder / "env_kwargs.yml").read_text()) == {"g": 2.0}
-
-
-def test_an_environment_of_another_package_is_imported_first(tmp_path, monkeypatch):
     gym.register("Elsewhere-v0", entry_point="tests.hub.own_parts:RegisteredElsewhere")
     try:
-        model = ANO("MlpPolicy", gym.make("Elsewhere-v0"), **SMALL)
-        folder = package(model, tmp_path / "agent", "somebody/agent", **QUICK)
-        assert "import tests  # registers the environment" in run_snippet(folder, monkeypatch)[0]
+        text = card_of(small(), Task("Elsewhere-v0", {})).text
+        assert code_of(text).startswith("import tests  # registers the environment\nfrom stable_baselines3")
     finally:
         del gym.registry["Elsewhere-v0"]
-
-
-def test_the_training_curve_and_the_logs_come_from_the_run(tmp_path):
-    """safety H6: every CSV file of the run was published, and the zoo's args.yml with the paths in it."""
-    run = tmp_path / "run"
-    env = make_vec_env("CartPole-v1", 2, backend="gymnasium", monitor_dir=run)
-    model = ANO("MlpPolicy", env, **SMALL).learn(256)
-    env.close()
-    np.savez(run / "evaluations.npz", results=[1.0])
-    for name in ("progress.csv", "private_notes.csv", "other.npz"):
-        (run / name).write_text("a,b\n1,2\n")
-    (run / "CartPole-v1").mkdir()
-    (run / "CartPole-v1" / "config.yml").write_text("policy: MlpPolicy\nnormalize: false\n")
-    (run / "CartPole-v1" / "args.yml").write_text("log_folder: /home/author/logs\n")
-    folder = package(model, tmp_path / "agent", "somebody/agent", run=run, **QUICK)
-    assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
-    assert "![Returns of the training episodes](./learning_curve.png)" in (folder / "README.md").read_text()
-    assert (folder / "config.yml").read_text() == "policy: MlpPolicy\nnormalize: false\n"
-    arguments = yaml.safe_load((folder / "args.yml").read_text())
-    assert arguments == {"algo": "ano", "env": "CartPole-v1", "env_kwargs": {}, "n_timesteps": 256, "seed": 0}
-    logs = ["0.monitor.csv", "1.monitor.csv", "evaluations.npz", "progress.csv"]
-    assert zipfile.ZipFile(folder / "train_eval_metrics.zip").namelist() == logs
 
 
 def contents(name: str, data: bytes) -> Iterator[tuple[str, bytes]]:
@@ -257,29 +195,41 @@ def contents(name: str, data: bytes) -> Iterator[tuple[str, bytes]]:
                 yield f"{name}:{key}", base64.b64decode(value[":serialized:"])
 
 
-def test_nothing_of_the_authors_machine_is_published(tmp_path, monkeypatch):
-    """users U4, safety H6: every byte of every file, of zip entries and of pickles."""
+def test_the_run_is_published_without_anything_of_the_authors_machine(tmp_path, monkeypatch):
+    """users U4, safety H6: every byte of every file, of zip entries and of pickles; every CSV file was published."""
     home = tmp_path / "alice_q7x"
+    run = home / "run"
     for name in ("HOME", "USER", "LOGNAME", "USERNAME"):
         monkeypatch.setenv(name, str(home) if name == "HOME" else "alice_q7x")
     for function in ("platform.node", "socket.gethostname"):
         monkeypatch.setattr(function, lambda: "host_q7x")
-    env = make_vec_env("CartPole-v1", 2, backend="gymnasium", monitor_dir=home / "run")
+    env = make_vec_env("CartPole-v1", 2, backend="gymnasium", monitor_dir=run)
     model = ANO("MlpPolicy", VecNormalize(env), policy_kwargs={"net_arch": [8], "activation_fn": torch.nn.ReLU}, **SMALL)
-    model.set_logger(configure(str(home / "run"), ["csv"]))
+    model.set_logger(configure(str(run), ["csv"]))
     model.learn(256)
     model.logger.close()
     model.tensorboard_log = str(home / "tensorboard")
     env.close()
-    (home / "run" / "CartPole-v1").mkdir()
-    (home / "run" / "CartPole-v1" / "args.yml").write_text(f"tensorboard_log: {home}\n")
+    np.savez(run / "evaluations.npz", results=[1.0])
+    for name in ("private_notes.csv", "other.npz"):
+        (run / name).write_text(f"a,b\n1,{home}\n")
+    (run / "CartPole-v1").mkdir()
+    (run / "CartPole-v1" / "config.yml").write_text("policy: MlpPolicy\nnormalize: false\n")
+    (run / "CartPole-v1" / "args.yml").write_text(f"tensorboard_log: {home}\n")
     options = {"n_eval_episodes": 1, "video_length": 3, "verbose": 0, "include_optimizer": True}
-    folder = package(model, tmp_path / "agent", "somebody/agent", run=home / "run", **options)
+    folder = package(model, tmp_path / "agent", "somebody/agent", run=run, **options)
     assert model.tensorboard_log == str(home / "tensorboard"), "the author's model was changed"
     searched = [part for path in folder.iterdir() for part in contents(path.name, path.read_bytes())]
     assert {"ano-CartPole-v1.zip!data:policy_class", "vec_normalize.pkl"} <= {name for name, _ in searched}
-    private = [b"q7x", str(tmp_path).encode(), str(Path(__file__).parents[2]).encode(), str(Path.cwd()).encode()]
+    private = [b"q7x", str(tmp_path).encode(), str(ROOT).encode(), str(Path.cwd()).encode()]
     assert not [name for name, data in searched if any(text in data for text in private)]
+    assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "![Returns of the training episodes](./learning_curve.png)" in (folder / "README.md").read_text()
+    assert (folder / "config.yml").read_text() == "policy: MlpPolicy\nnormalize: false\n"
+    arguments = yaml.safe_load((folder / "args.yml").read_text())
+    assert arguments == {"algo": "ano", "env": "CartPole-v1", "env_kwargs": {}, "n_timesteps": 256, "seed": 0}
+    logs = ["0.monitor.csv", "1.monitor.csv", "evaluations.npz", "progress.csv"]
+    assert zipfile.ZipFile(folder / "train_eval_metrics.zip").namelist() == logs
 
 
 @pytest.mark.filterwarnings("ignore:stored by name only:UserWarning")
@@ -288,13 +238,12 @@ def test_code_that_is_published_is_named(tmp_path):
     names = {"__name__": "__main__"}
     exec("KEY = 3e-4\ndef schedule(progress): return KEY * progress", names)
     model = small(learning_rate=names["schedule"], policy_kwargs={"activation_fn": torch.nn.ReLU})
-    with pytest.warns(UserWarning, match="^ano-CartPole-v1.zip holds the code of __main__:schedule, the path of its file"):
+    with pytest.warns(UserWarning, match="^ano-CartPole-v1.zip holds the code of learning_rate, .*the path of its file"):
         package(model, tmp_path / "agent", "somebody/agent", **QUICK)
 
 
-def test_without_pictures_the_push_goes_on_unless_a_video_was_asked_for(tmp_path, capsys):
-    model = small()
-    blind = Monitor(gym.make("CartPole-v1"))
+def test_without_frames_the_push_continues_unless_a_video_was_asked_for(tmp_path, capsys):
+    model, blind = small(), Monitor(gym.make("CartPole-v1"))
     folder = package(model, tmp_path / "agent", "somebody/agent", blind, n_eval_episodes=1, verbose=0)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("no video: the environment does not render: its render_mode is None")
@@ -304,34 +253,30 @@ def test_without_pictures_the_push_goes_on_unless_a_video_was_asked_for(tmp_path
     assert {path.name for path in tmp_path.iterdir()} == {"agent"}
 
 
-def test_an_agent_that_comes_back_as_another_is_not_packed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("format", ["safe format", "ano-CartPole-v1.zip"])
+def test_an_agent_that_comes_back_as_another_is_not_packed(format, tmp_path, monkeypatch):
     model, other = small(), small()
     with torch.no_grad():
         other.policy.action_net.bias += torch.tensor([50.0, -50.0])
         model.policy.action_net.bias -= torch.tensor([50.0, -50.0])
-    monkeypatch.setattr(packaging, "load_safe", lambda *args, **options: other)
-    with pytest.raises(ValueError, match="does not act as before once it is loaded from its safe format"):
+    loader = "sb3_ano.hub.evaluation.load_safe" if format == "safe format" else "sb3_ano.ANO.load"
+    monkeypatch.setattr(loader, lambda *args, **options: other)
+    with pytest.raises(ValueError, match=f"does not act as before once it is loaded from its {format}"):
         package(model, tmp_path / "agent", "somebody/agent", **QUICK)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_in_which_no_episode_has_ended_has_no_curve(tmp_path, cartpole):
+def test_only_its_own_directories_are_replaced(cartpole, tmp_path):
     run = tmp_path / "run"
     make_vec_env("CartPole-v1", 1, backend="gymnasium", monitor_dir=run).close()
     folder = package(cartpole, tmp_path / "agent", "somebody/agent", run=run, **QUICK)
-    assert list(run.glob("*monitor.csv"))
-    assert not (folder / "learning_curve.png").exists()
-    assert "learning_curve.png" not in (folder / "README.md").read_text()
-
-
-def test_only_its_own_folders_are_replaced(cartpole, tmp_path):
-    folder = package(cartpole, tmp_path / "agent", "somebody/agent", **QUICK)
+    assert not (folder / "learning_curve.png").exists(), "no episode of the run has ended"
     package(cartpole, folder, "somebody/renamed", **QUICK)
     assert "somebody/renamed" in (folder / "README.md").read_text()
     (folder / "thesis.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="thesis.txt"):
         package(cartpole, folder, "somebody/agent", **QUICK)
-    with pytest.raises(ValueError, match="run=.* is no folder"):
+    with pytest.raises(ValueError, match="run=.* is not a directory"):
         package(cartpole, tmp_path / "new", "somebody/agent", run=tmp_path / "nowhere", **QUICK)
 
 

@@ -59,14 +59,14 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path):
 def test_a_failure_leaves_the_previous_agent(tmp_path, monkeypatch):
     model = trained(SPO)
     save_safe(model, tmp_path / "agent")
-    rename = os.rename
+    replace = os.replace
 
     def failing(source, target, **options):
-        if str(target) == str(tmp_path / "agent") and not str(source).endswith(".old"):
+        if str(target) == str(tmp_path / "agent") and not str(source).endswith("old"):
             raise OSError(5, "Input/output error")
-        rename(source, target, **options)
+        replace(source, target, **options)
 
-    monkeypatch.setattr(os, "rename", failing)
+    monkeypatch.setattr(os, "replace", failing)
     with pytest.raises(OSError, match="Input/output error"):
         save_safe(trained(ANO), tmp_path / "agent")
     monkeypatch.undo()

@@ -12,12 +12,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ano import ANO
 from sb3_ano.envs import make_vec_env
-from sb3_ano.hub.push import push_to_hub
-from sb3_ano.hub.zoo_run import download_run
-from tests.hub.hub_server import uploads_warn
+from sb3_ano.hub import download_run, push_to_hub
 from tests.hub.test_push_and_load import observations
-
-pytestmark = uploads_warn
 
 
 @pytest.fixture

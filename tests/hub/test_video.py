@@ -1,5 +1,6 @@
 """Replay videos: what a decoder reads back is what the environment drew."""
 
+import io
 import os
 import re
 import subprocess
@@ -40,8 +41,18 @@ def drawn(model, env, length, seed) -> np.ndarray:
     return np.stack(pictures)
 
 
-def test_every_frame_is_what_the_environment_drew(cartpole, tmp_path):
-    path = record(cartpole, make_vec_env("CartPole-v1", 1, backend="gymnasium"), tmp_path / "replay.mp4", 70, seed=3)
+def with_env(model, env):
+    """The agent with other environments, loaded so that the original stays as it is."""
+    stream = io.BytesIO()
+    model.save(stream)
+    stream.seek(0)
+    return type(model).load(stream, env=env)
+
+
+def test_the_video_shows_every_frame_at_the_environments_speed_and_plays_in_browsers(cartpole, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))  # no ffmpeg on the path is needed
+    env = make_vec_env("CartPole-v1", 2, backend="gymnasium")
+    path = record(with_env(cartpole, env), tmp_path / "replay.mp4", 70, seed=3)
     frames = decoded(path)
     expected = drawn(cartpole, gym.make("CartPole-v1", render_mode="rgb_array"), 70, seed=3)
     assert frames.shape == expected.shape == (70, 400, 600, 3)
@@ -49,26 +60,17 @@ def test_every_frame_is_what_the_environment_drew(cartpole, tmp_path):
     errors = [[np.abs(frame.astype(float) - other).mean() for other in expected[::10]] for frame in frames[::10]]
     assert np.argmin(errors, axis=1).tolist() == list(range(7))
     assert np.diag(errors).max() < 1.0
-
-
-def test_the_video_runs_at_the_environments_speed_and_plays_in_browsers(cartpole, tmp_path):
-    path = record(cartpole, make_vec_env("CartPole-v1", 1, backend="gymnasium"), tmp_path / "replay.mp4", 25)
     about = ffmpeg(path).stderr.decode()
     assert re.search(r"Video: h264 .*yuv420p.* 50 fps", about), about
     content = path.read_bytes()
     assert content.index(b"moov") < content.index(b"mdat"), "a browser would have to load all of it before it plays"
 
 
-def test_no_ffmpeg_on_the_path_is_needed(cartpole, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert len(decoded(record(cartpole, make_vec_env("CartPole-v1", 1, backend="gymnasium"), tmp_path / "replay.mp4", 3))) == 3
-
-
 @needs_atari
-def test_atari_is_shown_in_colour_though_the_agent_sees_grey(tmp_path):
+def test_atari_is_shown_in_color_though_the_agent_sees_gray(tmp_path):
     env = make_vec_env("PongNoFrameskip-v4", 1, backend="gymnasium", env_kwargs={"render_mode": "rgb_array"})
     model = ANO("CnnPolicy", env, policy_kwargs={"features_extractor_kwargs": {"features_dim": 8}}, **SMALL)
-    frames = decoded(record(model, env, tmp_path / "replay.mp4", 5))
+    frames = decoded(record(model, tmp_path / "replay.mp4", 5))
     assert frames.shape == (5, 210, 160, 3)
     assert np.ptp(frames.astype(int), axis=-1).max() > 50
 
@@ -83,7 +85,7 @@ def test_mujoco_renders_without_a_display_and_without_settings(tmp_path):
         "from sb3_ano.hub.video import RenderError, record\n"
         "env = make_vec_env('InvertedPendulum-v5', 1, backend='gymnasium')\n"
         "model = ANO('MlpPolicy', env, n_steps=8, batch_size=8)\n"
-        "try:\n    record(model, env, sys.argv[1], 4)\n"
+        "try:\n    record(model, sys.argv[1], 4)\n"
         "except RenderError as error:\n    sys.exit(f'RenderError: {error}')\n"
     )
     hidden = ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL", "PYOPENGL_PLATFORM")
@@ -95,23 +97,32 @@ def test_mujoco_renders_without_a_display_and_without_settings(tmp_path):
     assert run.returncode == 0, run.stderr
     frames = decoded(path)
     assert frames.shape == (4, 480, 480, 3)
-    assert frames.std() > 5, "the pictures are empty"
+    assert frames.std() > 5, "the frames are empty"
 
 
-class _Broken(gym.Wrapper):
+class Breaks(gym.Wrapper):
+    """Render two frames."""
+
+    frames = 2
+
     def render(self):
-        raise OSError("no graphics\nlibrary")
+        self.frames -= 1
+        if self.frames < 0:
+            raise OSError("no graphics\nlibrary")
+        return super().render()
 
 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
         (lambda: gym.make("CartPole-v1"), "render_mode is None"),
-        (lambda: _Broken(gym.make("CartPole-v1", render_mode="rgb_array")), "OSError: no graphics library.*MUJOCO_GL=egl"),
+        (lambda: Breaks(gym.make("CartPole-v1", render_mode="rgb_array")), "OSError: no graphics library.*MUJOCO_GL=egl"),
     ],
 )
-def test_an_environment_without_pictures_says_why_and_leaves_nothing(cartpole, tmp_path, make, reason):
+def test_an_environment_without_frames_says_why_and_leaves_nothing(cartpole, tmp_path, make, reason):
     with pytest.raises(RenderError, match=reason) as caught:
-        record(cartpole, DummyVecEnv([make]), tmp_path / "replay.mp4", 5)
+        record(with_env(cartpole, DummyVecEnv([make])), tmp_path / "replay.mp4", 5)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="length=0 is not allowed"):
+        record(cartpole, tmp_path / "replay.mp4", 0)

@@ -19,10 +19,8 @@ from sb3_ano import SPO
 from sb3_ano.algorithms.saving import read_saved_model
 from sb3_ano.zoo.cli import main
 from tests.common import parameters
-from tests.hub.hub_server import USER, uploads_warn
+from tests.hub.hub_server import USER
 from tests.zoo.zoo_hub import running_zoo_hub
-
-pytestmark = uploads_warn
 
 ENV = "Pendulum-v1"
 TRAINING = "-n 256 --eval-freq -1 --seed 1 -params n_envs:2 n_steps:16 batch_size:32 normalize:True"
@@ -180,7 +178,7 @@ def test_a_repository_that_is_not_there_is_one_clear_line(algo, options, hub_and
     _, zoo = hub_and_zoo
     failed = zoo.run("load_from_hub", algo, f"-f nothing -orga {USER} -name nothing {options}")
     assert failed.status == 2
-    assert "there is no such repository" in failed.stderr
+    assert "Repository Not Found" in failed.stderr
     assert failed.stderr.count("\n") == 1
     assert not (zoo.folder / "nothing").exists()
 

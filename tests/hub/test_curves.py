@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from stable_baselines3.common.monitor import Monitor
 
-from sb3_ano.zoo.curves import plot_learning_curve, read_returns
+from sb3_ano.hub.curves import plot_learning_curve, read_returns
 
 
 @pytest.fixture
 def run(tmp_path):
-    """A folder with the monitor file of 30 random episodes, and their returns."""
+    """A directory with the monitor file of 30 random episodes, and their returns."""
     env = Monitor(gym.make("CartPole-v1"), str(tmp_path / "0"))
     env.action_space.seed(0)
     for seed in range(30):
@@ -29,9 +29,9 @@ def test_returns_are_those_of_the_monitor(run):
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])
-def test_a_picture_is_written(run, ending, tmp_path):
-    picture = plot_learning_curve(run[0], tmp_path / "pictures" / f"curve.{ending}", "CartPole")
-    start = picture.read_bytes()[:100]
+def test_a_figure_is_written(run, ending, tmp_path):
+    figure = plot_learning_curve(run[0], tmp_path / "figures" / f"curve.{ending}", "CartPole")
+    start = figure.read_bytes()[:100]
     assert start.startswith(b"\x89PNG") if ending == "png" else b"<?xml" in start
 
 
@@ -56,7 +56,7 @@ def test_a_damaged_monitor_file_is_one_clear_line(change, run):
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_without_a_finished_episode_is_named(tmp_path):
+def test_a_directory_without_a_finished_episode_is_named(tmp_path):
     with pytest.raises(ValueError, match="holds no monitor files"):
         read_returns(tmp_path)
     Monitor(gym.make("CartPole-v1"), str(tmp_path / "0")).close()
