@@ -1,8 +1,6 @@
 """GRPO with a shaping function: TRL's trainer with another objective of the ratio."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -105,25 +103,20 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
             )
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        self._loss_inputs = dict(inputs)  # a copy, because TRL reads the originals again in the next iteration
+        inputs = self._loss_inputs = dict(inputs)  # a copy, because TRL reads the originals again in the next iteration
+        beta, self.beta = self.beta, 0.0 if self._kl_in_reward else self.beta  # TRL adds beta * KL to the loss
         try:
-            with self._without_kl_in_loss():
-                loss = super()._compute_loss(model, self._loss_inputs)
+            loss = super()._compute_loss(model, inputs)
         finally:
-            self._loss_inputs = None
+            self._loss_inputs, self.beta = None, beta
         if self._replaces_clip:
+            if not inputs.get("is_shaped"):
+                raise RuntimeError(
+                    "the loss has not asked for log-probabilities, so that no shape acts; is this TRL's own loss?"
+                )
             for name in [name for name in self._mode_metrics() if name.startswith("clip_ratio/")]:
                 del self._mode_metrics()[name]  # TRL's clip has only seen a ratio of 1
         return loss
-
-    @contextmanager
-    def _without_kl_in_loss(self) -> Iterator[None]:
-        beta = self.beta
-        self.beta = 0.0 if self._kl_in_reward else beta
-        try:
-            yield
-        finally:
-            self.beta = beta
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **keywords: Any) -> Any:
         result = super()._get_per_token_logps_and_entropies(*arguments, **keywords)
@@ -157,7 +150,7 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
         radii = {"eps_low": self.epsilon_low, "eps_high": self.epsilon_high}
         inputs["advantages"] = surrogate(log_ratio, advantages, self.shape, **radii)
         # Not detached: the gradients through both then cancel, and the objective's own gradient remains.
-        inputs["old_per_token_logps"] = logps
+        inputs.update(old_per_token_logps=logps, is_shaped=True)
 
     def _mode_metrics(self) -> dict[str, list[float]]:
         return self._metrics["train" if self.model.training else "eval"]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from peft import LoraConfig
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 
 from sb3_ano.llm import GANOConfig, GANOTrainer, ShapedGRPOConfig, ShapedGRPOTrainer
 from sb3_ano.llm.config import LOSS_TYPES
@@ -155,6 +155,14 @@ def test_a_shape_that_cannot_act_is_warned_about(settings, tmp_path):
     with pytest.warns(UserWarning, match="shaping='ano' cannot act: each completion is used for one update only"):
         shaped(tmp_path, "ano", **settings)
     shaped(tmp_path, "ppo", **settings)  # which loses nothing
+
+
+def test_a_loss_that_no_shape_has_acted_on_is_an_error(tmp_path, monkeypatch):
+    ours = shaped(tmp_path, "ano")
+    inputs = rollout(ours)
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda self, model, inputs: inputs["advantages"].mean())
+    with pytest.raises(RuntimeError, match="so that no shape acts"):
+        loss(ours, inputs)
 
 
 def test_settings_of_another_trainer_are_rejected(tmp_path):
