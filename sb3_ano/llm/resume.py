@@ -1,36 +1,33 @@
-"""Going on from a checkpoint: which one is complete, all of its parameters, and the completions that were still in use."""
+"""Resumption from checkpoints: complete ones, all of their parameters, and the completions in use."""
 
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-
-from sb3_ano.extras import missing_extra
-
-try:
-    from safetensors import safe_open
-    from transformers import PreTrainedModel
-    from transformers.trainer import TRAINER_STATE_NAME
-    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-    from trl.trainer.utils import RepeatSampler
-except ImportError as error:
-    raise missing_extra("llm", error.name or "transformers") from error
+from safetensors import safe_open
+from transformers import PreTrainedModel
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl.trainer.utils import RepeatSampler
 
 
-def last_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint in ``folder`` that was written to its end, or None.
+def last_checkpoint(directory: Path) -> Path | None:
+    """Return the newest complete checkpoint, or None.
 
-    The trainer's state is written last, so that a checkpoint without it, or with half of it, was interrupted.
+    The trainer's state is written last, so a checkpoint without a readable state was interrupted.
+
+    :param directory: output directory of a training
     """
-    found = []
-    for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+    complete = []
+    for path in directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
         number = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.name)
         if number and _is_complete(path):
-            found.append((int(number[1]), path))
-    return max(found)[1] if found else None
+            complete.append((int(number[1]), path))
+    return max(complete)[1] if complete else None
 
 
 def _is_complete(checkpoint: Path) -> bool:
@@ -42,23 +39,23 @@ def _is_complete(checkpoint: Path) -> bool:
 
 
 class RestoresRenamedParameters:
-    """For a trainer of transformers: restore parameters that checkpoints hold under older names.
+    """Make a trainer of transformers restore parameters that checkpoints hold under older names.
 
-    ``save_pretrained`` writes some parameters under the names of earlier versions, such as ``embed_out`` for the output layer
-    of GPT-NeoX, and so of Pythia. The trainer of transformers 5.23 looks for them under their new names, warns, and goes on
-    with the output layer of the untrained model.
+    ``save_pretrained`` writes some parameters under names of earlier versions, such as ``embed_out`` for the output layer
+    of GPT-NeoX (Pythia). The trainer of transformers 5.23 looks for the new names, warns, and resumes with the output layer
+    of the untrained model.
     """
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         target = self.model if model is None else model  # type: ignore[attr-defined]
-        if isinstance(target, PreTrainedModel) and _holds_other_names(Path(resume_from_checkpoint), target):
+        if isinstance(target, PreTrainedModel) and _has_other_names(Path(resume_from_checkpoint), target):
             restored = type(target).from_pretrained(resume_from_checkpoint, dtype=target.dtype)
             target.load_state_dict(restored.state_dict())
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
 
 
-def _holds_other_names(checkpoint: Path, model: PreTrainedModel) -> bool:
+def _has_other_names(checkpoint: Path, model: PreTrainedModel) -> bool:
     stored: set[str] = set()
     for path in checkpoint.glob("model*.safetensors"):
         with safe_open(path, framework="pt") as file:
@@ -67,23 +64,16 @@ def _holds_other_names(checkpoint: Path, model: PreTrainedModel) -> bool:
 
 
 class EpochSampler(RepeatSampler):
-    """TRL's order of the prompts, also in a training that goes on in a later epoch.
+    """Draw prompts in TRL's order, also in a training that resumes in a later epoch.
 
-    TRL's own draws the order of an epoch after those of the epochs before, and begins with the first one in each process.
+    TRL draws the order of an epoch after those of the epochs before it, but a new process starts with the first one.
 
-    :param sampler: TRL's
-    :param epoch: the number of the epoch that begins, from 0
+    :param sampler: TRL's sampler
+    :param epoch: function that returns the number of the epoch that starts, from 0
     """
 
     def __init__(self, sampler: RepeatSampler, epoch: Callable[[], int]) -> None:
-        super().__init__(
-            data_source=sampler.data_source,
-            mini_repeat_count=sampler.mini_repeat_count,
-            batch_size=sampler.batch_size,
-            repeat_count=sampler.repeat_count,
-            shuffle=sampler.shuffle,
-            seed=sampler.seed,
-        )
+        self.__dict__.update(sampler.__dict__)
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
@@ -94,31 +84,50 @@ class EpochSampler(RepeatSampler):
         return super().__iter__()
 
 
-def _rollout_file(checkpoint: Path, process: int) -> Path:
-    return checkpoint / f"rollout_{process}.pt"
-
-
 def save_rollout(trainer: Any, checkpoint: Path) -> None:
-    """Keep what TRL's checkpoints leave out: how far the completions in use have been used, and these completions.
+    """Save what TRL's checkpoints lack: the completions in use, and how often they have been used.
 
-    Without them, a training that goes on in the middle of ``num_iterations`` would generate anew, with a newer policy, and
-    keep another rhythm than the prompts.
+    Without them, a training that resumes in the middle of ``num_iterations`` would generate completions with a newer policy,
+    and no longer change them at the same steps as the prompts.
 
     :param trainer: a ``GRPOTrainer``
-    :param checkpoint: folder of the checkpoint, which is made
+    :param checkpoint: directory of the checkpoint, which is made
     """
     checkpoint.mkdir(parents=True, exist_ok=True)
     in_use = trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) != 0
-    content = {"step": trainer._step, "inputs": trainer._buffered_inputs if in_use else None}
-    torch.save(content, _rollout_file(checkpoint, trainer.accelerator.process_index))
+    content = {"step": trainer._step, "inputs": trainer._buffered_inputs if in_use else None, "layout": _layout(trainer)}
+    torch.save(content, _rollout_file(trainer, checkpoint))
 
 
 def load_rollout(trainer: Any, checkpoint: Path) -> None:
-    """Take up what :func:`save_rollout` kept; checkpoints of TRL's own trainer have none of it, and nothing changes."""
-    path = _rollout_file(checkpoint, trainer.accelerator.process_index)
-    if path.is_file():
-        try:
-            content = torch.load(path, map_location=trainer.accelerator.device, weights_only=True)
-        except Exception as error:  # torch's messages have many lines
-            raise ValueError(f"{path} is damaged, or holds more than tensors; remove it to go on without it") from error
-        trainer._step, trainer._buffered_inputs = content["step"], content["inputs"]
+    """Restore what :func:`save_rollout` saved; checkpoints of TRL's own trainer have nothing to restore.
+
+    :param trainer: a ``GRPOTrainer``
+    :param checkpoint: directory of the checkpoint
+    :raises ValueError: if the file is damaged
+    """
+    path = _rollout_file(trainer, checkpoint)
+    if not path.is_file():
+        return
+    device = trainer.accelerator.device
+    try:
+        # With several processes, a CPU is called cpu:0, which torch.load does not know.
+        content = torch.load(path, map_location="cpu" if device.type == "cpu" else device, weights_only=True)
+    except Exception as error:  # torch's messages have many lines
+        raise ValueError(f"{path} is damaged, or holds more than tensors; remove it to resume without it") from error
+    # Parts of a batch fit no other number of processes or batch size. Every process decides alike: those without a file
+    # have been added since, so the others find another number of processes.
+    if content.get("layout", _layout(trainer)) != _layout(trainer):
+        warnings.warn(f"{checkpoint} was written with other batches; completions are generated again", stacklevel=2)
+        return
+    trainer._step, trainer._buffered_inputs = content["step"], content["inputs"]
+
+
+def _rollout_file(trainer: Any, checkpoint: Path) -> Path:
+    return checkpoint / f"rollout_{trainer.accelerator.process_index}.pt"
+
+
+def _layout(trainer: Any) -> list[int]:
+    args = trainer.args
+    uses = [args.steps_per_generation, trainer.num_iterations]
+    return [trainer.accelerator.num_processes, args.per_device_train_batch_size, args.gradient_accumulation_steps, *uses]

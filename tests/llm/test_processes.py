@@ -1,7 +1,6 @@
-"""Two processes against one, on the same completions."""
+"""Two processes against one, on the same completions, and resumed against uninterrupted."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,17 +13,16 @@ from tests.llm.tiny import model
 # A group is as large as a generation, so that two processes hold half of it each. Completions depend on the prompt and on
 # which of its group it is, so that they are the same on any number of processes.
 SCRIPT = """
-import json, os, sys
+import os, sys
 import torch
-from tests.llm.tiny import SMALL, prompts, tokenizer, model, reward
+from tests.llm.tiny import SMALL, parameters, prompts, tokenizer, model, reward
 from sb3_ano.llm import GANOConfig, GANOTrainer
-from pathlib import Path
 
-folder, out, processes = Path(sys.argv[1]), sys.argv[2], int(os.environ.get("WORLD_SIZE", 1))
+folder, out, processes = sys.argv[1], sys.argv[2], int(os.environ.get("WORLD_SIZE", 1))
 torch.set_num_threads(1)
-settings = {**SMALL, "beta": 0.3, "max_steps": 6, "num_generations": 16, "gradient_accumulation_steps": 1,
-            "per_device_train_batch_size": 16 // processes, "ddp_find_unused_parameters": False, "loss_type": sys.argv[3]}
-os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+settings = {**SMALL, "beta": 0.3, "max_steps": 6, "num_generations": 16, "gradient_accumulation_steps": 1, "save_steps": 4,
+            "per_device_train_batch_size": 16 // processes, "ddp_find_unused_parameters": False, "loss_type": sys.argv[3],
+            "save_strategy": "steps"}
 
 def rollout(prompts, trainer):
     completions = []
@@ -34,46 +32,38 @@ def rollout(prompts, trainer):
         completions.append(torch.randint(3, 30, (3 + member % 5,), generator=generator).tolist() + [0])
     return {"prompt_ids": tokenizer()(text=prompts)["input_ids"], "completion_ids": completions, "logprobs": None}
 
-args = GANOConfig(out, **settings)
-trainer = GANOTrainer(model(folder), reward, args, prompts(), None, tokenizer(), rollout_func=rollout)
-trainer.train()
-if trainer.accelerator.is_main_process:
-    torch.save({"parameters": torch.nn.utils.parameters_to_vector(trainer.model.parameters()).detach(),
-                "log": trainer.state.log_history}, out + ".pt")
+for checkpoint in (None, out + "/checkpoint-4"):
+    args = GANOConfig(out, **settings)
+    trainer = GANOTrainer(model(folder), reward, args, prompts(), None, tokenizer(), rollout_func=rollout)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    if trainer.accelerator.is_main_process:
+        result = {"parameters": parameters(trainer), "log": trainer.state.log_history}
+        torch.save(result, out + ("_resumed.pt" if checkpoint else ".pt"))
 """
 
 
-def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-def run(tmp_path: Path, processes: int, loss_type: str) -> dict:
+def run(tmp_path: Path, processes: int, loss_type: str) -> tuple[dict, dict]:
     (tmp_path / "script.py").write_text(SCRIPT)
     out = tmp_path / f"{processes}_{loss_type}"
-    root = Path(__file__).resolve().parents[2]
-    launch = (
-        ["-m", "torch.distributed.run", f"--nproc_per_node={processes}", f"--master_port={port()}"] if processes > 1 else []
-    )
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    finished = subprocess.run(
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
+    environment = {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
         [sys.executable, *launch, str(tmp_path / "script.py"), str(tmp_path), str(out), loss_type],
-        env=environment,
+        env={**os.environ, **environment, "TRL_EXPERIMENTAL_SILENCE": "1"},
         capture_output=True,
         text=True,
         timeout=400,
     )
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    return torch.load(f"{out}.pt")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(f"{out}.pt"), torch.load(f"{out}_resumed.pt")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
-def test_two_processes_are_one(loss_type, tmp_path):
+def test_two_processes_are_one_also_after_resumption(loss_type, tmp_path):
     """Parameters, and what is reported: the divergence in the reward, ratios and their extremes."""
     before = torch.nn.utils.parameters_to_vector(model(tmp_path).parameters()).detach()
-    one, two = run(tmp_path, 1, loss_type), run(tmp_path, 2, loss_type)
+    (one, resumed_one), (two, resumed_two) = run(tmp_path, 1, loss_type), run(tmp_path, 2, loss_type)
     # Adam divides by the size of a gradient, so that those next to 0 show rounding as differences of a whole step.
     moved = (one["parameters"] - before).norm()
     assert moved > 0.01
@@ -84,3 +74,5 @@ def test_two_processes_are_one(loss_type, tmp_path):
                 assert second[name] == pytest.approx(first[name], rel=1e-3, abs=1e-5), name
     assert any(abs(entry.get("rewards/kl/mean", 0.0)) > 1e-3 for entry in one["log"])
     assert any(entry.get("ratio/outside_high", 0.0) > 0 for entry in one["log"])
+    assert torch.equal(resumed_one["parameters"], one["parameters"])
+    assert torch.equal(resumed_two["parameters"], two["parameters"])  # review B2: two processes could not resume

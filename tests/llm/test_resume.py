@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: the same parameters as without the interruption."""
+"""Resumption from checkpoints: the same parameters as without the interruption."""
 
 import json
 import os
@@ -17,9 +17,16 @@ from sb3_ano.llm.resume import last_checkpoint
 from tests.llm.tiny import SMALL, model, parameters, prompts, reward, tokenizer
 
 
-def trainer(folder, **settings):
+def trainer(folder, data=None, **settings):
     settings = {**SMALL, "beta": 0.05, "max_steps": 8, "save_strategy": "steps", "save_steps": 1, **settings}
-    return GANOTrainer(model(folder), reward, GANOConfig(str(folder), **settings), prompts(), None, tokenizer())
+    args = GANOConfig(str(folder), **settings)
+    return GANOTrainer(model(folder), reward, args, prompts() if data is None else data, None, tokenizer())
+
+
+def resumed(folder, step, **settings) -> torch.Tensor:
+    ours = trainer(folder, **settings)
+    ours.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
+    return parameters(ours)
 
 
 @pytest.mark.parametrize(
@@ -30,33 +37,33 @@ def trainer(folder, **settings):
 def test_every_checkpoint_leads_to_the_same_parameters(step, settings, between, tmp_path):
     whole = trainer(tmp_path, **settings)
     whole.train()
-    resumed = trainer(tmp_path, **settings)
-    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
-    assert torch.equal(parameters(resumed), parameters(whole))
+    assert torch.equal(resumed(tmp_path, step, **settings), parameters(whole))
     # What the checkpoint holds is what makes it so.
     (tmp_path / f"checkpoint-{step}" / "rollout_0.pt").unlink()
-    without = trainer(tmp_path, **settings)
-    without.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
-    assert torch.equal(parameters(without), parameters(whole)) == between
+    assert torch.equal(resumed(tmp_path, step, **settings), parameters(whole)) == between
+
+
+def test_completions_that_fit_no_batch_are_generated_again(tmp_path):
+    """Review B4: parts of a batch in a training with other batches were an IndexError."""
+    trainer(tmp_path, max_steps=4).train()
+    with pytest.warns(UserWarning, match="checkpoint-4 was written with other batches; completions are generated again"):
+        resumed(tmp_path, 4, max_steps=5, gradient_accumulation_steps=4)
+    (tmp_path / "checkpoint-4" / "rollout_0.pt").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="rollout_0.pt is damaged, or holds more than tensors; remove it"):
+        resumed(tmp_path, 4)
 
 
 def test_a_later_epoch_has_its_own_order_of_prompts_after_a_checkpoint_too(tmp_path):
     """16 prompts are four generations, so that the second epoch begins after twelve updates."""
-
-    def short(**settings):
-        args = GANOConfig(str(tmp_path), **{**SMALL, "beta": 0.05, "max_steps": 16, "save_strategy": "steps", **settings})
-        return GANOTrainer(model(tmp_path), reward, args, prompts().select(range(16)), None, tokenizer())
-
-    whole = short(save_steps=13)
+    short = {"data": prompts().select(range(16)), "max_steps": 16}
+    whole = trainer(tmp_path, save_steps=13, **short)
     whole.train()
     stock = RepeatSampler(range(16), mini_repeat_count=4, batch_size=4, repeat_count=6, seed=1)
     first, second = list(stock), list(stock)
     assert first != second
     assert list(whole._get_train_sampler()) == second  # of the epoch that the training has reached
-    resumed = short(save_steps=100)
-    assert list(resumed._get_train_sampler()) == first
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-13"))
-    assert torch.equal(parameters(resumed), parameters(whole))
+    assert list(trainer(tmp_path, **short)._get_train_sampler()) == first
+    assert torch.equal(resumed(tmp_path, 13, save_steps=100, **short), parameters(whole))
 
 
 def test_checkpoints_that_were_not_written_to_their_end_are_passed_over(tmp_path):
@@ -70,36 +77,38 @@ def test_checkpoints_that_were_not_written_to_their_end_are_passed_over(tmp_path
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on_to_the_same_parameters(tmp_path):
+def test_a_killed_training_resumes_to_the_same_parameters(tmp_path):
     """``kill -9`` of a process of the command line, at no moment in particular, and the same command with ``--resume``."""
-    policy = tmp_path / "model"
     model(tmp_path)
     prompts().save_to_disk(str(tmp_path / "data"))
     (tmp_path / "my_rewards.py").write_text(
         "def varied(completion_ids, **_):\n    return [sum(7 * token % 11 for token in ids) / 10 for ids in completion_ids]\n"
     )
+    settings = {**SMALL, "max_steps": 60, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 3}
+    settings |= {"model": tmp_path / "model", "dataset": tmp_path / "data", "reward_function": "my_rewards:varied"}
+    options = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
-    def command(out: Path, *more: str) -> list[str]:
-        settings = {**SMALL, "max_steps": 60, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 3}
-        settings |= {"model": policy, "dataset": tmp_path / "data", "output_dir": out, "reward_function": "my_rewards:varied"}
-        options = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
-        return [sys.executable, "-m", "sb3_ano.llm", "train", *options, *more]
+    def start(out: Path, *more: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "sb3_ano.llm", "train", *options, "--output_dir", str(out), *more]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    subprocess.run(command(whole), env=environment, check=True, capture_output=True, timeout=300)
-    process = subprocess.Popen(command(cut), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    finished, killed = start(whole), start(cut)
     deadline = time.monotonic() + 200
     while last_checkpoint(cut) is None or int(last_checkpoint(cut).name.split("-")[1]) < 10:
         assert time.monotonic() < deadline
-        assert process.poll() is None, "it ended before it could be killed"
+        assert killed.poll() is None, "it ended before it could be killed"
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
     assert not (cut / "final").exists()
-    refused = subprocess.run(command(cut), env=environment, capture_output=True, text=True, timeout=300)
-    assert refused.returncode == 2
-    assert "holds a training; --resume goes on with it" in refused.stderr
-    subprocess.run(command(cut, "--resume"), env=environment, check=True, capture_output=True, timeout=300)
+    rejected = start(cut)
+    assert "holds a training; add --resume" in rejected.communicate(timeout=300)[1]
+    assert rejected.returncode == 2
+    for process in (finished, start(cut, "--resume")):
+        assert process.communicate(timeout=300)[1] is not None
+        assert process.returncode == 0
     assert (cut / "final/model.safetensors").read_bytes() == (whole / "final/model.safetensors").read_bytes()
     assert json.loads((cut / "final/config.json").read_text())["model_type"] == "gpt_neox"

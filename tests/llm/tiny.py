@@ -1,15 +1,18 @@
 """A GPT-NeoX of a few thousand parameters, and trainers of it."""
 
 import functools
+import sys
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from sb3_ano.llm import task
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+sys.path.append(str(EXAMPLES))
+import llm_task  # noqa: E402
 
-#: Settings under which an update takes a moment; each generation serves three updates of two forward passes.
+#: Settings with fast updates; each generation serves three updates of two forward passes.
 SMALL = {
     "per_device_train_batch_size": 8,
     "gradient_accumulation_steps": 2,
@@ -32,12 +35,12 @@ SMALL = {
 
 @functools.cache
 def tokenizer():
-    return task.make_tokenizer()
+    return llm_task.make_tokenizer()
 
 
 @functools.cache
 def prompts():
-    return task.make_posts(64, seed=0)
+    return llm_task.make_posts(64, seed=0)
 
 
 def model(folder, noise=0.0):
@@ -45,7 +48,7 @@ def model(folder, noise=0.0):
     path = Path(folder, "model")
     if not path.exists():
         torch.manual_seed(0)
-        made = task.make_model(tokenizer(), hidden_size=16, layers=1)
+        made = llm_task.make_model(tokenizer(), hidden_size=16, layers=1)
         with torch.no_grad():
             for parameter in made.parameters():
                 if parameter.dim() == 2:
@@ -65,11 +68,34 @@ def reward(completion_ids, **_):
     return [sum((7 * token) % 11 for token in ids) / 10 for ids in completion_ids]
 
 
-def make(folder, trainer=GRPOTrainer, config=GRPOConfig, noise=0.0, shaping=None, **settings):
+def make(folder, trainer=GRPOTrainer, config=GRPOConfig, noise=0.0, reward=reward, named=(), **settings):
+    """A trainer; ``named`` are its keyword arguments, ``settings`` those of its configuration."""
     args = config(str(folder), **{**SMALL, **settings})
-    named = {} if shaping is None else {"shaping": shaping}
-    return trainer(model(folder, noise), reward, args, prompts(), None, tokenizer(), **named)
+    return trainer(model(folder, noise), reward, args, prompts(), None, tokenizer(), **dict(named))
 
 
 def parameters(trainer) -> torch.Tensor:
     return torch.nn.utils.parameters_to_vector(trainer.model.parameters()).detach()
+
+
+def rollout(trainer) -> dict:
+    """A batch as TRL makes it."""
+    batch = next(iter(trainer.get_train_dataloader()))
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 2
+    return trainer._generate_and_score_completions(batch)
+
+
+def loss(trainer, inputs) -> torch.Tensor:
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 2
+    return trainer._compute_loss(trainer.model, inputs)
+
+
+def log_probabilities(policy, inputs) -> torch.Tensor:
+    """Those of the completions, from the model's own forward pass."""
+    mask = inputs["completion_mask"]
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    attention = torch.cat([inputs["prompt_mask"], mask], dim=1)
+    logits = policy(input_ids=ids, attention_mask=attention).logits[:, -mask.shape[1] - 1 : -1]
+    return logits.log_softmax(-1).gather(-1, inputs["completion_ids"].unsqueeze(-1)).squeeze(-1)

@@ -1,0 +1,105 @@
+"""Compare the time and memory of an update: TRL's GRPO, and the same with ANO's shape.
+
+    python benchmarks/llm_overhead.py --pairs 5 --updates 30
+
+Every timing has a process of its own, and the two trainers take turns.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from sb3_ano.llm import ShapedGRPOConfig, ShapedGRPOTrainer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+import llm_task
+
+TRAINERS = {"trl": (GRPOTrainer, GRPOConfig), "ano": (ShapedGRPOTrainer, ShapedGRPOConfig)}
+WARM_UP = 6  # two generations
+TOKENS = 32
+
+
+class Clock(TrainerCallback):
+    """Record processor time, which other processes disturb less, at the start of each update and the end of the last."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.times.append(time.process_time())
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self.times.append(time.process_time())
+
+
+def measure(name: str, updates: int) -> dict[str, float]:
+    """Return the mean processor time of an update, generation included, and the peak memory of this process."""
+    tokenizer = llm_task.make_tokenizer()
+    torch.manual_seed(0)
+    model = llm_task.make_model(tokenizer, hidden_size=256, layers=4)
+    trainer_class, config_class = TRAINERS[name]
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as directory:
+        config = config_class(
+            directory,
+            per_device_train_batch_size=16,
+            gradient_accumulation_steps=2,
+            num_generations=4,
+            num_iterations=3,
+            max_steps=WARM_UP + updates,
+            max_completion_length=TOKENS,
+            generation_kwargs={"min_new_tokens": TOKENS},  # otherwise the two would learn to write more or less
+            learning_rate=1e-4,
+            bf16=False,
+            use_cpu=True,
+            gradient_checkpointing=False,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        prompts = llm_task.make_posts(2000, seed=0).select_columns(["prompt"])
+        trainer_class(model, llm_task.gold, config, prompts, None, tokenizer, callbacks=[clock]).train()
+    seconds = (clock.times[-1] - clock.times[WARM_UP]) / updates
+    return {"seconds": seconds, "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
+def main() -> None:
+    """Print the measurements of each pair, and the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=5, help="number of timings of each trainer")
+    parser.add_argument("--updates", type=int, default=60, help="updates per timing, three per generation")
+    parser.add_argument("--one", choices=TRAINERS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one is not None:
+        print(json.dumps(measure(options.one, options.updates)))
+        return
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    pairs = []
+    for index in range(options.pairs):
+        pair = {}
+        for name in sorted(TRAINERS, reverse=index % 2 == 0):
+            command = [sys.executable, __file__, "--one", name, "--updates", str(options.updates)]
+            finished = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+            pair[name] = json.loads(finished.stdout.strip().splitlines()[-1])
+        pairs.append(pair)
+        print(json.dumps(pair), flush=True)
+    for quantity, title in (("seconds", "processor time of an update"), ("megabytes", "peak memory")):
+        ratios = [pair["ano"][quantity] / pair["trl"][quantity] for pair in pairs]
+        interval = f"{min(ratios):.3f} to {max(ratios):.3f}"
+        print(f"{title}: {statistics.median(ratios):.3f} of TRL's (median of {len(ratios)} pairs; {interval})")
+
+
+if __name__ == "__main__":
+    main()
