@@ -1,29 +1,26 @@
-"""Search spaces: what is sampled, what is stored, and what becomes of it."""
+"""Search spaces: what is sampled, what is stored, and the hyperparameters that it becomes."""
 
-import inspect
 import math
 
 import optuna
 import pytest
+from rl_zoo3 import hyperparams_opt
 from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
 from stable_baselines3.common.utils import FloatSchedule
 from torch import nn
 
-from sb3_ano import ANO, PAPO, SPO
+from sb3_ano._registry import ALGORITHMS
 from sb3_ano.zoo import register
-from sb3_ano.zoo.tuning import register_tuning
-from sb3_ano.zoo.tuning.spaces import convert_params
-from sb3_ano.zoo.tuning.trials import merged
+from sb3_ano.zoo.search import merge
+from sb3_ano.zoo.search_spaces import convert_params
 
-ALGORITHMS = {"ano": ANO, "spo": SPO, "papo": PAPO}
 N_ENVS = [1, 6, 8, 100, 128]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
     register()
-    register_tuning()
 
 
 def sampled(algo, n_envs, count, seed=0, **additional_args):
@@ -35,10 +32,17 @@ def sampled(algo, n_envs, count, seed=0, **additional_args):
         yield hyperparameters, study.tell(trial, 0.0)
 
 
-def same(one, other):
-    if callable(one) and not isinstance(one, type):
-        return all(one(progress) == other(progress) for progress in (1.0, 0.5, 0.1, 0.0))
-    return one == other
+def same(value, other):
+    if callable(value) and not isinstance(value, type):
+        return all(value(progress) == other(progress) for progress in (1.0, 0.5, 0.1, 0.0))
+    return value == other
+
+
+def test_the_search_spaces_of_other_algorithms_are_upstreams():
+    others = set(HYPERPARAMS_SAMPLER) - set(ALGORITHMS)
+    assert others == set(HYPERPARAMS_CONVERTER) - set(ALGORITHMS) >= {"ppo", "trpo", "sac"}
+    for functions in (HYPERPARAMS_SAMPLER, HYPERPARAMS_CONVERTER):
+        assert {functions[algo].__module__ for algo in others} == {hyperparams_opt.__name__}
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -56,8 +60,8 @@ def test_what_is_stored_converts_to_what_was_sampled(algo, n_envs):
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_sample_makes_a_model_with_these_hyperparameters(algo):
-    for hyperparameters, _ in sampled(algo, 1, count=60, seed=1):
-        model = ALGORITHMS[algo]("MlpPolicy", "CartPole-v1", device="cpu", torch_compile=False, **hyperparameters)
+    for hyperparameters, _ in sampled(algo, 1, count=30, seed=1):
+        model = ALGORITHMS[algo].algorithm("MlpPolicy", "CartPole-v1", device="cpu", torch_compile=False, **hyperparameters)
         assert model.n_steps % model.batch_size == 0
         for name in ("n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "max_grad_norm"):
             assert getattr(model, name) == hyperparameters[name]
@@ -67,7 +71,7 @@ def test_every_sample_makes_a_model_with_these_hyperparameters(algo):
         assert (model.clip_range_high and model.clip_range_high(1.0)) == hyperparameters["clip_range_high"]
 
 
-def test_only_ano_has_a_shaping_and_only_papo_has_weights_of_variances():
+def test_every_algorithm_has_the_shared_space_and_its_own():
     shared = {
         "batch_size", "clip_range", "clip_range_high", "ent_coef", "gae_lambda", "gamma", "learning_rate", "max_grad_norm",
         "n_epochs", "n_steps", "policy_kwargs",
@@ -76,34 +80,39 @@ def test_only_ano_has_a_shaping_and_only_papo_has_weights_of_variances():
     assert names["spo"] == shared
     assert names["ano"] == shared | {"shaping"}
     assert names["papo"] == shared | {"k", "omega1", "omega2", "max_epoch_kl"}
-    for algo, algorithm in ALGORITHMS.items():
-        assert names[algo] <= set(inspect.signature(algorithm.__init__).parameters)
 
 
-def test_all_choices_are_drawn():
-    trials = [trial.params for _, trial in sampled("ano", 8, count=100)]
-    assert {params["shaping"] for params in trials} == {"ano", "spo", "ppo"}
-    assert {params["clip_range_high_factor"] for params in trials} == {None, 0.7, 1.4, 2.0}
-    assert {params["lr_schedule"] for params in trials} == {"constant", "linear"}
-    assert {params["net_arch"] for params in trials} == {"tiny", "small", "medium"}
+def test_the_documented_ranges_are_drawn():
+    trials = [trial.params for algo in ("ano", "papo") for _, trial in sampled(algo, 8, count=300)]
+    choices = {
+        "shaping": {"ano", "spo", "ppo"},
+        "clip_range_high_factor": {None, 0.7, 1.4, 2.0},
+        "lr_schedule": {"constant", "linear"},
+        "net_arch": {"tiny", "small", "medium"},
+        "activation_fn": {"tanh", "relu"},
+        "n_epochs": {2, 5, 10, 20},
+        "n_minibatches_pow": {0, 1, 2, 3, 4, 5},
+        "max_epoch_kl": {0.02, 0.05, 0.1, None},
+    }
+    bounds = {
+        "learning_rate": (1e-5, 5e-3), "one_minus_gamma": (1e-4, 0.1), "one_minus_gae_lambda": (1e-3, 0.3), "k": (1, 20),
+        "ent_coef": (1e-8, 0.1), "max_grad_norm": (0.3, 2), "clip_range": (0.05, 0.6), "omega1": (5e-4, 0.05),
+        "omega2": (5e-4, 0.05),
+    }  # fmt: skip
+    for name, values in choices.items():
+        assert {params[name] for params in trials if name in params} == values
+    for name, (low, high) in bounds.items():
+        drawn = [math.log(params[name] / low) / math.log(high / low) for params in trials if name in params]
+        assert 0 <= min(drawn) < 0.05 < 0.95 < max(drawn) <= 1, f"the whole range of {name} is used"
+        assert sum(drawn) / len(drawn) == pytest.approx(0.5, abs=0.06), f"{name} is log-uniform"
 
 
 def test_a_conversion_worked_by_hand():
     params = {
-        "n_envs": 6,
-        "n_steps_pow": 6,
-        "n_minibatches_pow": 3,
-        "learning_rate": 0.001,
-        "lr_schedule": "linear",
-        "one_minus_gamma": 0.25,
-        "one_minus_gae_lambda": 0.125,
-        "clip_range": 0.25,
-        "clip_range_high_factor": 2.0,
-        "net_arch": "small",
-        "activation_fn": "relu",
-        "shaping": "spo",
-        "n_epochs": 5,
-    }
+        "n_envs": 6, "n_steps_pow": 6, "n_minibatches_pow": 3, "learning_rate": 0.001, "lr_schedule": "linear",
+        "one_minus_gamma": 0.25, "one_minus_gae_lambda": 0.125, "clip_range": 0.25, "clip_range_high_factor": 2.0,
+        "net_arch": "small", "activation_fn": "relu", "shaping": "spo", "n_epochs": 5,
+    }  # fmt: skip
     assert convert_params(params) == {
         "n_envs": 6,
         "n_steps": 64,
@@ -118,8 +127,7 @@ def test_a_conversion_worked_by_hand():
         "n_epochs": 5,
     }
     symmetric = convert_params(params | {"clip_range_high_factor": None, "lr_schedule": "constant"})
-    assert symmetric["clip_range_high"] is None
-    assert symmetric["learning_rate"] == 0.001
+    assert (symmetric["clip_range_high"], symmetric["learning_rate"]) == (None, 0.001)
 
 
 @pytest.mark.parametrize("n_envs", N_ENVS)
@@ -145,30 +153,26 @@ def test_a_trials_budget_holds_eight_rollouts_or_they_are_the_smallest(n_timeste
 
 @pytest.mark.parametrize("name", ["n_steps", "batch_size", "learning_rate", "gamma", "clip_range", "shaping", "policy_kwargs"])
 def test_what_is_fixed_is_not_searched(name):
-    values = {"n_steps": 96, "batch_size": 96}
-    drawn = [hyperparameters for hyperparameters, _ in sampled("ano", 4, count=20, fixed={name: values.get(name, 1)})]
-    if name == "n_steps":
-        assert {hyperparameters["n_steps"] for hyperparameters in drawn} == {96}
-        assert all(96 * 4 % hyperparameters["batch_size"] == 0 for hyperparameters in drawn)
-    else:
-        assert not any(name in hyperparameters for hyperparameters in drawn)
+    for hyperparameters, _ in sampled("ano", 4, count=20, fixed={name: 96}):
+        assert hyperparameters.get(name, "not searched") == (96 if name == "n_steps" else "not searched")
+        assert ("clip_range_high" in hyperparameters) == (name != "clip_range"), "it is a multiple of clip_range"
+        if name == "n_steps":
+            assert 96 * 4 % hyperparameters["batch_size"] == 0
 
 
-def test_what_a_file_says_of_the_policy_beside_the_searched_stays():
+def test_policy_kwargs_of_the_file_that_are_not_searched_stay():
     networks = {"net_arch": {"pi": [64], "vf": [64]}, "activation_fn": nn.ReLU}
-    base = {"gamma": 0.9, "policy_kwargs": "dict(log_std_init=-2, activation_fn=nn.GELU, optimizer_kwargs=dict(eps=1e-5))"}
-    result = merged(base, {"policy_kwargs": networks, "clip_range": 0.3})
-    assert result["gamma"] == 0.9
-    assert result["clip_range"] == 0.3
+    file = {"gamma": 0.9, "policy_kwargs": "dict(log_std_init=-2, activation_fn=nn.GELU, optimizer_kwargs=dict(eps=1e-5))"}
+    result = merge(file, {"policy_kwargs": networks, "clip_range": 0.3})
+    assert (result["gamma"], result["clip_range"]) == (0.9, 0.3)
     assert eval(result["policy_kwargs"]) == networks | {"log_std_init": -2, "optimizer_kwargs": {"eps": 1e-5}}
-    assert eval(merged({"policy_kwargs": {"log_std_init": -2}}, {"policy_kwargs": networks})["policy_kwargs"]) == (
-        networks | {"log_std_init": -2}
-    )
-    assert eval(merged({}, {"policy_kwargs": networks})["policy_kwargs"]) == networks
+    as_mapping = merge({"policy_kwargs": {"log_std_init": -2}}, {"policy_kwargs": networks})
+    assert eval(as_mapping["policy_kwargs"]) == networks | {"log_std_init": -2}
+    assert eval(merge({}, {"policy_kwargs": networks})["policy_kwargs"]) == networks
+    assert merge(file, {})["policy_kwargs"] == file["policy_kwargs"]
 
 
-def test_what_no_file_could_hold_is_named():
-    with pytest.raises(ValueError, match="rollout_buffer_class=<class 'object'> cannot be stored with a trial"):
-        merged({"rollout_buffer_class": object}, {})
-    with pytest.raises(ValueError, match="in policy_kwargs cannot be stored with a trial; give policy_kwargs as text"):
-        merged({"policy_kwargs": {"features_extractor_class": object}}, {"policy_kwargs": {"net_arch": [64]}})
+@pytest.mark.parametrize("unsearched", [{"buffer": object}, {"policy_kwargs": {"features_extractor_class": object}}])
+def test_a_value_that_no_file_can_hold_is_rejected(unsearched):
+    with pytest.raises(ValueError, match="<class 'object'> cannot be stored with a trial"):
+        merge(unsearched, {"policy_kwargs": {"net_arch": [64]}})
