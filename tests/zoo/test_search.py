@@ -75,8 +75,9 @@ def test_a_search_leaves_a_report_and_hyperparameters_that_train(algo, capsys):
 
 
 def test_any_trial_trains_with_its_hyperparameters_whatever_the_file_says_now():
-    assert run_search("--study-name", "s") == 0
+    assert run_search("--study-name", "s", "--env-kwargs", "sutton_barto_reward:True") == 0
     trials = [trial.user_attrs[HYPERPARAMETERS] | {"n_timesteps": 64} for trial in study_of("s").trials]
+    assert trials[0]["env_kwargs"] == {"sutton_barto_reward": True}
     Path("other.yml").write_text("CartPole-v1:\n  policy: MlpPolicy\n  n_timesteps: 99\n  n_envs: 1\n  gamma: 0.5\n")
     options = ["--study-name", "s", "-conf", "other.yml", "-n", "64", "--eval-freq", "-1", "--storage", JOURNAL, "--trial-id"]
     assert [train(*options, "0"), train(*options, "1"), train(*options, "1", "-params", "gamma:0.25")] == [0, 0, 0]
@@ -99,7 +100,8 @@ def test_a_search_is_repeatable_in_one_go_and_in_parts(capsys):
 
 
 def test_jobs_share_the_budget():
-    assert run_search("--n-jobs", "2", n_trials=4) == 0
+    assert run_search("--n-jobs", "2", "--optimization-log-path", "evaluated", n_trials=4) == 0
+    assert len(list(Path("evaluated").glob("trial_*/best_model.zip"))) == 4
     assert len({trial.params["learning_rate"] for trial in study_of().trials}) == 4
 
 
@@ -128,11 +130,10 @@ def test_rewards_are_normalized_with_the_discount_factor_of_the_trial(monkeypatc
 
 
 def test_trials_that_diverge_are_pruned_and_an_interrupted_search_reports(monkeypatch, capsys):
-    learn, calls = ANO.learn, iter([FloatingPointError("no finite loss was left"), None, KeyboardInterrupt()])
+    learn, errors = ANO.learn, iter([FloatingPointError("no finite loss was left"), None, KeyboardInterrupt()])
 
     def learn_or_raise(self, *args, **kwargs):
-        error = next(calls)
-        if error is not None:
+        if (error := next(errors)) is not None:
             raise error
         return learn(self, *args, **kwargs)
 
@@ -147,15 +148,10 @@ def test_trials_that_diverge_are_pruned_and_an_interrupted_search_reports(monkey
 
 def test_trials_that_are_not_comparable_or_not_there_are_rejected_in_one_line(capsys):
     assert run_search(n_trials=0) == 0
+    none = ["-optimize", "--n-trials", "0", "--storage"]
     for arguments, message in (
-        (
-            ["-optimize", "--n-trials", "0", "-n", "1024", "--storage", JOURNAL],
-            "with 512 steps and 1 evaluations per trial, which cannot be compared with ano on",
-        ),
-        (
-            ["-optimize", "--n-trials", "0", "--storage", "study.txt"],
-            "--storage study.txt cannot be opened: Could not parse SQLAlchemy URL",
-        ),
+        ([*none, JOURNAL, "-n", "1024"], "with 512 steps and 1 evaluations per trial, which cannot be compared with ano on"),
+        ([*none, "study.txt"], "--storage study.txt cannot be opened: Could not parse SQLAlchemy URL"),
         (["--trial-id", "0", "--storage", JOURNAL], "--trial-id 0 is not in study CartPole-v1; trials there: none"),
         (["--trial-id", "0", "--study-name", "s"], "study.db cannot be opened: (sqlite3.OperationalError) unable to open"),
         (["--trial-id", "0", "--study-name", "s", "--storage", JOURNAL], "--study-name s is not in study.log; studies"),
@@ -180,11 +176,17 @@ def test_the_trial_of_a_dead_process_is_run_again_or_does_not_count(storage, mon
     assert (trials[1].params["ent_coef"] == dead.params["ent_coef"]) == ("://" in storage), "it is run again"
 
 
+def test_the_network_of_a_cnn_policy_is_not_searched():
+    manager = object.__new__(SearchMixin)
+    vars(manager).update(algo="ano", n_actions=0, n_envs=1, n_timesteps=10_000, custom_hyperparams=None)
+    for policy, is_searched in (("CnnPolicy", False), ("MlpPolicy", True)):
+        manager._unsearched = {"policy": policy}
+        assert ("policy_kwargs" in manager._sample(optuna.create_study().ask())) == is_searched
+
+
 def test_the_lock_of_a_journal_can_be_found_from_any_directory():
-    lock = open_storage("a/study.log")._backend._lock
-    lock.acquire()  # by a process that never releases it
+    open_storage("a/study.log")._backend._lock.acquire()  # by a process that never releases it
     assert Path("a/study.log.lock").exists(), "the link leads to the journal, so that the lock's age is known"
-    lock.release()
 
 
 def test_importances_are_drawn(tmp_path):
@@ -196,10 +198,8 @@ def test_importances_are_drawn(tmp_path):
 
 @pytest.mark.parametrize("name", [name for name in vars(SearchMixin) if hasattr(ExperimentManager, name) and name[:2] != "__"])
 def test_other_algorithms_are_left_to_the_zoo(name, monkeypatch):
-    given, called = (
-        {"load_trial": ("storage", "study"), "_create_sampler": ("tpe",), "objective": ("trial",)}.get(name, ()),
-        [],
-    )
+    called = []
+    given = {"load_trial": ("storage", "study"), "_create_sampler": ("tpe",), "objective": ("trial",)}.get(name, ())
     monkeypatch.setattr(ExperimentManager, name, lambda self, *arguments: called.append((self.algo, arguments[: len(given)])))
     manager = object.__new__(SearchMixin)
     manager.algo, manager.optimize_hyperparameters = "ppo", True

@@ -85,15 +85,11 @@ def test_every_algorithm_has_the_shared_space_and_its_own():
 def test_the_documented_ranges_are_drawn():
     trials = [trial.params for algo in ("ano", "papo") for _, trial in sampled(algo, 8, count=300)]
     choices = {
-        "shaping": {"ano", "spo", "ppo"},
-        "clip_range_high_factor": {None, 0.7, 1.4, 2.0},
-        "lr_schedule": {"constant", "linear"},
-        "net_arch": {"tiny", "small", "medium"},
-        "activation_fn": {"tanh", "relu"},
-        "n_epochs": {2, 5, 10, 20},
-        "n_minibatches_pow": {0, 1, 2, 3, 4, 5},
-        "max_epoch_kl": {0.02, 0.05, 0.1, None},
-    }
+        "shaping": {"ano", "spo", "ppo"}, "clip_range_high_factor": {None, 0.7, 1.4, 2.0},
+        "lr_schedule": {"constant", "linear"}, "net_arch": {"tiny", "small", "medium"},
+        "activation_fn": {"tanh", "relu"}, "n_epochs": {2, 5, 10, 20},
+        "n_minibatches_pow": {0, 1, 2, 3, 4, 5}, "max_epoch_kl": {0.02, 0.05, 0.1, None},
+    }  # fmt: skip
     bounds = {
         "learning_rate": (1e-5, 5e-3), "one_minus_gamma": (1e-4, 0.1), "one_minus_gae_lambda": (1e-3, 0.3), "k": (1, 20),
         "ent_coef": (1e-8, 0.1), "max_grad_norm": (0.3, 2), "clip_range": (0.05, 0.6), "omega1": (5e-4, 0.05),
@@ -114,18 +110,11 @@ def test_a_conversion_worked_by_hand():
         "net_arch": "small", "activation_fn": "relu", "shaping": "spo", "n_epochs": 5,
     }  # fmt: skip
     assert convert_params(params) == {
-        "n_envs": 6,
-        "n_steps": 64,
-        "batch_size": 48,  # 6 x 64 samples in 8 minibatches
-        "learning_rate": "lin_0.001",
-        "gamma": 0.75,
-        "gae_lambda": 0.875,
-        "clip_range": 0.25,
-        "clip_range_high": 0.5,
+        "n_envs": 6, "n_steps": 64, "batch_size": 48,  # 6 x 64 samples in 8 minibatches
+        "learning_rate": "lin_0.001", "gamma": 0.75, "gae_lambda": 0.875, "clip_range": 0.25, "clip_range_high": 0.5,
         "policy_kwargs": {"net_arch": {"pi": [64, 64], "vf": [64, 64]}, "activation_fn": nn.ReLU},
-        "shaping": "spo",
-        "n_epochs": 5,
-    }
+        "shaping": "spo", "n_epochs": 5,
+    }  # fmt: skip
     symmetric = convert_params(params | {"clip_range_high_factor": None, "lr_schedule": "constant"})
     assert (symmetric["clip_range_high"], symmetric["learning_rate"]) == (None, 0.001)
 
