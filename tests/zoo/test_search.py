@@ -75,10 +75,12 @@ def test_a_search_leaves_a_report_and_hyperparameters_that_train(algo, capsys):
 
 
 def test_any_trial_trains_with_its_hyperparameters_whatever_the_file_says_now():
-    assert run_search("--study-name", "s", "--env-kwargs", "sutton_barto_reward:True") == 0
+    Path("file.yml").write_text("CartPole-v1: {policy: MlpPolicy, n_timesteps: 99, env_kwargs: {sutton_barto_reward: true}}")
+    assert run_search("--study-name", "s", "-conf", "file.yml") == 0
     trials = [trial.user_attrs[HYPERPARAMETERS] | {"n_timesteps": 64} for trial in study_of("s").trials]
     assert trials[0]["env_kwargs"] == {"sutton_barto_reward": True}
-    Path("other.yml").write_text("CartPole-v1:\n  policy: MlpPolicy\n  n_timesteps: 99\n  n_envs: 1\n  gamma: 0.5\n")
+    assert study_of("s").best_value <= 0, "the environments of the evaluation have these arguments, too"
+    Path("other.yml").write_text("CartPole-v1: {policy: MlpPolicy, n_timesteps: 99, n_envs: 1, gamma: 0.5}")
     options = ["--study-name", "s", "-conf", "other.yml", "-n", "64", "--eval-freq", "-1", "--storage", JOURNAL, "--trial-id"]
     assert [train(*options, "0"), train(*options, "1"), train(*options, "1", "-params", "gamma:0.25")] == [0, 0, 0]
     assert [config_of(f"CartPole-v1_{run}") for run in (1, 2, 3)] == [trials[0], trials[1], trials[1] | {"gamma": 0.25}]
