@@ -1,8 +1,8 @@
 """The algorithms of this package by their zoo names. An algorithm that is added here is known to every command."""
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from stable_baselines3 import PPO
@@ -16,12 +16,13 @@ class Entry:
 
     :param algorithm: the class
     :param description: one line for lists and help texts
-    :param search_space: function from an Optuna trial to hyperparameters, or None for PPO's search space
+    :param search_space: values to search of the arguments that PPO does not have: the bounds of a log-uniform float, or a list
+        of choices
     """
 
     algorithm: type[ShapedPolicyAlgorithm]
     description: str
-    search_space: Callable[..., dict[str, Any]] | None = None
+    search_space: Mapping[str, tuple[float, float] | list[Any]] = field(default_factory=dict)
 
     @property
     def own_arguments(self) -> tuple[str, ...]:
@@ -40,6 +41,14 @@ def arguments(algorithm: type) -> set[str]:
 #: Zoo name of each algorithm of this package, in the order of tables.
 ALGORITHMS: dict[str, Entry] = {
     "spo": Entry(SPO, "Simple Policy Optimization: a quadratic penalty instead of PPO's clip"),
-    "papo": Entry(PAPO, "Proximal Absolute Policy Optimization: a mean-and-variance surrogate"),
-    "ano": Entry(ANO, "Anchored Neighborhood Optimization: a smooth, redescending surrogate instead of PPO's clip"),
+    "papo": Entry(
+        PAPO,
+        "Proximal Absolute Policy Optimization: a mean-and-variance surrogate",
+        {"k": (1.0, 20.0), "omega1": (5e-4, 0.05), "omega2": (5e-4, 0.05), "max_epoch_kl": [0.02, 0.05, 0.1, None]},
+    ),
+    "ano": Entry(
+        ANO,
+        "Anchored Neighborhood Optimization: a smooth, redescending surrogate instead of PPO's clip",
+        {"shaping": ["ano", "spo", "ppo"]},
+    ),
 }

@@ -32,7 +32,7 @@ TRUST = Option(
 )
 
 # Modules with a function ``prepare(options, arguments)``, which train calls in this order before the zoo parses.
-TRAIN_PREPARATIONS: list[str] = ["sb3_ano.zoo.resume", "sb3_ano.zoo.tuning.command"]
+TRAIN_PREPARATIONS: list[str] = ["sb3_ano.zoo.resume"]
 TRAIN_OPTIONS: list[Option] = [
     Option("--resume", "go on with the newest run of --algo and --env, from its last checkpoint", {"action": "store_true"}),
     Option(

@@ -12,10 +12,12 @@ from sb3_ano.zoo.backends import register_backends
 from sb3_ano.zoo.folders import no_empty_folders
 from sb3_ano.zoo.hyperparameters import check_file, check_hyperparameters, hyperparameter_file
 from sb3_ano.zoo.repairs import LIBRARY, apply_needed
-from sb3_ano.zoo.tuning import register_tuning
+from sb3_ano.zoo.search import SearchMixin
+from sb3_ano.zoo.search_spaces import register_search_spaces
 
 try:
     import rl_zoo3
+    import rl_zoo3.train
     from rl_zoo3.exp_manager import ExperimentManager
 except ImportError as error:
     raise missing_extra("zoo", error.name or "rl-zoo3") from error
@@ -34,7 +36,8 @@ def register_algorithms() -> None:
         ExperimentManager.setup_experiment = _leave_no_empty_run(ExperimentManager.setup_experiment)
         ExperimentManager._save_config = _save_trained_steps(ExperimentManager._save_config)
     register_backends()
-    register_tuning()
+    register_search_spaces()
+    rl_zoo3.train.ExperimentManager = SearchMixin
     apply_needed(LIBRARY)
 
 

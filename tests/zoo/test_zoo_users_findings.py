@@ -65,8 +65,7 @@ def test_enjoy_finds_what_train_left_without_options(command):  # users Z3
 
 
 @pytest.mark.parametrize("wrong", [["--sampler", "bogus"], ["--pruner", "bogus"], ["-params", "nsteps:3"]])
-@pytest.mark.xfail(strict=True, reason="users Z4")
-def test_a_refused_search_leaves_no_folder(wrong, command, monkeypatch, tmp_path):
+def test_a_refused_search_leaves_no_folder(wrong, command, monkeypatch, tmp_path):  # users Z4
     monkeypatch.chdir(tmp_path)
     assert command("train", *ANO, "-optimize", "--n-trials", "1", "-n", "500", *wrong)[0] == 2
     assert list(tmp_path.iterdir()) == []
@@ -161,8 +160,7 @@ def test_a_suggestion_is_not_buried_in_a_list(command):  # users Z22
     assert "gae_lambda" not in errors
 
 
-@pytest.mark.xfail(strict=True, reason="users Z22: none in a table of one trial")
-def test_a_table_of_one_trial_is_spelled_as_one_of_many(command, monkeypatch, tmp_path):
+def test_a_table_of_one_trial_is_spelled_as_one_of_many(command, monkeypatch, tmp_path):  # users Z22
     monkeypatch.chdir(tmp_path)
     few = ["--n-trials", "1", "--n-evaluations", "1", "-n", "256", "--sampler", "random", "--no-optim-plots"]
     status, output, _ = command("train", *ANO, "-optimize", *few, "--seed", "3")  # whose trust region is symmetric

@@ -1,0 +1,133 @@
+"""Search spaces of this package's algorithms, and the conversion of a trial's parameters to hyperparameters."""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import optuna
+from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
+from torch import nn
+
+from sb3_ano._registry import ALGORITHMS
+
+#: Samples per rollout, over all environments.
+MIN_ROLLOUT, MAX_ROLLOUT = 256, 16_384
+#: A trial's budget holds at least this many of the largest rollouts. Otherwise an agent could be evaluated untrained.
+MIN_UPDATES = 8
+#: Samples per minibatch.
+MIN_BATCH = 32
+
+_NETWORKS = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
+
+# Hyperparameter: the parameters that decide about it, each a range of integers, the bounds of a log-uniform float, or a list
+# of choices. A discount factor is searched as its distance from 1, on which the horizon depends.
+_SHARED: dict[str, dict[str, Any]] = {
+    "batch_size": {"n_minibatches_pow": range(6)},
+    "learning_rate": {"learning_rate": (1e-5, 5e-3), "lr_schedule": ["constant", "linear"]},
+    "n_epochs": {"n_epochs": [2, 5, 10, 20]},
+    "gamma": {"one_minus_gamma": (1e-4, 0.1)},
+    "gae_lambda": {"one_minus_gae_lambda": (1e-3, 0.3)},
+    "ent_coef": {"ent_coef": (1e-8, 0.1)},
+    "max_grad_norm": {"max_grad_norm": (0.3, 2.0)},
+    "clip_range": {"clip_range": (0.05, 0.6)},
+    "clip_range_high": {"clip_range_high_factor": [None, 0.7, 1.4, 2.0]},  # None: symmetric
+    "policy_kwargs": {"net_arch": list(_NETWORKS), "activation_fn": list(_ACTIVATIONS)},
+}
+
+
+def register_search_spaces() -> None:
+    """Add this package's algorithms to RL Zoo's samplers and converters; entries that exist stay."""
+    for algo in ALGORITHMS:
+        HYPERPARAMS_SAMPLER.setdefault(algo, functools.partial(sample_params, algo))
+        HYPERPARAMS_CONVERTER.setdefault(algo, convert_params)
+
+
+def sample_params(
+    algo: str, trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Sample the constructor's arguments of one of this package's algorithms.
+
+    With the first argument bound, this is a function of RL Zoo's ``HYPERPARAMS_SAMPLER``.
+
+    :param algo: RL Zoo's name of the algorithm
+    :param trial: trial that stores the sampled parameters
+    :param n_actions: size of the action space; not used
+    :param n_envs: number of environments
+    :param additional_args: ``fixed``, a mapping of the hyperparameters that are not searched, and ``n_timesteps``, the budget
+        of a trial; both are optional
+    :return: sampled arguments, with schedules as functions
+    """
+    fixed = additional_args.get("fixed", {})
+    # A distribution with one value is stored with the trial and adds no dimension to the search.
+    trial.suggest_int("n_envs", n_envs, n_envs)
+    if "n_steps" in fixed:
+        trial.suggest_int("n_steps", fixed["n_steps"], fixed["n_steps"])
+    else:
+        budget = additional_args.get("n_timesteps", MIN_UPDATES * MAX_ROLLOUT)
+        trial.suggest_int("n_steps_pow", *_n_steps_pow_bounds(n_envs, budget))
+    own = {name: {name: values} for name, values in ALGORITHMS[algo].search_space.items()}
+    for hyperparameter, parameters in (_SHARED | own).items():
+        needs_clip_range = hyperparameter == "clip_range_high"
+        if hyperparameter not in fixed and not (needs_clip_range and "clip_range" in fixed):
+            for name, values in parameters.items():
+                _suggest(trial, name, values)
+    hyperparameters = convert_params(trial.params)
+    del hyperparameters["n_envs"]
+    return ExperimentManager._preprocess_schedules(hyperparameters)
+
+
+def convert_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a trial's stored parameters to hyperparameters in RL Zoo's format.
+
+    ``n_envs`` is among them, because it decides about the size of minibatches.
+
+    :param params: ``trial.params``
+    """
+    converted = dict(params)
+    if "n_steps_pow" in params:
+        converted["n_steps"] = 2 ** converted.pop("n_steps_pow")
+    if "n_minibatches_pow" in params:
+        rollout = converted["n_steps"] * converted["n_envs"]
+        converted["batch_size"] = _batch_size(rollout, 2 ** converted.pop("n_minibatches_pow"))
+    for name in ("gamma", "gae_lambda"):
+        if f"one_minus_{name}" in params:
+            converted[name] = 1.0 - converted.pop(f"one_minus_{name}")
+    if converted.pop("lr_schedule", "constant") == "linear":
+        converted["learning_rate"] = f"lin_{converted['learning_rate']!r}"
+    if "clip_range_high_factor" in params:
+        factor = converted.pop("clip_range_high_factor")
+        converted["clip_range_high"] = None if factor is None else factor * converted["clip_range"]
+    if "net_arch" in params:
+        layers = _NETWORKS[converted.pop("net_arch")]
+        converted["policy_kwargs"] = {
+            "net_arch": {"pi": list(layers), "vf": list(layers)},
+            "activation_fn": _ACTIVATIONS[converted.pop("activation_fn")],
+        }
+    return converted
+
+
+def _suggest(trial: optuna.Trial, name: str, values: range | tuple[float, float] | list[Any]) -> None:
+    if isinstance(values, range):
+        trial.suggest_int(name, values[0], values[-1])
+    elif isinstance(values, tuple):
+        trial.suggest_float(name, *values, log=True)
+    else:
+        trial.suggest_categorical(name, values)
+
+
+def _n_steps_pow_bounds(n_envs: int, n_timesteps: int) -> tuple[int, int]:
+    largest = min(MAX_ROLLOUT, n_timesteps // MIN_UPDATES)
+    # At least 8 steps: with many environments, advantages would hardly look ahead.
+    low = max(3, math.ceil(math.log2(MIN_ROLLOUT / n_envs)))
+    high = math.floor(math.log2(max(largest / n_envs, 1.0)))
+    return low, max(low, high)
+
+
+def _batch_size(rollout: int, n_minibatches: int) -> int:
+    """Return the size of equal minibatches, fewer than asked for if they would be too small or unequal."""
+    while n_minibatches > 1 and (rollout % n_minibatches or rollout // n_minibatches < MIN_BATCH):
+        n_minibatches //= 2
+    return rollout // n_minibatches
