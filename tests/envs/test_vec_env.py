@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 from sb3_ano import ANO, MissingExtraError
 from sb3_ano.envs import DirectVecEnv, make_vec_env, vec_env
 from sb3_ano.envs.atari import AtariProtocol, atari_protocol
-from sb3_ano.envs.batched import processors
+from sb3_ano._io import cores as processors
 from tests.envs.backends import needs_atari, needs_envpool, needs_mujoco
 
 
