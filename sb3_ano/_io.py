@@ -27,7 +27,7 @@ _MAX_JSON_BYTES = 4_000_000
 
 
 def write_file(path: Path, content: bytes | str) -> None:
-    """Write a file so that, whenever the process is killed, either the old or the new content is there.
+    """Write a file so that, whenever process or machine fail, either the old or the new content is there.
 
     :param path: file to write; missing parent directories are made
     :param content: new content; text is encoded as UTF-8
@@ -45,6 +45,12 @@ def write_file(path: Path, content: bytes | str) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+    if os.name == "posix":  # the name survives a loss of power only if the directory is synchronized, too
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Checkpoints from which a training goes on as if it had never been interrupted."""
+"""Checkpoints from which training resumes as if it had not been interrupted."""
 
 from sb3_ano.checkpoints.callback import TrainingCheckpoints
 from sb3_ano.checkpoints.files import Checkpoint, newest_checkpoint, read_checkpoint

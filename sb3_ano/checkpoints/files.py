@@ -1,37 +1,31 @@
-"""The files of checkpoints: written whole or not at all, and verified before anything in them is unpickled."""
+"""Checkpoint files: written whole or not at all, and verified before anything in them is unpickled."""
 
-import contextlib
 import hashlib
 import io
 import json
-import os
 import re
 import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from sb3_ano._io import write_file
 
 FORMAT = 1
 _NAME = re.compile(r"checkpoint_(\d+)_steps\.zip")
-_UNFINISHED = ".checkpoint.unfinished"
 _MANIFEST, _STATE = "checkpoint.json", "training_state.pkl"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint. Its file is a model that the algorithm's ``load`` takes, too.
+    """A verified checkpoint. Its file is also a model file, which the algorithm's ``load`` reads.
 
-    :param path: of the file
+    :param path: path of the file
     :param num_timesteps: environment steps of the training so far
-    :param details: what the writer noted beside that, plain JSON
-    :param state: the pickled state of the training
+    :param details: plain JSON values: algorithm, settings, versions, and total number of steps
+    :param state: pickled state of the training
     """
 
     path: Path
@@ -40,103 +34,77 @@ class Checkpoint:
     state: bytes
 
 
-def write_checkpoint(folder: Path, num_timesteps: int, model: bytes, state: bytes, details: dict[str, Any], keep: int) -> Path:
-    """Write a checkpoint, and when it is safely on the disk, remove all but the last ones.
+def write_checkpoint(
+    directory: Path, num_timesteps: int, model: bytes, state: bytes, details: dict[str, Any], keep: int
+) -> Path:
+    """Write a checkpoint, and remove all but the last ones once it is safely on the disk.
 
-    :param folder: of the checkpoints
+    Only the process that holds the directory's lock may call it.
+
+    :param directory: directory of the checkpoints
     :param num_timesteps: environment steps of the training so far
-    :param model: a file that SB3's ``save`` wrote
-    :param state: pickled
-    :param details: plain JSON
-    :param keep: checkpoints that stay, this one included
+    :param model: content of a file that SB3's ``save`` wrote
+    :param state: pickled state of the training
+    :param details: plain JSON values
+    :param keep: number of checkpoints to keep, including this one
     :return: path of the file
-    :raises OSError: if it cannot be written; those of before are still there then
+    :raises OSError: if the file cannot be written; the earlier checkpoints then remain
     """
+    # A writer that was killed leaves its temporary file behind. Removed first, it cannot fill the disk.
+    for unfinished in directory.glob(".checkpoint*"):
+        unfinished.unlink(missing_ok=True)
     archive = io.BytesIO(model)
     with zipfile.ZipFile(archive, "a") as file:
         file.writestr(_STATE, state)
         checksums = {name: hashlib.sha256(file.read(name)).hexdigest() for name in file.namelist()}
         manifest = {"format": FORMAT, "num_timesteps": num_timesteps, "details": details, "sha256": checksums}
         file.writestr(_MANIFEST, json.dumps(manifest, indent=1))
-    path = folder / f"checkpoint_{num_timesteps}_steps.zip"
-    write_atomically(path, archive.getbuffer(), folder / _UNFINISHED)
-    for outdated in checkpoint_files(folder)[keep:]:
+    path = directory / f"checkpoint_{num_timesteps}_steps.zip"
+    write_file(path, archive.getvalue())
+    for outdated in checkpoint_files(directory)[keep:]:
         outdated.unlink(missing_ok=True)
     return path
 
 
-def write_atomically(path: Path, content: bytes | memoryview, unfinished: Path) -> None:
-    """Write a file that is there as a whole or not at all, whenever process or machine die.
-
-    :param path: of the file; one that is there is replaced
-    :param content: of the file
-    :param unfinished: where to write it first, in the same folder
-    :raises OSError: if it cannot be written
-    """
-    try:
-        with unfinished.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Have the names of the files in a folder survive a loss of power."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def checkpoint_files(folder: Path) -> list[Path]:
-    """The files that are named as checkpoints, newest first; one of them may be damaged."""
-    found = [(int(match[1]), path) for path in folder.glob("*.zip") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found, reverse=True)]
+def checkpoint_files(directory: Path) -> list[Path]:
+    """Return the files that are named like checkpoints, newest first, without looking into them."""
+    numbered = [(int(match[1]), path) for path in directory.glob("*.zip") if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(numbered, reverse=True)]
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a checkpoint, and compare all of it with its checksums.
+    """Read a checkpoint and verify its checksums.
 
-    Nothing is unpickled here. The state is a pickle, which is code: go on only from files of your own.
+    Nothing is unpickled here. The state is a pickle, which can run code: resume only from your own files.
 
-    :param path: of the file
-    :raises ValueError: if it is damaged, cut off, or no checkpoint
-    :raises OSError: if it cannot be read
+    :param path: path of the file
+    :raises ValueError: if the file is damaged, truncated, or not a checkpoint
+    :raises OSError: if the file cannot be read
     """
     path = Path(path)
     content = io.BytesIO(path.read_bytes())
     try:
         with zipfile.ZipFile(content) as archive:
             manifest = json.loads(archive.read(_MANIFEST))
-            found, checksums = manifest["format"], manifest["sha256"]
+            written_format, checksums = manifest["format"], manifest["sha256"]
             entries = {name: archive.read(name) for name in checksums}
-            wrong = [name for name, entry in entries.items() if hashlib.sha256(entry).hexdigest() != checksums[name]]
-            if wrong:
-                raise ValueError(f"the checksum of its entry {wrong[0]!r} does not match")
+            for name, entry in entries.items():
+                if hashlib.sha256(entry).hexdigest() != checksums[name]:
+                    raise ValueError(f"the checksum of its entry {name!r} does not match")
             checkpoint = Checkpoint(path, manifest["num_timesteps"], manifest["details"], entries[_STATE])
-    # A damaged header may ask for a password or an unknown compression, and a damaged number may lead anywhere.
+    # A damaged header can name a password, an unknown compression, or an offset outside of the file.
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, KeyError, TypeError, ValueError, OSError) as error:
-        raise ValueError(f"{path} is no checkpoint, or is damaged or cut off: {error}") from error
-    if found != FORMAT:
-        raise ValueError(f"{path} has format {found!r}; this version of sb3_ano reads format {FORMAT}")
+        raise ValueError(f"{path} is not a checkpoint, or is damaged or truncated: {error}") from error
+    if written_format != FORMAT:
+        raise ValueError(f"{path} has format {written_format!r}; this version of sb3_ano reads format {FORMAT}")
     return checkpoint
 
 
 def newest_checkpoint(folder: str | Path, tell: Callable[[str], None] = print) -> Checkpoint | None:
-    """The newest checkpoint in a folder that is whole.
+    """Return the newest undamaged checkpoint in a directory, or None.
 
-    :param folder: of the checkpoints
-    :param tell: gets one line for each newer file that is damaged and skipped
-    :return: None if there is no whole one
+    :param folder: directory of the checkpoints
+    :param tell: function that receives one line per newer file that is damaged and skipped
     :raises OSError: if a file cannot be read
     """
     for path in checkpoint_files(Path(folder)):
@@ -145,42 +113,3 @@ def newest_checkpoint(folder: str | Path, tell: Callable[[str], None] = print) -
         except ValueError as error:
             tell(f"skipped: {error}")
     return None
-
-
-class FolderLock:
-    """Held by the one process that writes checkpoints into a folder; the system ends it with the process.
-
-    A process that asks again gets it again: a training that ended with an exception releases its own only when its callback
-    is deleted, which a traceback may delay.
-
-    :param folder: an existing folder
-    :raises BlockingIOError: if another process holds it
-    """
-
-    _held: ClassVar[dict[str, "FolderLock"]] = {}
-
-    def __init__(self, folder: Path) -> None:
-        self._descriptor: int | None = None
-        if fcntl is None:
-            return
-        self._key = os.path.realpath(folder)
-        if self._key in self._held:
-            self._held[self._key].release()
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise BlockingIOError(
-                f"folder={str(folder)!r} is in use: a training writes its checkpoints there now, or has ended with an "
-                "exception in a process that still holds it; end that process"
-            ) from error
-        self._descriptor = descriptor
-        self._held[self._key] = self
-
-    def release(self) -> None:
-        """Let others have it; a second call does nothing."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-            del self._held[self._key]

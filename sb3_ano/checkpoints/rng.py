@@ -1,4 +1,4 @@
-"""The states of the random generators that a process has of its own."""
+"""The states of the process-wide random generators; ``bench`` uses them without checkpoints."""
 
 import random
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 
 
 def random_state() -> dict[str, Any]:
-    """Of Python, NumPy and PyTorch, as something that can be pickled; of GPUs where PyTorch has begun to use them."""
+    """Return the picklable states of Python's, NumPy's and PyTorch's generators, of GPUs only if PyTorch uses them."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
@@ -18,7 +18,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Bring the generators back to a state that :func:`random_state` returned; GPUs that are missing are left out."""
+    """Restore a state that :func:`random_state` returned; GPUs that this machine lacks are ignored."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])

@@ -1,15 +1,13 @@
 """The state of a training: the attributes of its model, environments and callbacks, as one pickle.
 
-Those objects themselves are built again by the program that goes on, and only get their attributes back. They are found by
-following attributes, and are known by how they were reached; a reference to one of them is stored as its name.
+The program that resumes builds these objects again, and only their attributes are restored. Objects are found by following
+attributes and are named after the path to them. Inside the pickle, a reference to one of them is its name.
 """
 
 import io
 import os
 import pickle
-import re
 import types
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,190 +25,157 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 
 from sb3_ano.checkpoints.native import native_state
 
+# Objects that the resuming program builds itself.
 _BUILT = (BaseAlgorithm, BaseCallback, VecEnv, gym.Env, spaces.Space, ResultsWriter)
-# Descriptions, which the program that resumes has itself.
 _DESCRIPTIONS = (types.ModuleType, types.MappingProxyType, EnvSpec)
-_CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
-# The attributes of networks and rollout buffers that are stored here. Parameters are in the model's file.
 _PLAIN = (bool, int, float, str, type(None))
-# What environments of gymnasium draw on, and the arguments of wrappers, which have no part in their steps.
-_NOT_IN_STEPS = {
-    "_saved_kwargs",
-    "clock",
-    "mujoco_renderer",
-    "renderer",
-    "screen",
-    "surf",
-    "viewer",
-    "window",
-    "window_surface",
-}
-_OF_CALLBACKS = {"globals", "locals", "verbose"}
-_OF_MODELS = {
-    "_logger",
-    "_total_timesteps",
-    "policy_kwargs",
-    "rollout_buffer_kwargs",
-    "start_time",
-    "tensorboard_log",
-    "verbose",
-}
+# Attributes that are not part of the state: arguments of constructors, and those that belong to the process.
+_ENVIRONMENT = {"_saved_kwargs", "class_attributes"}
+_CALLBACK = {"globals", "locals", "verbose"}
+_MODEL = {"_logger", "_total_timesteps", "policy_kwargs", "rollout_buffer_kwargs", "start_time", "tensorboard_log", "verbose"}
+# Windows and surfaces in gymnasium's environments. Other environments may use the names for data, which can be pickled.
+_RENDERERS = {"clock", "mujoco_renderer", "renderer", "screen", "surf", "viewer", "window", "window_surface"}
 
 
 @dataclass(frozen=True)
 class _NotStored:
-    """Stands in the state for a value that the program that resumes must have itself: a path, or code without a name.
+    """Stand for a value that the resuming program must have itself: a path, or what cannot be pickled.
 
-    :param description: equal descriptions mean equal values
+    :param description: equal descriptions mean equal values; None if values cannot be compared
     """
 
     description: Any
 
 
 class TrainingState:
-    """The objects of a training by name, whose attributes are captured, and restored in another process.
+    """The objects of a training by name. Their attributes are captured, and restored in another process.
 
-    :param model: with its environments
+    :param model: model with its environments
     :param callback: all callbacks of the training, or None
-    :param without: callbacks that are no part of the state
+    :param exclude: callback that is not part of the state
     """
 
-    def __init__(self, model: BaseAlgorithm, callback: BaseCallback | None, without: BaseCallback | None = None) -> None:
-        self._without = without
+    def __init__(self, model: OnPolicyAlgorithm, callback: BaseCallback | None, exclude: BaseCallback | None = None) -> None:
+        self._exclude = exclude
         self.objects: dict[str, Any] = {}
+        self.progress_bars: list[ProgressBarCallback] = []
         self._names: dict[int, str] = {}
-        skips = {*_OF_MODELS, *model._excluded_save_params(), *model._get_torch_save_params()[0]}
-        # What a rollout starts from is not saved with every model.
-        self._model_skips = {name for name in skips if not name.startswith("_last_")}
-        self._incomplete: dict[str, list[str]] = {}
-        self._links: dict[str, str] = {}
+        excluded = {*_MODEL, *model._excluded_save_params(), *model._get_torch_save_params()[0]}
+        # SB3 does not save what a rollout starts from.
+        self._of_model = {name for name in excluded if not name.startswith("_last_")}
         self._find("model", model)
         if callback is not None:
             self._find("callback", callback)
-        self._references = dict(_references(model))
-        for name, module in model.policy.named_modules():
-            self.objects[f"model.policy.{name}"] = module
-        if isinstance(model, OnPolicyAlgorithm):
-            self.objects["model.rollout_buffer"] = model.rollout_buffer
-        self._names |= {id(value): name for name, value in (self.objects | self._references).items()}
+        self.objects |= {f"model.policy.{name}": module for name, module in model.policy.named_modules()}
+        self.objects["model.rollout_buffer"] = model.rollout_buffer
+        # Callbacks can also refer to these, whose state is stored elsewhere.
+        self._referable = {**self.objects, "model.policy.optimizer": model.policy.optimizer}
+        self._referable |= {f"parameter {name}": parameter for name, parameter in model.policy.named_parameters()}
+        logger = getattr(model, "_logger", None)
+        self._referable |= {
+            f"logger {place}": part for place, part in enumerate([logger, *logger.output_formats] if logger else [])
+        }
+        self._names = {id(value): name for name, value in self._referable.items()}
 
     def _find(self, name: str, found: Any) -> None:
-        if id(found) in self._names or found is self._without or isinstance(found, ProgressBarCallback):
+        """Add an object that the program built, and those in its attributes."""
+        if isinstance(found, ProgressBarCallback):
+            self.progress_bars.append(found)
+            return
+        if id(found) in self._names or found is self._exclude:
             return
         if isinstance(found, BaseCallback):
-            # Not by place: a progress bar more or less moves the others.
-            kind = f"callback {type(found).__qualname__}"
+            # Numbered by class and not by place, which one more or one fewer callback would change.
+            kind = f"callback {_kind(found)}"
             name = f"{kind} {sum(other.startswith(kind + ' ') for other in self.objects)}"
-        self.objects[name] = found
-        self._names[id(found)] = name
+        self.objects[name], self._names[id(found)] = found, name
         if native_state(type(found)) is not None and not isinstance(found, spaces.Space):
             return
         for attribute, value in vars(found).items():
             for place, part in _built_parts(value).items():
                 if not _is_opaque(found) or isinstance(part, ResultsWriter):
                     self._find(f"{name}.{attribute}{place}", part)
-                if _is_training_env(name) and id(part) in self._names:
-                    self._links[f"{name}.{attribute}{place}"] = self._names[id(part)]
 
-    def environments_without_state(self) -> list[str]:
-        """Kinds of training environments whose state is out of reach: those of another library or process, and those with
-        attributes that cannot be pickled. Known after :meth:`capture`.
+    def capture(self) -> tuple[bytes, list[str], list[str]]:
+        """Pickle the attributes of all objects.
+
+        :return: the pickle; classes of training environments whose state cannot be pickled, or belongs to another library or
+            process; names of the other attributes that cannot be pickled, and of such environments in callbacks
         """
-        return list(
-            dict.fromkeys(
-                _kind(found)
-                for name, found in self.objects.items()
-                if _is_training_env(name) and (name in self._incomplete or _is_opaque(found))
-            )
-        )
-
-    @property
-    def dropped(self) -> list[str]:
-        """State outside of the training environments that cannot be stored: attributes that cannot be pickled, as
-        ``object.attribute``, and environments of callbacks. Known after :meth:`capture`.
-        """
-        attributes = [f"{name}.{attribute}" for name, lost in self._incomplete.items() for attribute in lost]
-        opaque = [name for name, found in self.objects.items() if _is_opaque(found)]
-        return [name for name in (*attributes, *opaque) if not _is_training_env(name)]
-
-    def capture(self) -> bytes:
-        """Pickle the attributes of all objects, without those that cannot be pickled."""
-        objects = {name: (_kind(found), self._captured(found)) for name, found in self.objects.items()}
-        state = {"environments": self._environments(), "links": self._links, "objects": objects}
+        objects = {name: (_kind(found), self._state_of(name, found)) for name, found in self.objects.items()}
+        state = {"environments": self._environments(), "objects": objects}
+        lost = {name: [name] for name, found in self.objects.items() if _is_opaque(found)}
         try:
-            return self._pickled(state)
-        except Exception:  # an object may raise anything when it is pickled
-            self._drop(objects)
-            return self._pickled(state)
+            content = self._pickled(state)
+        except Exception:  # an object can raise anything when it is pickled
+            for name, (_, attributes) in objects.items():
+                for key, value in attributes.items() if isinstance(attributes, dict) else ():
+                    if not self._can_pickle(value):
+                        attributes[key] = _NotStored(_description(value))
+                        if attributes[key].description is None:
+                            lost.setdefault(name, []).append(f"{name}.{key}")
+            content = self._pickled(state)
+        environments = dict.fromkeys(
+            _kind(self.objects[name]) for name in self.objects if name in lost and _is_training_env(name)
+        )
+        return content, list(environments), [place for name in lost if not _is_training_env(name) for place in lost[name]]
 
-    def _captured(self, found: Any) -> Any:
+    def _state_of(self, name: str, found: Any) -> Any:
         native = native_state(type(found))
         if native is not None:
             return native.get(found)
-        return dict(self._attributes(found))
-
-    def _attributes(self, found: Any) -> Iterator[tuple[str, Any]]:
-        """The attributes that make the state of an object."""
         if _is_opaque(found):
-            return
-        skipped: set[str] = {"class_attributes"}
+            return {}
         if isinstance(found, BaseAlgorithm):
-            skipped = self._model_skips
+            skipped = self._of_model
         elif isinstance(found, BaseCallback):
-            skipped = _OF_CALLBACKS
-        elif isinstance(found, gym.Env):
-            skipped = _NOT_IN_STEPS
+            skipped = _CALLBACK
         elif isinstance(found, torch.nn.Module | RolloutBuffer):
+            # Parameters and buffers are in the model file, and a rollout starts with an empty rollout buffer.
             skipped = {key for key, value in vars(found).items() if not isinstance(value, _PLAIN)}
-        for key, value in vars(found).items():
-            if key in skipped or isinstance(value, _DESCRIPTIONS) or _is_link(value):
-                continue
-            is_code = isinstance(value, _CODE) or (isinstance(found, BaseAlgorithm) and callable(value))
-            if _is_path_setting(found, value) or (is_code and not self._can_pickle(value)):
-                value = _NotStored(_description(value))
-            yield key, value
+        else:
+            skipped = _ENVIRONMENT | {key for key in _RENDERERS & {*vars(found)} if not self._can_pickle(vars(found)[key])}
+        return {
+            key: _NotStored(_description(value)) if _is_path_setting(found, value) else value
+            for key, value in vars(found).items()
+            if not (key in skipped or isinstance(value, _DESCRIPTIONS) or _is_built_again(name, value))
+        }
 
     def _can_pickle(self, value: Any) -> bool:
-        if isinstance(value, types.MethodType):
-            # It is found again by its name, which may mean another method there.
-            method = getattr(type(value.__self__), value.__name__, None)
-            if method is not value.__func__:
-                return False
         try:
             self._pickled(value)
-        except Exception:  # an object may raise anything when it is pickled
+        except Exception:  # an object can raise anything when it is pickled
             return False
         return True
 
-    def _drop(self, objects: dict[str, tuple[str, Any]]) -> None:
-        """Take out what cannot be pickled."""
-        for name, (_, attributes) in objects.items():
-            if not isinstance(attributes, dict):
-                continue
-            for key in list(attributes):
-                if not self._can_pickle(attributes[key]):
-                    del attributes[key]
-                    self._incomplete.setdefault(name, []).append(key)
-
     def _pickled(self, value: Any) -> bytes:
         file = io.BytesIO()
-        _Pickler(file, self._names).dump(value)
+        pickler = _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL)
+        pickler.names = self._names
+        pickler.dump(value)
         return file.getvalue()
 
     def restore(self, content: bytes) -> list[str]:
-        """Give all objects the attributes that were captured.
+        """Set the attributes of all objects to those that were captured.
 
-        :return: attributes that differ from those that were captured, and cannot be restored
-        :raises ValueError: if the environments are built in another way than those of the checkpoint, or classes or functions
-            in it do not exist any more
+        :return: names of attributes that differ from the captured ones and cannot be restored
+        :raises ValueError: if the environments have other classes or wrappers than those of the checkpoint, or the program
+            lacks a class or function that the checkpoint refers to
         """
         try:
-            state = _Unpickler(io.BytesIO(content), self.objects | self._references).load()
+            unpickler = _Unpickler(io.BytesIO(content))
+            unpickler.objects = self._referable
+            state = unpickler.load()
         except (AttributeError, ImportError) as error:
-            raise ValueError(f"the checkpoint holds an object that this program does not define: {error}") from error
-        self._require_environments(state["environments"])
-        links = state.get("links", {})
-        different = [place for place, target in self._links.items() if links.get(place, target) != target]
+            raise ValueError(f"the checkpoint refers to an object that this program does not define: {error}") from error
+        here, there = self._environments(), state["environments"]
+        if here != there:
+            name = min((name for name, _ in here.items() ^ there.items()), key=lambda name: (len(name), name))
+            raise ValueError(
+                f"{name.removeprefix('model.')} is {here.get(name, 'missing')}, but {there.get(name, 'missing')} in the "
+                "checkpoint; use as many environments and the same wrappers as before"
+            )
+        different = []
         for name, (kind, attributes) in state["objects"].items():
             found = self.objects.get(name)
             if found is None or kind != _kind(found):
@@ -218,40 +183,27 @@ class TrainingState:
             native = native_state(type(found))
             if native is not None:
                 native.set(found, attributes)
-            else:
-                for key, value in attributes.items():
-                    built = vars(found).get(key)
-                    if not (isinstance(value, _NotStored) or _is_path_setting(found, built)):
-                        vars(found)[key] = value
-                    elif _description(built) != _description(value):
-                        different.append(f"{name}.{key}")
+                continue
+            for key, value in attributes.items():
+                built = vars(found).get(key)
+                if not (isinstance(value, _NotStored) or _is_path_setting(found, built)):
+                    vars(found)[key] = value
+                elif _differ(_description(built), _description(value)):
+                    different.append(f"{name}.{key}")
         return different
 
     def _environments(self) -> dict[str, str]:
-        """The training environments and their wrappers, by name: what they are."""
-        return {
-            name: _kind(found)
-            for name, found in self.objects.items()
-            if _is_training_env(name) and isinstance(found, VecEnv | gym.Env)
-        }
-
-    def _require_environments(self, captured: dict[str, str]) -> None:
-        built = self._environments()
-        for name in sorted({*built, *captured}, key=len):
-            here, there = built.get(name, "missing"), captured.get(name, "missing")
-            if here != there:
-                raise ValueError(
-                    f"{name.removeprefix('model.')} is {here}, and {there} in the checkpoint; a training goes on only with as "
-                    "many environments and the same wrappers as before"
-                )
+        """Return the classes of the training environments and their wrappers by name."""
+        environments = {name: found for name, found in self.objects.items() if isinstance(found, VecEnv | gym.Env)}
+        return {name: _kind(found) for name, found in environments.items() if _is_training_env(name)}
 
 
 def _is_training_env(name: str) -> bool:
-    return re.match(r"model\.env\b", name) is not None
+    return name == "model.env" or name.startswith(("model.env.", "model.env["))
 
 
 def _built_parts(value: Any) -> dict[str, Any]:
-    """A value, or parts of a list, tuple or dict, that are objects of their own, by place."""
+    """Return the built objects that a value is, or that a list, tuple or dict holds, by their place in it."""
     parts = {f"[{key!r}]": part for key, part in value.items()} if isinstance(value, dict) else {"": value}
     if isinstance(value, list | tuple):
         if not any(map(_is_built, set(map(type, value)))):  # long lists of numbers are common
@@ -260,9 +212,16 @@ def _built_parts(value: Any) -> dict[str, Any]:
     return {place: part for place, part in parts.items() if _is_built(type(part))}
 
 
-def _is_link(value: Any) -> bool:
-    """Whether a value is nothing but such objects, which the program that goes on has linked itself."""
-    return len(_built_parts(value)) == (len(value) or -1 if isinstance(value, dict | list | tuple) else 1)
+def _is_built_again(name: str, value: Any) -> bool:
+    """Whether the resuming program sets an attribute itself, because the value is nothing but built objects.
+
+    Between training environments references are restored: a wrapper can switch from one environment to another. Their
+    names exist there, because the environments are the same. Those of spaces and callbacks may not.
+    """
+    parts = _built_parts(value).values()
+    length = len(value) if isinstance(value, dict | list | tuple) else 1
+    is_of_environments = _is_training_env(name) and all(isinstance(part, VecEnv | gym.Env) for part in parts)
+    return len(parts) == length > 0 and not is_of_environments
 
 
 def _is_built(kind: type) -> bool:
@@ -270,50 +229,45 @@ def _is_built(kind: type) -> bool:
 
 
 def _is_opaque(found: Any) -> bool:
-    """Whether these are environments of another library or another process."""
+    """Whether an object is a batch of environments of another library or another process."""
     return isinstance(found, VecEnv) and not isinstance(found, DummyVecEnv | VecEnvWrapper)
 
 
-def _is_path_setting(found: Any, value: Any) -> bool:
-    """Whether this is a path in a callback, which differs where a folder has been moved."""
-    if not isinstance(found, BaseCallback):
+def _is_path_setting(owner: Any, value: Any) -> bool:
+    """Whether a value is a path in a callback, which differs if the directory has been moved."""
+    if not isinstance(owner, BaseCallback):
         return False
-    separators = (os.sep, os.altsep or os.sep)
     return isinstance(value, os.PathLike) or (
-        isinstance(value, str) and (any(separator in value for separator in separators) or os.path.exists(value))
+        isinstance(value, str) and (os.sep in value or (os.altsep or os.sep) in value or os.path.exists(value))
     )
 
 
 def _description(value: Any) -> Any:
-    """Plain values by which two attributes can be compared; functions are not called for it."""
+    """Return plain values that are equal for equal attributes, or None; functions are not called."""
     if isinstance(value, _NotStored):
         return value.description
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    value = getattr(value, "value_schedule", value)  # which SB3 wraps
+    value = getattr(value, "value_schedule", value)  # SB3 wraps schedules
     function = getattr(value, "__func__", value)
     if not isinstance(function, types.FunctionType):
-        return value if isinstance(value, _PLAIN) else getattr(value, "__qualname__", _kind(value))
+        return value if isinstance(value, _PLAIN) else value.__qualname__ if isinstance(value, type) else None
     code = function.__code__
     held = [*code.co_consts, *(function.__defaults__ or ()), *map(_content, function.__closure__ or ())]
     return [function.__module__, function.__qualname__, code.co_code, [part for part in held if isinstance(part, _PLAIN)]]
 
 
+def _differ(built: Any, captured: Any) -> bool:
+    # Functions of this package are those of its installed version.
+    is_ours = isinstance(captured, list) and captured[0].startswith("sb3_ano.")
+    return captured is None or (built != captured and not is_ours)
+
+
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # it is empty
+    except ValueError:  # the cell is empty
         return None
-
-
-def _references(model: BaseAlgorithm) -> Iterator[tuple[str, Any]]:
-    """Parts of the model to which callbacks may refer, and whose state is stored elsewhere."""
-    yield "model.policy.optimizer", model.policy.optimizer
-    for name, parameter in model.policy.named_parameters():
-        yield f"parameter {name}", parameter
-    logger = getattr(model, "_logger", None)
-    for place, part in enumerate([logger, *logger.output_formats] if logger else []):
-        yield f"logger {place}", part
 
 
 def _kind(found: Any) -> str:
@@ -321,24 +275,25 @@ def _kind(found: Any) -> str:
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, names: dict[int, str]) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._names = names
+    """Pickle references to built objects as their names."""
+
+    names: dict[int, str]
 
     def persistent_id(self, value: Any) -> str | None:
-        return self._names.get(id(value))
+        return self.names.get(id(value))
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, EzPickle | gym.Env | VecEnv):
-            # EzPickle would come back as it was made, without its state.
-            raise pickle.PicklingError(f"{type(value).__qualname__} does not take its state along")
+            # Unpickled, an EzPickle object is as its constructor made it.
+            raise pickle.PicklingError(f"{type(value).__qualname__} is pickled without its state")
+        if isinstance(value, types.MethodType) and getattr(type(value.__self__), value.__name__, None) is not value.__func__:
+            # Unpickled, a method is the attribute of its name.
+            raise pickle.PicklingError(f"{value.__qualname__} has another name")
         return NotImplemented
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, objects: dict[str, Any]) -> None:
-        super().__init__(file)
-        self._objects = objects
+    objects: dict[str, Any]
 
     def persistent_load(self, name: str) -> Any:
-        return self._objects.get(name)
+        return self.objects.get(name)

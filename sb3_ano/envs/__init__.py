@@ -1,4 +1,4 @@
-"""Environments by id, alone and vectorised."""
+"""Environments by id, single and vectorized."""
 
 from sb3_ano.envs.direct import DirectVecEnv
 from sb3_ano.envs.make import explained_missing_packages, make_env, register_atari

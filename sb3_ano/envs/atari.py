@@ -1,4 +1,4 @@
-"""What an Atari id means, and the protocol under which all backends play it."""
+"""The meaning of Atari ids, and the protocol that all backends follow."""
 
 import dataclasses
 import re
@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-# The first alternative means what gymnasium means by it, sticky actions; so does version 0 of the second.
+# As in gymnasium, the first form and version 0 of the second have sticky actions.
 _NAMESPACED = re.compile(r"ALE/(?P<game>\w+)-v5")
 _NO_FRAMESKIP = re.compile(r"(?P<game>\w+)NoFrameskip-v(?P<version>[04])")
 _PLAIN = re.compile(r"(?P<game>\w+)-v5")
@@ -18,19 +18,19 @@ _STICKY = 0.25
 
 @dataclasses.dataclass(frozen=True)
 class AtariProtocol:
-    """How a game is played and shown; the same on every backend.
+    """Settings of an Atari game that are the same for all backends.
 
-    :param game: its name as in ids, for example ``SpaceInvaders``
+    :param game: name of the game as in ids, for example ``SpaceInvaders``
     :param repeat_action_probability: probability with which the emulator repeats the last action (sticky actions)
-    :param episodic_life: end the learner's episode at each lost life; the game goes on
-    :param clip_reward: reward the learner with the sign of the score's change
-    :param noop_max: a game starts with up to so many frames without action
-    :param frame_skip: frames an action lasts
-    :param frame_stack: observations that are stacked, newest last
-    :param screen_size: height and width of an observation, in pixels
-    :param full_action_space: all 18 actions, instead of those that the game knows
-    :param max_frames: frames after which a game is truncated
-    :raises ValueError: for a number that is not allowed; the emulators' libraries do not check them all
+    :param episodic_life: whether a lost life ends the learner's episode; the game continues
+    :param clip_reward: whether rewards are clipped to their sign
+    :param noop_max: maximum number of no-op frames at the start of a game
+    :param frame_skip: number of frames per action
+    :param frame_stack: number of stacked observations, newest last
+    :param screen_size: height and width of an observation in pixels
+    :param full_action_space: whether to use all 18 actions instead of those that the game knows
+    :param max_frames: number of frames after which a game is truncated
+    :raises ValueError: if a number is out of range
     """
 
     game: str
@@ -45,10 +45,9 @@ class AtariProtocol:
     max_frames: int = 108_000
 
     def __post_init__(self) -> None:
+        # The emulators' libraries do not check all of these.
         for name, least in {"noop_max": 0, "frame_skip": 1, "frame_stack": 1, "screen_size": 1, "max_frames": 1}.items():
-            value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or value < least:
-                raise ValueError(f"{name}={value!r} is not allowed; allowed are whole numbers from {least}")
+            require_integer(name, getattr(self, name), least)
         if not 0.0 <= self.repeat_action_probability <= 1.0:
             raise ValueError(
                 f"repeat_action_probability={self.repeat_action_probability!r} is not allowed; allowed are numbers from 0 to 1"
@@ -56,21 +55,33 @@ class AtariProtocol:
 
     @property
     def observation_space(self) -> spaces.Box:
-        """Grey pictures, channels first: ``(frame_stack, screen_size, screen_size)``, uint8."""
+        """The space of grayscale images, channels first: ``(frame_stack, screen_size, screen_size)``, uint8."""
         return spaces.Box(0, 255, (self.frame_stack, self.screen_size, self.screen_size), np.uint8)
 
+    @property
+    def emulator_settings(self) -> dict[str, Any]:
+        """The settings that EnvPool and ale-py call by the same names."""
+        return {
+            "repeat_action_probability": self.repeat_action_probability,
+            "full_action_space": self.full_action_space,
+            "noop_max": self.noop_max,
+            "stack_num": self.frame_stack,
+            "img_height": self.screen_size,
+            "img_width": self.screen_size,
+        }
+
     def changed(self, env_kwargs: Mapping[str, Any]) -> tuple["AtariProtocol", dict[str, Any]]:
-        """This protocol with the settings in ``env_kwargs``, and what of them is no setting of a protocol."""
-        own = {field.name for field in dataclasses.fields(self)} - {"game"}
-        settings = {key: value for key, value in env_kwargs.items() if key in own}
-        return dataclasses.replace(self, **settings), {key: env_kwargs[key] for key in env_kwargs if key not in own}
+        """Return this protocol with the settings in ``env_kwargs``, and the settings that are not part of a protocol."""
+        names = {field.name for field in dataclasses.fields(self)} - {"game"}
+        settings = {key: value for key, value in env_kwargs.items() if key in names}
+        return dataclasses.replace(self, **settings), {key: env_kwargs[key] for key in env_kwargs if key not in names}
 
 
 def atari_protocol(env_id: str) -> AtariProtocol | None:
-    """The protocol that an id names, without a look whether there is such a game; None if it names none.
+    """Return the protocol that an id stands for, or None; whether the game exists is not checked.
 
-    ``NAME-v5`` and ``NAMENoFrameskip-v4`` play without sticky actions, ``ALE/NAME-v5`` and ``NAMENoFrameskip-v0`` with, as
-    gymnasium's ids say. ``NAME-v5`` is EnvPool's form; where gymnasium knows such an id, it is no Atari game.
+    ``NAME-v5`` and ``NAMENoFrameskip-v4`` have no sticky actions, ``ALE/NAME-v5`` and ``NAMENoFrameskip-v0`` have them, as in
+    gymnasium. ``NAME-v5`` is EnvPool's form; an id of this form that is registered in gymnasium is not an Atari game.
     """
     if match := _NAMESPACED.fullmatch(env_id):
         return AtariProtocol(match["game"], _STICKY)
@@ -79,3 +90,12 @@ def atari_protocol(env_id: str) -> AtariProtocol | None:
     if (match := _PLAIN.fullmatch(env_id)) and env_id not in gym.registry:
         return AtariProtocol(match["game"])
     return None
+
+
+def require_integer(name: str, value: Any, least: int = 1) -> None:
+    """Reject a value that is not an integer of at least ``least``.
+
+    :raises ValueError: naming the argument, the value and what is allowed
+    """
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name}={value!r} is not allowed; allowed are integers from {least}")

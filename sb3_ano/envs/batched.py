@@ -1,4 +1,4 @@
-"""What SB3 expects of a vectorised environment, on top of environments that another library steps as one batch."""
+"""SB3's contract for vectorized environments, over environments that another library steps as one batch."""
 
 import os
 import time
@@ -14,21 +14,25 @@ from stable_baselines3.common.monitor import Monitor, ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-
-def processors() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+# Attributes of environments that are the same for the whole batch.
+_SHARED = ("action_space", "metadata", "observation_space", "render_mode", "spec")
 
 
 class NoSingleEnvError(NotImplementedError, AttributeError):
-    """Asked of one environment what only a batch of Python environments has; an AttributeError for ``has_attr``."""
+    """A batch cannot do what needs single Python environments; an AttributeError, because ``has_attr`` catches it."""
 
 
 class Transition(NamedTuple):
-    """One step of all environments, before those that ended are restarted; arrays have ``n_envs`` rows.
+    """One step of all environments, before those that are done are restarted.
 
-    ``scores`` are the rewards before any clipping. ``over`` says where the game has ended, which a lost life that ends the
-    learner's episode does not; everywhere else it is ``terminated | truncated``. ``details`` is the backend's own.
+    :param observations: shape ``(n_envs, ...)``
+    :param rewards: shape ``(n_envs,)``, float32
+    :param scores: rewards before clipping, shape ``(n_envs,)``
+    :param terminated: shape ``(n_envs,)``, bool
+    :param truncated: shape ``(n_envs,)``, bool
+    :param over: whether the game has ended, shape ``(n_envs,)``. A lost life can end the learner's episode, but not the game;
+        otherwise it is ``terminated | truncated``
+    :param details: whatever the backend needs to restart environments
     """
 
     observations: np.ndarray
@@ -41,18 +45,18 @@ class Transition(NamedTuple):
 
 
 class BatchedVecEnv(VecEnv):
-    """SB3's VecEnv over a batch; a backend implements ``_begin``, ``_advance``, ``_restart`` and ``_release``.
+    """SB3's VecEnv over a batch. A backend implements ``_begin``, ``_advance``, ``_restart`` and ``_release``.
 
-    Statistics of episodes are kept here for all environments at once: ``infos[i]["episode"]`` has the keys and meaning of
-    SB3's Monitor, with the unclipped score. Arrays that are returned are new at every step and belong to the caller.
+    Episode statistics are computed for all environments at once: ``infos[i]["episode"]`` has the keys and meaning of
+    SB3's Monitor, with the unclipped score. Returned arrays are new at each step and belong to the caller.
 
-    :param env_id: named in errors and in the monitor file
+    :param env_id: id for error messages and the monitor file
     :param backend: name of the backend
     :param n_envs: number of environments
-    :param observation_space: of one environment
-    :param action_space: of one environment
+    :param observation_space: observation space of one environment
+    :param action_space: action space of one environment
     :param seed: environment ``i`` gets ``seed + i`` at the first reset; None draws seeds
-    :param monitor_dir: folder for ``0.monitor.csv``, one file for the batch; None writes none
+    :param monitor_dir: directory of ``0.monitor.csv``, one file for the batch; None writes none
     :param render_mode: None or ``"rgb_array"``
     """
 
@@ -68,36 +72,27 @@ class BatchedVecEnv(VecEnv):
         monitor_dir: str | os.PathLike[str] | None = None,
         render_mode: str | None = None,
     ) -> None:
-        self.env_id = env_id
-        self.backend = backend
-        self._attributes = {
-            "action_space": action_space,
-            "metadata": {"render_modes": ["rgb_array"] if render_mode else []},
-            "observation_space": observation_space,
-            "render_mode": render_mode,
-            "spec": gym.registry.get(env_id),
-        }
+        self.env_id, self.backend = env_id, backend
+        self.spec = gym.registry.get(env_id)
+        self.render_mode = render_mode  # which VecEnv asks get_attr for
         super().__init__(n_envs, observation_space, action_space)
-        self._action_shape = (n_envs, *(action_space.shape or ()))
         self._actions: np.ndarray | None = None
-        self._started = False
-        self._closed = False
+        self._started = self._closed = False
         self._returns = np.zeros(n_envs)
         self._lengths = np.zeros(n_envs, np.int64)
         self._t_start = time.time()
         self._writer: ResultsWriter | None = None
         if monitor_dir is not None:
-            header: dict[str, float | str] = {"t_start": self._t_start, "env_id": env_id}
-            self._writer = ResultsWriter(os.path.join(monitor_dir, "0"), header=header)
-            weakref.finalize(self, self._writer.close)  # also without close()
+            self._writer = ResultsWriter(os.path.join(monitor_dir, "0"), {"t_start": self._t_start, "env_id": env_id})
+            weakref.finalize(self, self._writer.close)  # if close() is never called
         if seed is not None:
             self.seed(seed)
 
     @abstractmethod
     def _begin(self, seeds: list[int] | None) -> np.ndarray:
-        """Start new episodes everywhere.
+        """Start new episodes in all environments.
 
-        :param seeds: one for each environment, or None to go on with the generators as they are
+        :param seeds: one seed per environment, or None to continue with the present generators
         :return: observations, shape ``(n_envs, ...)``
         """
 
@@ -105,62 +100,61 @@ class BatchedVecEnv(VecEnv):
     def _advance(self, actions: np.ndarray) -> Transition:
         """Step all environments.
 
-        :param actions: shape ``(n_envs, ...)``, already checked
+        :param actions: valid actions, shape ``(n_envs, ...)``
         """
 
     @abstractmethod
     def _restart(self, indices: np.ndarray, transition: Transition) -> tuple[np.ndarray, np.ndarray]:
-        """Start the next episode of the learner in the environments that are done.
+        """Start the learner's next episode in the environments that are done.
 
-        :param indices: of those environments, ascending
-        :return: copies of the last observations of the old episodes, and the first of the new ones
+        :param indices: indices of these environments, ascending
+        :return: copies of the last observations of the old episodes, and the first observations of the new ones
         """
 
     @abstractmethod
     def _release(self) -> None:
-        """Give back what the backend holds; called once."""
+        """Free the backend's resources; called once."""
 
     def reset(self) -> VecEnvObs:
-        """Start new episodes everywhere, with new seeds after ``seed()``.
+        """Start new episodes in all environments, with new seeds after ``seed()``.
 
         :return: observations, shape ``(n_envs, ...)``
+        :raises RuntimeError: after ``close``
         """
-        self._check_open()
+        self._require_open()
         seeds = None if self._seeds[0] is None else [int(seed) for seed in self._seeds if seed is not None]
         if seeds is None and not self._started:
-            seeds = [int(seed) for seed in np.random.default_rng().integers(2**31, size=self.num_envs)]
+            seeds = np.random.default_rng().integers(2**31, size=self.num_envs).tolist()
         observations = self._begin(seeds)
         self._reset_seeds()
-        self._started = True
-        self._actions = None
-        self._returns[:] = 0.0
-        self._lengths[:] = 0
+        self._started, self._actions = True, None
+        self._returns[:], self._lengths[:] = 0.0, 0
         self.reset_infos = [{} for _ in range(self.num_envs)]
         return observations
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Take the actions for the next step.
+        """Store the actions of the next step.
 
         :param actions: shape ``(n_envs, ...)``
-        :raises ValueError: if they have another shape, or a discrete one is not in the action space
+        :raises ValueError: if the shape differs, or a discrete action is not in the action space
         """
-        actions = np.asarray(actions)
-        if actions.shape != self._action_shape:
-            raise ValueError(f"actions of shape {actions.shape} are not allowed; allowed is {self._action_shape}")
+        actions, allowed = np.asarray(actions), (self.num_envs, *(self.action_space.shape or ()))
+        if actions.shape != allowed:
+            raise ValueError(f"actions of shape {actions.shape} are not allowed; allowed is {allowed}")
         if isinstance(self.action_space, spaces.Discrete):
-            # The libraries underneath index with them, unchecked.
+            # The libraries use actions as indices without checking them.
             inside = (actions >= self.action_space.start) & (actions < self.action_space.start + self.action_space.n)
             if not inside.all():
                 raise ValueError(f"actions={actions[~inside]} are not in {self.action_space}")
         self._actions = actions
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Step all environments; those that are done start their next episode at once.
+        """Step all environments; those that are done start their next episode in the same step.
 
         :return: observations ``(n_envs, ...)``, rewards ``(n_envs,)`` float32, dones ``(n_envs,)`` bool, infos
         :raises RuntimeError: before ``reset``, without ``step_async``, or after ``close``
         """
-        self._check_open()
+        self._require_open()
         if not self._started or self._actions is None:
             raise RuntimeError(f"{self.env_id}: call reset() before the first step, and step_async() before step_wait()")
         transition = self._advance(self._actions)
@@ -172,32 +166,26 @@ class BatchedVecEnv(VecEnv):
         observations = transition.observations
         if dones.any():
             indices = np.flatnonzero(dones)
-            terminal, first = self._restart(indices, transition)
-            observations[indices] = first
+            terminal, observations[indices] = self._restart(indices, transition)
             for row, index in enumerate(indices.tolist()):
-                info = infos[index]
-                info["terminal_observation"] = terminal[row]
-                info["TimeLimit.truncated"] = bool(transition.truncated[index] and not transition.terminated[index])
+                infos[index]["terminal_observation"] = terminal[row]
+                infos[index]["TimeLimit.truncated"] = bool(transition.truncated[index] and not transition.terminated[index])
                 self.reset_infos[index] = {}
                 if transition.over[index]:
-                    info["episode"] = self._finished_episode(index)
+                    infos[index]["episode"] = self._finish_episode(index)
         return observations, transition.rewards, dones, infos
 
-    def _finished_episode(self, index: int) -> dict[str, float]:
-        """Statistics of the episode that ended in environment ``index``, rounded as Monitor does, and counted afresh."""
-        episode = {
-            "r": round(float(self._returns[index]), 6),
-            "l": int(self._lengths[index]),
-            "t": round(time.time() - self._t_start, 6),
-        }
-        self._returns[index] = 0.0
-        self._lengths[index] = 0
+    def _finish_episode(self, index: int) -> dict[str, float]:
+        """Return the statistics of an environment's episode, rounded as by Monitor, and reset them."""
+        score, seconds = float(self._returns[index]), time.time() - self._t_start
+        episode = {"r": round(score, 6), "l": int(self._lengths[index]), "t": round(seconds, 6)}
+        self._returns[index], self._lengths[index] = 0.0, 0
         if self._writer is not None:
             self._writer.write_row(episode)
         return episode
 
     def close(self) -> None:
-        """Give everything back; a second call does nothing."""
+        """Free all resources; a second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -205,64 +193,56 @@ class BatchedVecEnv(VecEnv):
         if self._writer is not None:
             self._writer.close()
 
-    def _check_open(self) -> None:
+    def _require_open(self) -> None:
         if self._closed:
             raise RuntimeError(f"{self.env_id}: the environment is closed")
 
     def set_options(self, options: list[dict] | dict | None = None) -> None:
-        """Batches take no options at reset.
+        """Reject reset options, which a batch does not have.
 
-        :raises NotImplementedError: if there are any
+        :raises NoSingleEnvError: if there are options
         """
         if any(options if isinstance(options, list) else [options or {}]):
-            raise NotImplementedError(f"backend {self.backend!r} takes no reset options; backend='gymnasium' does")
+            raise self._needs_single_envs("take reset options")
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """``render_mode``, ``spec``, ``metadata``, ``observation_space`` or ``action_space``, once for each environment.
+        """Return ``render_mode``, ``spec``, ``metadata``, ``observation_space`` or ``action_space`` once per environment.
 
-        :raises NoSingleEnvError: for any other, because there are no Python environments to ask
+        :raises NoSingleEnvError: for other attributes, because there are no Python environments
         """
-        if attr_name not in self._attributes:
-            raise NoSingleEnvError(
-                f"backend {self.backend!r} has no environments with an attribute {attr_name!r}; "
-                f"it answers {', '.join(self._attributes)}, and backend='gymnasium' all of them"
-            )
-        return [self._attributes[attr_name] for _ in self._get_indices(indices)]
+        if attr_name not in _SHARED:
+            raise self._needs_single_envs(f"get {attr_name!r}, only {', '.join(_SHARED)}")
+        return [getattr(self, attr_name) for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        """Not possible.
-
-        :raises NoSingleEnvError: always
-        """
-        raise NoSingleEnvError(f"backend {self.backend!r} cannot set {attr_name!r}; backend='gymnasium' can")
+        """Raise NoSingleEnvError."""
+        raise self._needs_single_envs(f"set {attr_name!r}")
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
     ) -> list[Any]:
-        """Not possible.
-
-        :raises NoSingleEnvError: always
-        """
-        raise NoSingleEnvError(f"backend {self.backend!r} cannot call {method_name!r}; backend='gymnasium' can")
+        """Raise NoSingleEnvError."""
+        raise self._needs_single_envs(f"call {method_name!r}")
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
-        """True for Monitor, whose statistics are kept here, so that SB3 reads ``infos[i]["episode"]``."""
+        """Return True for Monitor, whose statistics are computed here, so that SB3 reads ``infos[i]["episode"]``."""
         return [issubclass(Monitor, wrapper_class) for _ in self._get_indices(indices)]
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """Pictures of all environments.
+        """Return an image per environment.
 
-        :raises NotImplementedError: if this backend draws none
+        :raises NoSingleEnvError: if the environments do not render
         """
-        raise NotImplementedError(
-            f"backend {self.backend!r} does not render; use backend='gymnasium' with env_kwargs={{'render_mode': 'rgb_array'}}"
-        )
+        raise self._needs_single_envs("render these environments")
 
     def render(self, mode: str | None = None) -> np.ndarray | None:
-        """The pictures of all environments as one.
+        """Return the images of all environments as one image.
 
-        :raises NotImplementedError: if the environments were not made to be rendered
+        :raises NoSingleEnvError: if the environments do not render
         """
         if self.render_mode is None:
             self.get_images()
         return super().render(mode)
+
+    def _needs_single_envs(self, what: str) -> NoSingleEnvError:
+        return NoSingleEnvError(f"backend {self.backend!r} cannot {what}; backend='gymnasium' can")

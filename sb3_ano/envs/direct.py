@@ -1,4 +1,4 @@
-"""Python environments one after another, at little cost beyond their own steps."""
+"""Python environments, stepped one after another at little cost beyond their own steps."""
 
 from copy import deepcopy
 from typing import Any
@@ -12,15 +12,15 @@ from stable_baselines3.common.vec_env.util import dict_to_obs
 class DirectVecEnv(DummyVecEnv):
     """SB3's ``DummyVecEnv`` without its deep copy of all info dictionaries at every step.
 
-    What a step returns is new each time and belongs to the caller: arrays, the list of infos, and the info dictionaries.
+    What a step returns is new at each step and belongs to the caller: arrays, the list of infos, and the info dictionaries.
     The values inside the infos are the environment's own, except ``terminal_observation``, which is a copy.
 
-    :param env_fns: functions that make one environment each
+    :param env_fns: functions that each make one environment
     :raises ValueError: if two of them return the same environment
     """
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Step every environment; those that are done are reset at once.
+        """Step every environment; those that are done are reset in the same step.
 
         :return: observations ``(n_envs, ...)``, rewards ``(n_envs,)`` float32, dones ``(n_envs,)`` bool, infos
         """

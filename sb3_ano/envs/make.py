@@ -1,33 +1,30 @@
-"""A gymnasium environment by its id, with one clear line where it cannot be had."""
+"""A gymnasium environment by its id, with one clear line if it cannot be made."""
 
 import contextlib
 import difflib
 import functools
 import importlib
-import inspect
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import gymnasium as gym
 from gymnasium import error
-from gymnasium.envs.registration import load_env_creator
 from stable_baselines3.common.base_class import maybe_make_env
 
 from sb3_ano.extras import missing_extra
 
-# gymnasium says which package is missing, not which extra of this package brings it.
+# gymnasium names the missing package, but not the extra of this package that installs it.
 _EXTRA_OF_PACKAGE = {"mujoco": "mujoco", "ale_py": "atari", "ale-py": "atari", "box2d": "zoo", "pygame": "zoo"}
 
 
 def make_env(env_id: str, verbose: int = 0) -> gym.Env:
-    """Make an environment as SB3 does, that is, ready to be rendered to pictures.
+    """Make an environment as SB3 does, with ``render_mode="rgb_array"`` if the environment supports it.
 
-    :param env_id: a registered id; Atari's are registered on demand
-    :param verbose: 1 says that the environment is created from its name
-    :raises ValueError: if the id is not registered, or malformed
+    :param env_id: registered id; Atari ids are registered on demand
+    :param verbose: 1: print that the environment is created from its name
+    :raises ValueError: if the id is malformed or not registered
     :raises MissingExtraError: if the environment needs a package that is not installed
     """
     prepare_env(env_id)
@@ -42,9 +39,9 @@ def make_env(env_id: str, verbose: int = 0) -> gym.Env:
 
 @contextlib.contextmanager
 def explained_missing_packages() -> Iterator[None]:
-    """Turn gymnasium's errors about missing packages into ours, which name the extra.
+    """Turn gymnasium's errors about missing packages into errors that name the extra to install.
 
-    :raises MissingExtraError: in place of gymnasium's error, for the packages that an extra brings
+    :raises MissingExtraError: instead of gymnasium's error, if an extra installs the package
     """
     try:
         yield
@@ -56,7 +53,7 @@ def explained_missing_packages() -> Iterator[None]:
 
 
 def register_atari(env_id: str) -> None:
-    """Register Atari's environments if ``env_id`` is one of them; does nothing for others.
+    """Register ale-py's environments if ``env_id`` is one of them.
 
     :raises MissingExtraError: if ale-py is not installed
     """
@@ -69,22 +66,22 @@ def register_atari(env_id: str) -> None:
 
 
 def prepare_env(env_id: str | Callable[..., gym.Env]) -> None:
-    """Register Atari's environments and redirect MuJoCo's warnings, before an environment that needs it is made.
+    """Register Atari environments and redirect MuJoCo's warnings before an environment is made.
 
-    :param env_id: id, or what returns the environment
+    :param env_id: id, or a class or function that returns an environment
     """
     if isinstance(env_id, str):
         register_atari(env_id)
     # MuJoCo is imported only for environments that import it themselves.
     if "mujoco" in sys.modules or "mujoco" in str(getattr(gym.registry.get(str(env_id)), "entry_point", "")):
-        with contextlib.suppress(ImportError):  # which gymnasium explains
+        with contextlib.suppress(ImportError):  # gymnasium's error explains it
             mujoco = importlib.import_module("mujoco")
             if mujoco.get_mju_user_warning() is None:
                 mujoco.set_mju_user_warning(_show_mujoco_warning)
 
 
 def _show_mujoco_warning(message: str) -> None:
-    """Show a warning of MuJoCo as one of Python's; its own way is a line per environment, and the file MUJOCO_LOG.TXT."""
+    """Show a warning of MuJoCo through Python; by default it prints one per environment and writes MUJOCO_LOG.TXT."""
     _warn_once(message.partition(" Time = ")[0].strip())
 
 
@@ -93,26 +90,26 @@ def _warn_once(message: str) -> None:
     try:
         warnings.warn(message, stacklevel=3)
     except UserWarning:
-        # An exception that leaves a callback of MuJoCo ends the process.
+        # Warnings are errors here. An exception that leaves a callback of MuJoCo would end the process.
         print(f"MuJoCo: {message}", file=sys.stderr)
 
 
-def settings_of(env_id: str | Callable[..., gym.Env]) -> list[str]:
-    """Names of the settings of an environment, as far as its constructor names them."""
-    creator: Any = gym.spec(env_id).entry_point if isinstance(env_id, str) else env_id
-    if isinstance(creator, str):
-        creator = load_env_creator(creator)
-    return list(inspect.signature(creator).parameters)
-
-
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """The part of an error message that names up to three candidates near to ``name``; empty without any."""
+    """Return the part of an error message that suggests up to three similar names; empty if there are none."""
     near = difflib.get_close_matches(name, candidates, n=3)
     return f", did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
-def unknown_settings(keys: Iterable[str], task: str, known: Iterable[str]) -> TypeError:
-    """The error for keys of ``env_kwargs`` that a task does not know."""
-    keys = sorted(keys)
-    hint = did_you_mean(keys[0], known)
-    return TypeError(f"env_kwargs has keys that {task} does not know: {', '.join(keys)}{hint}")
+def require_known_settings(env_kwargs: Iterable[str], known: Iterable[str], task: str) -> None:
+    """Reject settings that a task does not have.
+
+    :param env_kwargs: names of the settings
+    :param known: names of the task's settings
+    :param task: library and task, for the message
+    :raises TypeError: if a setting is unknown
+    """
+    known = list(known)
+    unknown = sorted(set(env_kwargs) - set(known))
+    if unknown:
+        hint = did_you_mean(unknown[0], known)
+        raise TypeError(f"env_kwargs has keys that {task} does not know: {', '.join(unknown)}{hint}")

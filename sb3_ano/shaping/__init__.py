@@ -1,19 +1,19 @@
 r"""Shaping functions: the one line of mathematics in which PPO, SPO and ANO differ.
 
-Definition 3.2 of the paper maximises ``min(f(r) A, g(r) A)`` for a probability ratio ``r`` and an advantage ``A``.
+Definition 3.2 of the paper maximizes ``min(f(r) A, g(r) A)`` for a probability ratio ``r`` and an advantage ``A``.
 In its symmetric form, ``g(r) = 2 - f(2 - r)``, the objective depends only on the signed deviation of the ratio,
 measured in trust-region radii::
 
     x         = sign(A) (r - 1) / eps        eps = eps_high where A >= 0, eps_low where A < 0
     objective = A + |A| eps h(x)             and f(r) = 1 + eps h((r - 1) / eps)
 
-so a shape is an elementwise function ``h`` with ``h(0) = 0`` (anchoring) and ``h(x) <= x`` (enclosure). The radius
-never enters ``h``, nobody writes ``g`` by hand, and ``expm1`` keeps full precision near ``r = 1``. Two independent
+so a shape is an elementwise function ``h`` with ``h(0) = 0`` (anchoring) and ``h(x) <= x`` (enclosure). ``h``
+does not depend on the radius, ``g`` follows from ``h``, and ``expm1`` keeps full precision near ``r = 1``. Two independent
 functions ``f`` and ``g`` are a pair of shapes: ``h_f`` acts where ``A >= 0``, ``h_g`` where ``A < 0``. The ``h`` form
-equals ``min(f A, g A)`` wherever enclosure holds; where it does not, ``f`` still acts on ``A >= 0`` and ``g`` on
-``A < 0``, while the minimum would pick the other one.
+equals ``min(f A, g A)`` wherever enclosure holds. Elsewhere, ``f`` still acts on ``A >= 0`` and ``g`` on ``A < 0``,
+whereas the minimum would be the other one.
 
-This module imports nothing but PyTorch, so that any trainer can use it.
+This package imports only PyTorch, so that any trainer can use it.
 """
 
 from sb3_ano.shaping._check import ShapeProperties, ShapePropertiesPair, check, measure, property_table

@@ -20,22 +20,22 @@ _TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class ShapeProperties:
-    """What Table 1 of the paper says of a shape ``h``.
+    """The properties of a shape ``h`` in Table 1 of the paper.
 
-    Measured in float64 on ``x = -64 ... 64`` in steps of ``2^-10`` and, for the tails, at ``|x| = 1e3 ... 1e6``.
+    They are measured in float64 on ``x = -64 ... 64`` in steps of ``2^-10`` and, for the tails, at ``|x| = 1e3 ... 1e6``.
 
     :param name: name of the shape
     :param at_zero: ``h(0)``, 0 for an anchored shape (Definition 3.2)
     :param slope_at_zero: ``h'(0)``, which must be above 0 for an update to follow the advantages
-    :param not_finite: ``x`` nearest to 0 where value or slope is NaN or Inf, and the two of them there; None if there is none
-    :param violation: ``(x, h(x))`` where ``h(x) <= x`` fails most (Definition 3.2), on the grid if it fails there; or None
-    :param smooth: differentiable everywhere (Principle 1)
-    :param kinks: where it is not
-    :param argmax: smallest and largest maximiser, within 1e-9 of the supremum; infinite if outside the grid (Principle 2)
+    :param not_finite: ``x`` nearest to 0 where value or slope is NaN or Inf, value and slope; None if all are finite
+    :param violation: ``(x, h(x))`` where ``h(x) <= x`` fails most (Definition 3.2), on the grid if possible; None if it holds
+    :param smooth: whether ``h`` is differentiable everywhere (Principle 1)
+    :param kinks: points where it is not
+    :param argmax: smallest and largest maximizer, within 1e-9 of the supremum; infinite if outside the grid (Principle 2)
     :param sup_slope: supremum of ``|h'|`` (Principle 3)
-    :param slope_left: limit of ``h'`` for ``x -> -inf``; this tail makes the right tail of ``g``
+    :param slope_left: limit of ``h'`` for ``x -> -inf``, which is the right tail of ``g``
     :param slope_right: limit of ``h'`` for ``x -> +inf``
-    :param inflections: changes of convexity (Principle 4)
+    :param inflections: number of changes of convexity (Principle 4)
     :param redescending: whether the slope is negative beyond the maximum and returns to 0 (Principle A)
     """
 
@@ -54,31 +54,31 @@ class ShapeProperties:
     redescending: bool
 
     @property
+    def anchored(self) -> bool:
+        """Whether ``h(0) = 0`` (Definition 3.2)."""
+        return abs(self.at_zero) <= _TOLERANCE
+
+    @property
     def complaint(self) -> str | None:
-        """Why the shape cannot train a policy: not finite, not anchored, no positive slope at 0; or None."""
+        """Why the shape cannot train a policy: non-finite, not anchored, or no positive slope at 0; or None."""
         if self.not_finite is not None:
             x, value, slope = self.not_finite
             return f"shaping={self.name!r} is not finite at x = {x:.12g}: h(x) = {value:g} with slope {slope:g}; clamp x"
-        if self.anchoring_complaint is None and not self.slope_at_zero > 0.0:
+        if not self.anchored:
             return (
-                f"shaping={self.name!r} has the slope {self.slope_at_zero:g} at x = 0, allowed are slopes above 0: "
-                "without one, updates do not follow the advantages"
+                f"shaping={self.name!r} violates anchoring: h(0) = {self.at_zero:g}, allowed is 0. A shape is a function h(x) "
+                "of the deviation in radii; wrap a function f(ratio, eps) with f(1) = 1 by from_ratio"
             )
-        return self.anchoring_complaint
-
-    @property
-    def anchoring_complaint(self) -> str | None:
-        """What is wrong with ``h(0)``, or None."""
-        if abs(self.at_zero) <= _TOLERANCE:
+        if self.slope_at_zero > 0.0:
             return None
         return (
-            f"shaping={self.name!r} violates anchoring: h(0) = {self.at_zero:g}, allowed is 0. A shape is a function h(x) of "
-            "the deviation in radii; a function f(ratio, eps) with f(1) = 1 is wrapped by from_ratio"
+            f"shaping={self.name!r} has the slope {self.slope_at_zero:g} at x = 0, allowed are slopes above 0: "
+            "otherwise updates do not follow the advantages"
         )
 
     @property
     def enclosure_complaint(self) -> str | None:
-        """Where ``h(x)`` rises above ``x``, or None."""
+        """Why the objective is no lower bound: where ``h(x)`` exceeds ``x``; or None."""
         if self.violation is None:
             return None
         x, value = self.violation
@@ -86,7 +86,7 @@ class ShapeProperties:
 
     @property
     def bounded_argmax(self) -> bool:
-        """Whether all maximisers lie in a bounded interval (Principle 2)."""
+        """Whether all maximizers lie in a bounded interval (Principle 2)."""
         return math.isfinite(self.argmax[0]) and math.isfinite(self.argmax[1])
 
     @property
@@ -111,26 +111,24 @@ class ShapePropertiesPair(NamedTuple):
 def check(shaping: ShapingLike) -> ShapeProperties | ShapePropertiesPair:
     """Measure the properties of Table 1, and require Definition 3.2 and a positive slope at 0.
 
-    :param shaping: anything that :func:`~sb3_ano.shaping.resolve` takes
-    :return: the properties, which print as the table; for a pair, those of both
+    :param shaping: anything that :func:`~sb3_ano.shaping.resolve` accepts
+    :return: properties, which print as the table; for a pair, those of both shapes
     :raises ValueError: if anchoring or enclosure fails, value or slope is NaN or Inf, or the slope at 0 is not positive
     """
     shape = resolve(shaping)
-    if isinstance(shape, ShapingPair):
-        return ShapePropertiesPair(_check_one(shape.f), _check_one(shape.g))
-    return _check_one(shape)
-
-
-def _check_one(shape: Shaping) -> ShapeProperties:
-    properties = measure(shape)
-    complaint = properties.complaint or properties.enclosure_complaint
-    if complaint is not None:
-        raise ValueError(complaint)
-    return properties
+    properties = [measure(part) for part in (shape if isinstance(shape, ShapingPair) else [shape])]
+    for measured in properties:
+        complaint = measured.complaint or measured.enclosure_complaint
+        if complaint is not None:
+            raise ValueError(complaint)
+    return properties[0] if len(properties) == 1 else ShapePropertiesPair(*properties)
 
 
 def measure(shape: Shaping) -> ShapeProperties:
-    """The properties of one shape, whether or not it meets Definition 3.2."""
+    """Return the properties of one shape, whether or not it meets Definition 3.2.
+
+    :param shape: function ``h(x)``
+    """
     grid = torch.arange(-GRID_LIMIT, GRID_LIMIT + GRID_STEP, GRID_STEP, dtype=torch.float64)
     tail = torch.tensor(TAIL, dtype=torch.float64)
     x = torch.cat([-tail.flip(0), grid, tail])
@@ -180,7 +178,7 @@ def _violation(x: torch.Tensor, value: torch.Tensor) -> tuple[float, float] | No
 
 
 def _limit(slopes: torch.Tensor) -> float:
-    """Limit of the slope along :data:`TAIL`: infinite where it keeps growing, 0 where it dies out."""
+    """Return the limit of the slope along :data:`TAIL`: infinite if it keeps growing, 0 if it vanishes."""
     before, last = slopes[-2].item(), slopes[-1].item()
     if not math.isfinite(last) or abs(last) > 1.01 * abs(before) + _TOLERANCE:
         return math.copysign(math.inf, last)
@@ -188,23 +186,26 @@ def _limit(slopes: torch.Tensor) -> float:
 
 
 def _argmax(x: torch.Tensor, value: torch.Tensor) -> tuple[float, float]:
-    """Smallest and largest maximiser; those outside the grid count as infinite."""
+    """Return the smallest and largest maximizer; those outside the grid count as infinite."""
     value = value.nan_to_num(nan=-math.inf)
-    maximisers = x[value >= value.max() - _TOLERANCE]
-    first, last = (edge if abs(edge) <= GRID_LIMIT else math.copysign(math.inf, edge) for edge in maximisers[[0, -1]].tolist())
+    maximizers = x[value >= value.max() - _TOLERANCE]
+    first, last = (edge if abs(edge) <= GRID_LIMIT else math.copysign(math.inf, edge) for edge in maximizers[[0, -1]].tolist())
     return first, last
 
 
 def _kinks(shape: Shaping, grid: torch.Tensor, candidates: int = 64) -> tuple[float, ...]:
-    """Points where value or slope jumps: halving an interval shrinks the change of a smooth function, not a jump."""
+    """Return the points where value or slope jumps.
+
+    Halving an interval shrinks the change of a smooth function, but not a jump.
+    """
     found: set[float] = set()
-    # Off the round numbers where kinks lie: at a tie, autograd may return the mean of both slopes, which is half a jump.
+    # Not at round numbers, where kinks usually are: at a tie, autograd can return the mean of both slopes, half a jump.
     grid = grid[:-1] + 0.382 * GRID_STEP
     for kind in (0, 1):
         change = _value_and_slope(shape, grid)[kind].nan_to_num().diff().abs()
-        # A jump stands out from the intervals beside it, however steep the function is elsewhere.
-        neighbours = torch.maximum(change.roll(1), change.roll(-1))
-        start = (change - neighbours).topk(candidates).indices
+        # A jump exceeds the change in the neighboring intervals, however steep the function is elsewhere.
+        neighbors = torch.maximum(change.roll(1), change.roll(-1))
+        start = (change - neighbors).topk(candidates).indices
         low, high = grid[start], grid[start + 1]
         for _ in range(36):
             middle = 0.5 * (low + high)
@@ -218,7 +219,7 @@ def _kinks(shape: Shaping, grid: torch.Tensor, candidates: int = 64) -> tuple[fl
 
 
 def _inflections(slope: torch.Tensor) -> int:
-    """Sign changes of the curvature, read from the increments of the slope; straight pieces have no sign."""
+    """Count the sign changes of the curvature, from the increments of the slope; straight pieces have no sign."""
     curvature = slope.diff()
     noise = 1e-12 * (1.0 + slope.abs().max())
     signs = curvature[curvature.abs() > noise].sign()
@@ -226,17 +227,12 @@ def _inflections(slope: torch.Tensor) -> int:
 
 
 def property_table(properties: Sequence[ShapeProperties]) -> str:
-    """The paper's Table 1, a column for each of ``properties``."""
-    rows = [("Property", [each.name for each in properties])]
-    for label, describe in _ROWS:
-        rows.append((label, [describe(each) for each in properties]))
-    widths = [max(len(label) for label, _ in rows)]
-    widths += [max(len(cells[i]) for _, cells in rows) for i in range(len(properties))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip([label, *cells], widths, strict=True)).rstrip()
-        for label, cells in rows
-    ]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+    """Return the paper's Table 1 as text, with a column for each of ``properties``."""
+    rows = [["Property", *(shape.name for shape in properties)]]
+    rows += [[label, *map(describe, properties)] for label, describe in _ROWS]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, ["-" * width for width in widths])
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def _number(value: float) -> str:
@@ -257,7 +253,7 @@ def _describe_right(properties: ShapeProperties) -> str:
 
 
 _ROWS = (
-    ("Anchoring, h(0) = 0", lambda p: "no" if p.anchoring_complaint else "yes"),
+    ("Anchoring, h(0) = 0", lambda p: "yes" if p.anchored else "no"),
     ("Slope at 0", lambda p: _number(p.slope_at_zero)),
     ("Enclosure, h(x) <= x", lambda p: f"no, at x = {_number(p.violation[0])}" if p.violation else "yes"),
     ("Smoothness (Principle 1)", lambda p: "smooth" if p.smooth else "kinks at " + ", ".join(map(_number, p.kinks))),

@@ -39,10 +39,10 @@ ShapingLike: TypeAlias = str | Shaping | Sequence[str | Shaping]
 
 
 def ano(x: torch.Tensor, /) -> torch.Tensor:
-    """ANO's redescending shape (Eq. f_ANO): ``45 / (32 ln 2) (phi(-1) - phi(x - 1))``, with its peak at ``x = 1``.
+    """Compute ANO's redescending shape (Eq. f_ANO): ``45 / (32 ln 2) (phi(-1) - phi(x - 1))``, with its peak at ``x = 1``.
 
     ``phi(z) = softplus(-2 z ln 2) + 4 sigmoid(z ln 2)``. The sigmoid is written as ``4 - 4 sigmoid(-z ln 2)``, because
-    the gradient of ``sigmoid`` keeps no digit where it has rounded to 1, and the right tail is where it matters.
+    the gradient of ``sigmoid`` loses all digits where its value rounds to 1, which is on the right tail, where it matters.
     """
     v = (1.0 - x) * _LN2  # -z ln 2
     # softplus switches to its argument above the threshold; the default of 20 is 2e-9 off there.
@@ -50,17 +50,17 @@ def ano(x: torch.Tensor, /) -> torch.Tensor:
 
 
 def spo(x: torch.Tensor, /) -> torch.Tensor:
-    """SPO's quadratic penalty (Eq. f_SPO): ``x - x^2 / 2``."""
+    """Compute SPO's quadratic penalty (Eq. f_SPO): ``x - x^2 / 2``."""
     return x - 0.5 * x.square()
 
 
 def ppo(x: torch.Tensor, /) -> torch.Tensor:
-    """PPO's hard clip (Eq. f_PPO): ``min(x, 1)``."""
+    """Compute PPO's hard clip (Eq. f_PPO): ``min(x, 1)``."""
     return x.clamp(max=1.0)
 
 
 def identity(x: torch.Tensor, /) -> torch.Tensor:
-    """The unshaped policy gradient, ``f(r) = r``."""
+    """Return ``x``: the unshaped policy gradient, ``f(r) = r``."""
     return x
 
 
@@ -68,11 +68,11 @@ SHAPINGS: dict[str, Shaping] = {"ano": ano, "spo": spo, "ppo": ppo, "identity": 
 
 
 def resolve(shaping: ShapingLike) -> Shaping | ShapingPair:
-    """Turn the name of a shape into the function.
+    """Return the function that a shape is named by.
 
     :param shaping: a key of :data:`SHAPINGS`, ``"module:function"``, a callable ``h(x)``, or two of those for
         independent ``f`` and ``g``
-    :return: the callable, or a :class:`ShapingPair` where two were given
+    :return: the callable, or a :class:`ShapingPair` if two were given
     :raises ValueError: if a name is unknown or cannot be imported
     :raises TypeError: if ``shaping`` is none of the above
     """
@@ -81,7 +81,7 @@ def resolve(shaping: ShapingLike) -> Shaping | ShapingPair:
     if callable(shaping):
         return shaping
     if isinstance(shaping, Sequence) and len(shaping) == 2:
-        f, g = (resolve(one) for one in shaping)
+        f, g = (resolve(part) for part in shaping)
         if not isinstance(f, ShapingPair) and not isinstance(g, ShapingPair):
             return ShapingPair(f, g)
     raise TypeError(
@@ -124,14 +124,14 @@ def as_pair(shaping: ShapingLike) -> ShapingPair:
 
 
 def name_of(shaping: ShapingLike) -> str | list[str]:
-    """The name under which a shape is stored: a key of :data:`SHAPINGS`, ``"module:function"``, or two of those.
+    """Return the name under which a shape is stored: a key of :data:`SHAPINGS`, ``"module:function"``, or two of those.
 
-    Whether the name leads back to the shape is another question, see :func:`is_importable`.
+    :func:`is_importable` tells whether the name leads back to the shape.
     """
     if isinstance(shaping, str):
         return shaping
     if isinstance(shaping, Sequence):
-        return [cast(str, name_of(one)) for one in shaping]
+        return [cast(str, name_of(part)) for part in shaping]
     for name, shape in SHAPINGS.items():
         if shaping is shape:
             return name
@@ -139,7 +139,7 @@ def name_of(shaping: ShapingLike) -> str | list[str]:
         return f"from_ratio({name_of(cast(Shaping, shaping.function))})"
     if hasattr(shaping, "__qualname__"):
         module, name = shaping.__module__, shaping.__qualname__
-        # Functions of PyTorch are qualified by a class that their module does not have.
+        # PyTorch qualifies its functions with a class that their module does not have.
         short = name.rpartition(".")[2]
         if getattr(sys.modules.get(module), short, None) is shaping:
             name = short
@@ -152,7 +152,7 @@ _FINGERPRINT_AT = (-20.0, -3.0, -1.0, -0.5, 0.5, 1.0, 1.5, 3.0, 20.0)
 
 
 def fingerprint(shaping: ShapingLike) -> list[list[float]]:
-    """Values of ``h_f`` and ``h_g`` at a few deviations, by which a shape is recognised whatever its name."""
+    """Return the values of ``h_f`` and ``h_g`` at a few deviations, which identify a shape under any name."""
     x = torch.tensor(_FINGERPRINT_AT, dtype=torch.float64)
     return [evaluate(shape, x).tolist() for shape in as_pair(shaping)]
 
@@ -168,7 +168,7 @@ def is_importable(shaping: ShapingLike) -> bool:
 
 @dataclass(frozen=True)
 class _RatioShape:
-    """The shape of an ``f(ratio, eps)``, read off at ``eps = 1``; ``reflected`` for a ``g(ratio, eps)``."""
+    """The shape of a function ``f(ratio, eps)``, evaluated at ``eps = 1``; ``reflected`` for a ``g(ratio, eps)``."""
 
     function: RatioFunction
     reflected: bool = False
@@ -182,13 +182,13 @@ class _RatioShape:
 
 
 def from_ratio(f: RatioFunction, g: RatioFunction | None = None) -> Shaping | ShapingPair:
-    """Wrap the paper's ``f(ratio, eps)``, and ``g(ratio, eps)`` where it is no reflection of ``f``, as shapes.
+    """Wrap the paper's ``f(ratio, eps)``, and a ``g(ratio, eps)`` that is not the reflection of ``f``, as shapes.
 
-    :param f: elementwise function of the ratio and the radius; must stretch with the radius, that is, depend on them
-        as ``1 + eps h((ratio - 1) / eps)``
+    :param f: elementwise function of the ratio and the radius; must scale with the radius, that is, have the
+        form ``1 + eps h((ratio - 1) / eps)``
     :param g: the same for negative advantages; None takes the reflection ``2 - f(2 - ratio)``
     :return: a shape, or a :class:`ShapingPair` if ``g`` is given
-    :raises ValueError: if a function does not stretch with the radius
+    :raises ValueError: if a function does not scale with the radius
     :raises TypeError: if it cannot be called with a tensor of ratios and a number
     """
     shapes = [_RatioShape(f)] if g is None else [_RatioShape(f), _RatioShape(g, reflected=True)]
@@ -212,7 +212,11 @@ def from_ratio(f: RatioFunction, g: RatioFunction | None = None) -> Shaping | Sh
 
 
 def evaluate(shape: Shaping, x: torch.Tensor) -> torch.Tensor:
-    """``h(x)``, with a clear complaint where ``shape`` is not an elementwise function of one tensor."""
+    """Return ``h(x)``.
+
+    :raises TypeError: if ``shape`` cannot be called with a tensor
+    :raises ValueError: if it is not elementwise
+    """
     try:
         if isinstance(shape, torch.nn.Module):  # whose parameters may be of another type than x
             shape = copy.deepcopy(shape).to(x.dtype)
@@ -220,7 +224,7 @@ def evaluate(shape: Shaping, x: torch.Tensor) -> torch.Tensor:
     except Exception as error:  # whatever a user's function raises
         raise TypeError(
             f"shaping={name_of(shape)!r} cannot be called as h(x) with a tensor ({type(error).__name__}: {error}); "
-            "a function of (ratio, eps) is wrapped by from_ratio"
+            "wrap a function of (ratio, eps) by from_ratio"
         ) from error
     if not isinstance(value, torch.Tensor) or value.shape != x.shape:
         found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__

@@ -21,19 +21,19 @@ def surrogate(
     eps_low: float | torch.Tensor,
     eps_high: float | torch.Tensor,
 ) -> torch.Tensor:
-    """The generalised surrogate objective of Definition 3.2, elementwise and to be maximised.
+    """Compute the generalized surrogate objective of Definition 3.2, elementwise and to be maximized.
 
-    Computed in float32, in float64 if an input is float64, whatever the inputs are and also under autocast. Value and
-    gradient are finite for every finite log-ratio: it saturates at :data:`MAX_LOG_RATIO`, beyond which the gradient
-    is zero. Radii below :data:`MIN_RADIUS` are raised to it, because schedules end at 0 or slightly below.
+    It is computed in float32, or in float64 if an input is float64, also under autocast. Value and gradient are finite for
+    every finite log-ratio: it saturates at :data:`MAX_LOG_RATIO`, beyond which the gradient is zero. Radii below
+    :data:`MIN_RADIUS` are raised to it, because schedules end at 0 or slightly below.
 
-    :param log_ratio: log-probability of the action minus its log-probability when it was taken, ``(batch,)`` or any shape
-    :param advantages: advantage estimates, in the shape of ``log_ratio``, or with 1 in place of a length, or 0-d
-    :param shaping: anything that :func:`resolve` takes
-    :param eps_low: radius below 1, acting where ``A < 0``; a number or a 0-d tensor
-    :param eps_high: radius above 1, acting where ``A >= 0``
-    :return: the objective, in the shape of ``log_ratio``
-    :raises ValueError: if shapes differ otherwise, or a radius is a number that is not finite
+    :param log_ratio: log-probability of the action minus its log-probability when it was sampled, ``(batch,)`` or any shape
+    :param advantages: advantage estimates, of the shape of ``log_ratio``, with any of its lengths replaced by 1, or 0-d
+    :param shaping: anything that :func:`resolve` accepts
+    :param eps_low: radius below 1, used where ``A < 0``; a number or a tensor of a shape like that of ``advantages``
+    :param eps_high: radius above 1, used where ``A >= 0``
+    :return: objective, of the shape of ``log_ratio``
+    :raises ValueError: if the shapes do not match, or a radius is NaN or Inf
     """
     shape = as_pair(shaping)
     dtype = torch.promote_types(torch.promote_types(log_ratio.dtype, advantages.dtype), torch.float32)
@@ -48,7 +48,7 @@ def surrogate(
     if shape.f is shape.g:
         h = shape.f(deviation)
     else:
-        # Each shape sees zeros in place of the other's samples, so that none can spoil the other's gradient.
+        # Each shape gets zeros instead of the other's samples, so that its NaN or Inf cannot reach the other's gradient.
         zero = torch.zeros_like(deviation)
         h_f, h_g = shape.f(torch.where(rewarded, deviation, zero)), shape.g(torch.where(rewarded, zero, deviation))
         h = torch.where(rewarded, h_f, h_g)
@@ -56,12 +56,12 @@ def surrogate(
 
 
 def _require_shape(name: str, tensor: torch.Tensor, log_ratio: torch.Tensor) -> None:
-    # Of (batch, 1) and (batch,), broadcasting makes (batch, batch), whose mean is wrong and looks right.
+    # Broadcasting (batch, 1) with (batch,) gives (batch, batch), whose mean is wrong but looks plausible.
     lengths = zip(tensor.shape, log_ratio.shape, strict=False)
     if tensor.ndim not in (0, log_ratio.ndim) or any(length not in (1, full) for length, full in lengths):
         raise ValueError(
             f"{name} has the shape {tuple(tensor.shape)} and log_ratio {tuple(log_ratio.shape)}; allowed are the same shape, "
-            "1 in place of a length, and ()"
+            "lengths of 1, and ()"
         )
 
 
@@ -77,9 +77,9 @@ def _radius(eps: float | torch.Tensor, name: str, like: torch.Tensor) -> torch.T
 def ratio_form(
     shaping: ShapingLike, *, eps_low: float = 0.2, eps_high: float = 0.2
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]:
-    """The paper's ``f`` and ``g`` as functions of the ratio, for plots and theory.
+    """Return the paper's ``f`` and ``g`` as functions of the ratio, for plots and theory.
 
-    :param shaping: anything that :func:`resolve` takes
+    :param shaping: anything that :func:`resolve` accepts
     :param eps_low: radius of ``g``
     :param eps_high: radius of ``f``
     :return: ``f(r) = 1 + eps_high h_f((r - 1) / eps_high)`` and ``g(r) = 1 - eps_low h_g((1 - r) / eps_low)``

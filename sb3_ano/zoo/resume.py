@@ -18,8 +18,8 @@ from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
+from sb3_ano._io import write_json
 from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
-from sb3_ano.checkpoints.files import write_atomically
 from sb3_ano.extras import missing_extra
 from sb3_ano.zoo.options import Done, named_in
 
@@ -70,9 +70,7 @@ class Run:
 
     def write(self) -> None:
         """Write it down, or anew."""
-        file = _record(self.folder)
-        content = json.dumps({key: value for key, value in vars(self).items() if key != "folder"}, indent=1)
-        write_atomically(file, content.encode(), file.with_suffix(".unfinished"))
+        write_json(_record(self.folder), {key: value for key, value in vars(self).items() if key != "folder"})
 
     @classmethod
     def read(cls, folder: Path) -> "Run | None":

@@ -1,4 +1,4 @@
-"""Environments that get a state back go on, number by number, as those that it was taken from."""
+"""Environments whose state is restored continue, number by number, as those from which it was captured."""
 
 import gymnasium as gym
 import numpy as np
@@ -14,20 +14,11 @@ from sb3_ano.checkpoints.state import TrainingState
 from sb3_ano.envs import make_vec_env
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, TinyEnv, tiny_vec_env
 
-CLASSIC = ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Acrobot-v1"]
-MUJOCO = [
-    "HalfCheetah-v5",
-    "Hopper-v5",
-    "Walker2d-v5",
-    "Ant-v5",
-    "Humanoid-v5",
-    "Swimmer-v5",
-    "Reacher-v5",
-    "Pusher-v5",
-    "InvertedPendulum-v5",
-    "InvertedDoublePendulum-v5",
-    "HumanoidStandup-v5",
-]
+CLASSIC = ["CartPole", "Pendulum", "MountainCar", "MountainCarContinuous", "Acrobot"]
+MUJOCO = ["HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid", "Swimmer", "Reacher", "Pusher"]
+MUJOCO += ["InvertedPendulum", "InvertedDoublePendulum", "HumanoidStandup"]
+VERSIONS = {"MountainCar": 0, "MountainCarContinuous": 0, **dict.fromkeys(MUJOCO, 5)}
+IDS = [f"{name}-v{VERSIONS.get(name, 1)}" for name in CLASSIC + MUJOCO] + ["PongNoFrameskip-v4", "ALE/Breakout-v5"]
 
 
 def state_of(env: VecEnv) -> TrainingState:
@@ -36,7 +27,7 @@ def state_of(env: VecEnv) -> TrainingState:
 
 
 def drive(env: VecEnv, steps: int, seed: int) -> list:
-    """What the environments answer to random actions."""
+    """Return what the environments answer to random actions."""
     env.action_space.seed(seed)
     answers = []
     for _ in range(steps):
@@ -50,78 +41,78 @@ def drive(env: VecEnv, steps: int, seed: int) -> list:
     return answers
 
 
-def require_exact_continuation(make, before: int = 40, after: int = 150) -> None:
-    """Compare environments with others, of another seed and another past, that got their state."""
-    first, second = make(0), make(1)
-    for env, steps in ((first, before), (second, before // 3)):
-        env.reset()
-        drive(env, steps, seed=steps)
-    content = state_of(first).capture()
-    expected = drive(first, after, seed=5)
-    state = state_of(second)
-    np.testing.assert_raises(AssertionError, np.testing.assert_equal, drive(second, 3, seed=5), expected[:3])
-    state.restore(content)
-    np.testing.assert_equal(drive(second, after, seed=5), expected)
-    assert state.environments_without_state() == []
-    first.close()
-    second.close()
+def cart_poles(n_envs: int = 2) -> VecEnv:
+    return make_vec_env("CartPole-v1", n_envs, backend="gymnasium")
 
 
-@pytest.mark.parametrize("env_id", [*CLASSIC, *MUJOCO])
-def test_environments_go_on_exactly(env_id):
-    require_exact_continuation(lambda seed: make_vec_env(env_id, 2, backend="gymnasium", seed=seed))
+def tiny(observations):
+    return lambda: tiny_vec_env(observations, BOX_ACTIONS)
 
 
-@pytest.mark.parametrize("env_id", ["PongNoFrameskip-v4", "ALE/Breakout-v5"])
-def test_atari_games_go_on_exactly(env_id):
-    pytest.importorskip("ale_py")
-    require_exact_continuation(lambda seed: make_vec_env(env_id, 1, backend="gymnasium", seed=seed), after=300)
-
-
-@pytest.mark.parametrize("observations", [BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS])
-def test_generators_of_spaces_go_on(observations):
-    def make(seed: int) -> VecEnv:
-        env = tiny_vec_env(observations, BOX_ACTIONS)
-        env.seed(seed)
-        return env
-
-    require_exact_continuation(make)
-
-
-def test_wrappers_go_on_exactly():
+def wrapped() -> VecEnv:
     def single() -> gym.Env:
         return RecordEpisodeStatistics(gym.make("CartPole-v1", max_episode_steps=17))
 
-    def make(seed: int) -> VecEnv:
-        env = DummyVecEnv([single, single])
+    return VecFrameStack(VecNormalize(VecMonitor(DummyVecEnv([single, single])), gamma=0.9), 3)
+
+
+@pytest.mark.parametrize("make", [*IDS, *map(tiny, (BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS)), wrapped])
+def test_environments_continue_exactly(make):
+    if isinstance(make, str):
+        atari = "Pong" in make or "ALE" in make
+        made = [make_vec_env(make, 1 if atari else 2, backend="gymnasium") for _ in range(2)]
+    else:
+        atari, made = False, [make() for _ in range(2)]
+    first, second = made  # of different seeds and pasts
+    for seed, (env, steps) in enumerate(((first, 100), (second, 20))):
         env.seed(seed)
-        return VecFrameStack(VecNormalize(VecMonitor(env), gamma=0.9), 3)
+        env.reset()
+        drive(env, steps, seed=steps)
+    content, without_state, dropped = state_of(first).capture()
+    assert (without_state, dropped) == ([], [])
+    expected = drive(first, 300 if atari else 150, seed=5)
+    state = state_of(second)
+    np.testing.assert_raises(AssertionError, np.testing.assert_equal, drive(second, 3, seed=5), expected[:3])
+    state.restore(content)
+    np.testing.assert_equal(drive(second, len(expected), seed=5), expected)
+    first.close(), second.close()
 
-    require_exact_continuation(make, before=100)
+
+class Wind(gym.Wrapper):
+    """Draw from the generator of the environment below."""
+
+    def reset(self, **kwargs):
+        result = super().reset(**kwargs)
+        self.generator = self.unwrapped.np_random
+        return result
 
 
-def test_restored_wrappers_and_environments_share_what_they_shared():
-    class Wind(gym.Wrapper):
-        """Draws from the generator of the environment below it."""
+class Halves(gym.Wrapper):
+    """Play one of two environments."""
 
-        def reset(self, **kwargs):
-            result = super().reset(**kwargs)
-            self.generator = self.unwrapped.np_random
-            return result
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self.first, self.second = gym.make("CartPole-v1"), gym.make("CartPole-v1")
+        self.active, self.all = self.first, [self.first, self.second]
 
-    envs = [DummyVecEnv([lambda: Wind(gym.make("CartPole-v1"))]) for _ in range(2)]
+
+def test_restored_environments_share_generators_and_refer_to_each_other_as_before():
+    envs = [DummyVecEnv([lambda: Wind(gym.make("CartPole-v1")), Halves]) for _ in range(2)]
     for env in envs:
         env.seed(3)
         env.reset()
-    content = state_of(envs[0]).capture()
-    state_of(envs[1]).restore(content)
-    restored = envs[1].envs[0]
-    assert restored.generator is restored.unwrapped.np_random
-    assert restored.generator is not envs[0].envs[0].generator
+    halves = envs[0].envs[1]
+    halves.active, halves.all = halves.second, [halves.second, halves.first]
+    assert state_of(envs[1]).restore(state_of(envs[0]).capture()[0]) == []
+    wind, halves = envs[1].envs
+    assert wind.generator is wind.unwrapped.np_random
+    assert wind.generator is not envs[0].envs[0].generator
+    assert halves.active is halves.second
+    assert halves.all == [halves.second, halves.first]
 
 
 class Gate(EzPickle):
-    """Pickles as it was made, whatever has happened to it since."""
+    """Is unpickled as it was made, whatever has happened since."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,99 +126,71 @@ class Guarded(TinyEnv):
 
 
 @pytest.mark.parametrize(
-    "guard", [Gate(), (number for number in range(3)), {"hidden": TinyEnv(BOX_OBSERVATIONS, BOX_ACTIONS)}]
+    ("guard", "lost"),
+    [
+        (Gate(), ["Guarded"]),
+        ((number for number in range(3)), ["Guarded"]),
+        ({"hidden": TinyEnv(BOX_OBSERVATIONS, BOX_ACTIONS)}, []),  # is found, and has a state
+    ],
+    ids=["EzPickle", "generator", "environment"],
 )
-def test_an_attribute_that_would_lose_its_state_is_told_of(guard):
-    state = state_of(DummyVecEnv([lambda: Guarded(guard)]))
-    state.capture()
-    hidden = isinstance(guard, dict)  # an environment that is found, and has a state of its own
-    assert state.environments_without_state() == ([] if hidden else ["Guarded"])
+def test_environments_whose_attributes_cannot_be_pickled_are_named(guard, lost):
+    assert state_of(DummyVecEnv([lambda: Guarded(guard)])).capture()[1] == lost
 
 
-def test_environments_of_other_processes_and_libraries_are_told_of():
+@pytest.mark.parametrize("name", ["EnvPoolVecEnv", "SubprocVecEnv"])
+def test_environments_of_other_processes_and_libraries_are_named(name):
     pytest.importorskip("envpool")
-    for env, name in (
-        (make_vec_env("CartPole-v1", 2, backend="envpool", seed=0), "EnvPoolVecEnv"),
-        (SubprocVecEnv([lambda: gym.make("CartPole-v1")]), "SubprocVecEnv"),
-    ):
-        state = state_of(VecNormalize(env))
-        state.capture()
-        assert state.environments_without_state() == [name]
-        env.close()
+    in_process = SubprocVecEnv if name == "SubprocVecEnv" else None
+    env = make_vec_env("CartPole-v1", 1, backend="auto" if in_process else "envpool", vec_env_cls=in_process)
+    assert state_of(VecNormalize(env)).capture()[1:] == ([name], [])
+    env.close()
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("make_other", "message"),
     [
-        (lambda env: VecNormalize(env), "env is VecNormalize, and DirectVecEnv in the checkpoint"),
-        (
-            lambda env: make_vec_env("CartPole-v1", 3, backend="gymnasium"),
-            r"env.envs\[2\] is Monitor, and missing in the checkpoint",
-        ),
-        (
-            lambda env: make_vec_env("CartPole-v1", 1, backend="gymnasium"),
-            r"env.envs\[1\] is missing, and Monitor in the checkpoint",
-        ),
-        (
-            lambda env: make_vec_env("Acrobot-v1", 2, backend="gymnasium"),
-            "env.envs.*is AcrobotEnv, and CartPoleEnv in the checkpoint",
-        ),
+        (lambda: VecNormalize(cart_poles()), "env is VecNormalize, but DirectVecEnv in the checkpoint"),
+        (lambda: cart_poles(3), r"env.envs\[2\] is Monitor, but missing in the checkpoint"),
+        (lambda: cart_poles(1), r"env.envs\[1\] is missing, but Monitor in the checkpoint"),
+        (lambda: make_vec_env("Acrobot-v1", 2), "env.envs.*is AcrobotEnv, but CartPoleEnv in the checkpoint"),
     ],
 )
-def test_other_environments_are_refused(other, message):
-    env = make_vec_env("CartPole-v1", 2, backend="gymnasium")
-    content = state_of(env).capture()
+def test_other_environments_are_rejected(make_other, message):
+    content = state_of(cart_poles()).capture()[0]
     with pytest.raises(ValueError, match=message):
-        state_of(other(env)).restore(content)
+        state_of(make_other()).restore(content)
 
 
-def test_an_environment_that_refers_to_another_one_now_is_named():
-    class Halves(gym.Wrapper):
-        """Plays one of two environments."""
+def test_a_monitor_file_loses_the_episodes_that_are_repeated(tmp_path):
+    def make(**kwargs) -> VecEnv:
+        env = DummyVecEnv([lambda: Monitor(gym.make("CartPole-v1"), str(tmp_path / "0"), **kwargs)])
+        env.reset()
+        return env
 
-        def __init__(self) -> None:
-            super().__init__(gym.make("CartPole-v1"))
-            self.first, self.second = gym.make("CartPole-v1"), gym.make("CartPole-v1")
-            self.active = self.first
-
-    envs = [DummyVecEnv([Halves]) for _ in range(2)]
-    content = state_of(envs[0]).capture()
-    assert state_of(envs[1]).restore(content) == []
-    envs[0].envs[0].active = envs[0].envs[0].second
-    content = state_of(envs[0]).capture()
-    assert state_of(envs[1]).restore(content) == ["model.env.envs[0].active"]
-
-
-def test_a_monitor_file_loses_the_episodes_that_are_played_again(tmp_path):
-    env = DummyVecEnv([lambda: Monitor(gym.make("CartPole-v1"), str(tmp_path / "0"))])
-    env.reset()
+    env, file = make(), tmp_path / "0.monitor.csv"
     drive(env, 100, seed=0)
-    content = state_of(env).capture()
-    kept = (tmp_path / "0.monitor.csv").read_bytes()
+    content = state_of(env).capture()[0]
+    kept = file.read_bytes()
     drive(env, 100, seed=1)  # the run is interrupted in the middle of a row
-    with (tmp_path / "0.monitor.csv").open("ab") as file:
-        file.write(b"11.0,1")
-
-    on = DummyVecEnv([lambda: Monitor(gym.make("CartPole-v1"), str(tmp_path / "0"), override_existing=False)])
     env.close()
-    on.reset()
-    state_of(on).restore(content)
-    assert (tmp_path / "0.monitor.csv").read_bytes() == kept
+    file.write_bytes(file.read_bytes() + b"11.0,1")
+
+    env = make(override_existing=False)
+    state_of(env).restore(content)
+    assert file.read_bytes() == kept
     episodes = load_results(str(tmp_path))
-    drive(on, 100, seed=1)
+    drive(env, 100, seed=1)
     assert len(load_results(str(tmp_path))) > len(episodes)
-    assert on.envs[0].episode_lengths == load_results(str(tmp_path))["l"].tolist()
-    on.close()
+    assert env.envs[0].episode_lengths == load_results(str(tmp_path))["l"].tolist()
+    env.close()
 
 
-def test_a_callback_more_or_less_moves_no_state():
-    env = make_vec_env("CartPole-v1", 1, backend="gymnasium")
-    callback = EvalCallback(make_vec_env("CartPole-v1", 1, backend="gymnasium"))
-    model = ANO("MlpPolicy", env, n_steps=8, batch_size=8)
+def test_callbacks_can_be_added_and_removed():
+    model, callback = ANO("MlpPolicy", cart_poles(1), n_steps=8, batch_size=8), EvalCallback(cart_poles(1))
     callback.best_mean_reward, callback.evaluations_timesteps = 12.5, [100]
-    content = TrainingState(model, callback).capture()
-
-    other = EvalCallback(make_vec_env("CartPole-v1", 1, backend="gymnasium"), log_path="elsewhere")
+    content = TrainingState(model, callback).capture()[0]
+    other = EvalCallback(cart_poles(1), log_path="elsewhere")
     TrainingState(model, other).restore(content)
     assert (other.best_mean_reward, other.evaluations_timesteps) == (12.5, [100])
     assert "elsewhere" in other.log_path

@@ -1,4 +1,4 @@
-"""The vectorised environments that the contract is tested with."""
+"""The vectorized environments whose contract is tested."""
 
 import dataclasses
 import importlib.util
@@ -36,27 +36,23 @@ def _with(backend: str) -> Callable[..., VecEnv]:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A way to make environments: ``make(env_id, n_envs, **kwargs of make_vec_env)``, and a task for it."""
+    """A function ``make(env_id, n_envs, **arguments of make_vec_env)``, and a task for it."""
 
     name: str
     env_id: str
     make: Callable[..., VecEnv]
-    batched: bool = False
 
     @property
     def atari(self) -> bool:
         return self.env_id == "Breakout-v5"
 
-    def envs(self, n_envs: int = 3, **kwargs: Any) -> VecEnv:
-        return self.make(self.env_id, n_envs, **kwargs)
-
 
 DUMMY = pytest.param(Case("dummy", "Hopper-v5", _dummy), id="dummy", marks=needs_mujoco)
 DIRECT = pytest.param(Case("direct", "Hopper-v5", _with("gymnasium")), id="direct", marks=needs_mujoco)
-ENVPOOL = pytest.param(Case("envpool", "Hopper-v5", _with("envpool"), True), id="envpool", marks=needs_envpool)
+ENVPOOL = pytest.param(Case("envpool", "Hopper-v5", _with("envpool")), id="envpool", marks=needs_envpool)
 ATARI_PYTHON = pytest.param(Case("gymnasium", "Breakout-v5", _with("gymnasium")), id="gymnasium-atari", marks=needs_atari)
-ATARI_ENVPOOL = pytest.param(Case("envpool", "Breakout-v5", _with("envpool"), True), id="envpool-atari", marks=needs_envpool)
-ATARI_ALE = pytest.param(Case("ale", "Breakout-v5", _with("ale"), True), id="ale", marks=needs_atari)
+ATARI_ENVPOOL = pytest.param(Case("envpool", "Breakout-v5", _with("envpool")), id="envpool-atari", marks=needs_envpool)
+ATARI_ALE = pytest.param(Case("ale", "Breakout-v5", _with("ale")), id="ale", marks=needs_atari)
 
 MUJOCO = [DUMMY, DIRECT, ENVPOOL]
 ATARI = [ATARI_PYTHON, ATARI_ENVPOOL, ATARI_ALE]
@@ -65,7 +61,7 @@ ALL = MUJOCO + ATARI
 
 
 class RandomPolicy:
-    """Actions drawn with a seed of its own; also what ``evaluate_policy`` calls a model."""
+    """Draw actions; also a model for ``evaluate_policy``."""
 
     def __init__(self, env: VecEnv, seed: int = 0) -> None:
         self.env, self.random = env, np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""MuJoCo's warnings are Python's: each text once, and no MUJOCO_LOG.TXT."""
+"""MuJoCo's warnings are shown through Python, each text once, without MUJOCO_LOG.TXT."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ mujoco = pytest.importorskip("mujoco")
 
 @pytest.fixture(autouse=True)
 def fresh(tmp_path, monkeypatch):
-    """MuJoCo as in a new process, whose current directory is empty before and after."""
+    """Set MuJoCo up as in a new process, whose current directory is empty before and after."""
     monkeypatch.chdir(tmp_path)
     previous = mujoco.get_mju_user_warning()
     mujoco.set_mju_user_warning(None)

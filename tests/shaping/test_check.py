@@ -7,53 +7,28 @@ import pytest
 import torch
 
 from sb3_ano.shaping import check, from_ratio, measure, property_table
-from tests.common import pseudo_huber
+
+INF = math.inf
+ONE = pytest.approx((1.0, 1.0), abs=1e-4)
+STEEPEST = pytest.approx(45 / 16, rel=1e-12)
+SLOPES = ("sup_slope", "slope_left", "slope_right")
+TABLE_1 = {
+    "ppo": {"kinks": (1.0,), "argmax": (1.0, INF), "redescending": False, **dict(zip(SLOPES, (1.0, 1.0, 0.0), strict=True))},
+    "spo": {"kinks": (), "argmax": ONE, "inflections": 0, **dict(zip(SLOPES, (INF, INF, -INF), strict=True))},
+    "ano": {"kinks": (), "argmax": ONE, "inflections": 1, **dict(zip(SLOPES, (STEEPEST, STEEPEST, 0.0), strict=True))},
+    "identity": {"kinks": (), "argmax": (INF, INF), **dict(zip(SLOPES, (1.0, 1.0, 1.0), strict=True))},
+    "tests.common:pseudo_huber": {"kinks": (), "sup_slope": pytest.approx(2.0), "redescending": False},
+}
 
 
-def test_ppo_has_the_properties_of_table_1():
-    properties = check("ppo")
-    assert not properties.smooth
-    assert properties.kinks == (1.0,)
-    assert properties.argmax == (1.0, math.inf)
-    assert not properties.bounded_argmax
-    assert properties.sup_slope == 1.0
-    assert (properties.slope_left, properties.slope_right) == (1.0, 0.0)
-    assert not properties.redescending
-
-
-def test_spo_has_the_properties_of_table_1():
-    properties = check("spo")
-    assert properties.smooth
-    assert properties.argmax == pytest.approx((1.0, 1.0))
-    assert not properties.bounded_slope
-    assert (properties.slope_left, properties.slope_right) == (math.inf, -math.inf)
-    assert properties.inflections == 0
-
-
-def test_ano_has_the_properties_of_table_1():
-    properties = check("ano")
-    assert properties.smooth
-    assert properties.argmax == pytest.approx((1.0, 1.0), abs=1e-4)
-    assert properties.bounded_argmax
-    assert properties.sup_slope == pytest.approx(45 / 16, rel=1e-12)
-    assert properties.slope_left == pytest.approx(45 / 16, rel=1e-12)
-    assert properties.slope_right == 0.0
-    assert properties.redescending
-    assert properties.inflections == 1
-
-
-def test_identity_rises_for_ever():
-    properties = check("identity")
-    assert properties.argmax == (math.inf, math.inf)
-    assert properties.slope_right == 1.0
-
-
-def test_a_supremum_that_is_only_approached_is_not_bounded():
-    properties = check(pseudo_huber)
-    assert properties.smooth
-    assert not properties.bounded_argmax
-    assert properties.sup_slope == pytest.approx(2.0)
-    assert not properties.redescending
+@pytest.mark.parametrize("name", TABLE_1)
+def test_shapes_have_the_properties_of_table_1(name):
+    properties = check(name)
+    assert {key: getattr(properties, key) for key in TABLE_1[name]} == TABLE_1[name]
+    assert properties.smooth == (name != "ppo")
+    assert properties.bounded_argmax == (name in ("spo", "ano"))  # a supremum that is only approached is not bounded
+    assert properties.bounded_slope == (name != "spo")
+    assert properties.redescending == (name == "ano")
 
 
 def test_kinks_and_steps_are_found_where_they_are():
@@ -83,24 +58,24 @@ def test_inflections_are_counted():
     assert measure(lambda x: x - x.square() / (1 + x.square())).inflections == 2
 
 
-def test_a_shape_that_is_not_anchored_is_refused_with_its_value():
-    with pytest.raises(ValueError, match="violates anchoring: h\\(0\\) = 0.5.*from_ratio"):
+def test_a_shape_that_is_not_anchored_is_rejected_with_its_value():
+    with pytest.raises(ValueError, match=r"violates anchoring: h\(0\) = 0.5.*from_ratio"):
         check(lambda x: x + 0.5)
 
 
-def test_a_shape_above_the_identity_is_refused_with_the_point():
-    with pytest.raises(ValueError, match="violates enclosure: h\\(-64\\) = -4, allowed is h"):
-        check(lambda x: x.clamp(min=-4.0))
-
-
-def test_the_worst_point_above_the_identity_is_printed_with_its_digits():  # review users U14
-    with pytest.raises(ValueError, match="'torch:tanh' violates enclosure: h\\(-64\\) = -1, allowed"):
-        check(torch.tanh)
-    with pytest.raises(ValueError, match="violates enclosure: h\\(2\\) = 2.000001, allowed"):
-        check(lambda x: x + 1e-6 * (x * (4 - x) / 4).clamp(min=0.0))
-    # beyond the grid only
-    with pytest.raises(ValueError, match="violates enclosure: h\\(1000000\\) = 1000000.01, allowed"):
-        check(lambda x: x + 0.01 * (x > 5e5))
+@pytest.mark.parametrize(
+    ("shape", "point"),
+    [
+        (lambda x: x.clamp(min=-4.0), r"h\(-64\) = -4"),
+        (torch.tanh, r"h\(-64\) = -1"),
+        (lambda x: x + 1e-6 * (x * (4 - x) / 4).clamp(min=0.0), r"h\(2\) = 2.000001"),
+        (lambda x: x + 0.01 * (x > 5e5), r"h\(1000000\) = 1000000.01"),  # beyond the grid only
+    ],
+    ids=["clamp", "tanh", "digits", "tail"],
+)
+def test_a_shape_above_the_identity_is_rejected_with_the_worst_point(shape, point):  # review users U14
+    with pytest.raises(ValueError, match=f"violates enclosure: {point}, allowed is h"):
+        check(shape)
 
 
 @pytest.mark.parametrize(
@@ -156,21 +131,26 @@ def test_a_module_with_float32_parameters_is_measured_in_float64():  # review co
     assert shape.layer.weight.dtype == torch.float32
 
 
-def test_a_function_of_ratio_and_radius_is_told_of_from_ratio():
-    with pytest.raises(TypeError, match="cannot be called as h\\(x\\).*from_ratio"):
-        check(lambda ratio, eps: torch.minimum(ratio, 1 + eps))
-    wrapped = from_ratio(lambda ratio, eps: torch.minimum(ratio, torch.full_like(ratio, 1 + eps)))
-    assert check(wrapped).argmax == (1.0, math.inf)
+def test_a_function_of_ratio_and_radius_is_wrapped():
+    def f_ppo(ratio, eps):
+        return torch.minimum(ratio, torch.full_like(ratio, 1 + eps))
+
+    with pytest.raises(TypeError, match=r"cannot be called as h\(x\).*from_ratio"):
+        check(f_ppo)
+    assert check(from_ratio(f_ppo)).argmax == (1.0, math.inf)
 
 
-def test_a_reduction_is_not_elementwise():
-    with pytest.raises(ValueError, match="not elementwise"):
-        check(lambda x: x.sum())
-
-
-@pytest.mark.parametrize("shape", [lambda x: x if x < 1 else 1, np.tanh], ids=["python", "numpy"])
-def test_a_function_that_is_not_for_tensors_is_refused(shape):
-    with pytest.raises(TypeError, match="cannot be called as h\\(x\\) with a tensor"):
+@pytest.mark.parametrize(
+    ("shape", "error", "message"),
+    [
+        (lambda x: x.sum(), ValueError, "not elementwise"),
+        (lambda x: x if x < 1 else 1, TypeError, r"cannot be called as h\(x\) with a tensor"),
+        (np.tanh, TypeError, r"cannot be called as h\(x\) with a tensor"),
+    ],
+    ids=["reduction", "python", "numpy"],
+)
+def test_a_function_that_is_not_elementwise_on_tensors_is_rejected(shape, error, message):
+    with pytest.raises(error, match=message):
         check(shape)
 
 

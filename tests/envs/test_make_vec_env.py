@@ -1,0 +1,275 @@
+"""Ids and arguments of make_env and make_vec_env: which environments they give."""
+
+import gc
+import inspect
+import os
+import pickle
+import sys
+import warnings
+from pathlib import Path
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.envs.classic_control import PendulumEnv
+from stable_baselines3.common import env_util
+from stable_baselines3.common.atari_wrappers import AtariWrapper
+from stable_baselines3.common.monitor import load_results
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
+
+from sb3_ano import ANO
+from sb3_ano._io import cores
+from sb3_ano.envs import DirectVecEnv, make_env, make_vec_env, vec_env
+from sb3_ano.envs.atari import AtariProtocol, atari_protocol
+from tests.envs.backends import RandomPolicy, needs_atari, needs_envpool, needs_mujoco
+
+every_backend = pytest.mark.parametrize("backend", ["gymnasium", "envpool", "ale"])
+
+
+def kind(env_id: str, **kwargs) -> str:
+    """Return the name of the class of environments that ``"auto"`` selects."""
+    env = make_vec_env(env_id, **{"n_envs": 2, **kwargs})
+    env.close()
+    return type(env.unwrapped).__name__
+
+
+@needs_envpool
+@needs_mujoco
+@pytest.mark.parametrize(
+    ("env_id", "arguments", "expected"),
+    [
+        *((env_id, {}, "EnvPoolVecEnv") for env_id in ("HalfCheetah-v4", "Hopper-v5", "Pong-v5", "PongNoFrameskip-v4")),
+        *((env_id, {}, "EnvPoolVecEnv") for env_id in ("ALE/Pong-v5", "Pendulum-v0")),
+        ("HalfCheetah-v4", {"n_envs": 1}, "DirectVecEnv"),
+        ("Hopper-v5", {"wrapper_class": gym.wrappers.ClipAction}, "DirectVecEnv"),
+        ("Hopper-v5", {"monitor_kwargs": {"info_keywords": ("x_position",)}}, "DirectVecEnv"),
+        ("Hopper-v5", {"env_kwargs": {"healthy_z_range": (0.5, 2.0)}}, "DirectVecEnv"),
+        ("Hopper-v5", {"env_kwargs": {"terminate_when_unhealthy": False}}, "EnvPoolVecEnv"),
+        ("Hopper-v5", {"env_kwargs": {"render_mode": "rgb_array"}}, "DirectVecEnv"),
+    ],
+)
+def test_auto_selects_envpool_where_it_is_faster_and_knows_the_arguments(env_id, arguments, expected):
+    assert kind(env_id, **arguments) == expected
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "LunarLander-v3"])
+def test_auto_selects_gymnasium_for_tasks_that_differ_or_cost_nothing(env_id):
+    # Not made: importing Box2D crashes if warnings are errors.
+    assert vec_env._fastest(env_id, 8, None, {}) == "gymnasium"
+
+
+@needs_atari
+@needs_envpool
+def test_auto_selects_what_is_installed(without):
+    without("mujoco")
+    assert kind("HalfCheetah-v4", n_envs=1) == "EnvPoolVecEnv"
+    without("envpool")
+    assert kind("Pong-v5") == "AleVecEnv"
+    assert kind("CartPole-v1") == "DirectVecEnv"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "expected"),
+    [
+        ("Pong-v5", AtariProtocol("Pong", 0.0)),
+        ("SpaceInvadersNoFrameskip-v4", AtariProtocol("SpaceInvaders", 0.0)),
+        ("SpaceInvadersNoFrameskip-v0", AtariProtocol("SpaceInvaders", 0.25)),
+        ("ALE/SpaceInvaders-v5", AtariProtocol("SpaceInvaders", 0.25)),
+        *((env_id, None) for env_id in ("Hopper-v5", "CartPole-v1", "ALE/Pong-ram-v5", "Pong-v4")),
+    ],
+)
+def test_an_atari_id_names_the_game_and_whether_actions_are_sticky(env_id, expected):
+    assert atari_protocol(env_id) == expected
+
+
+def _probability(env) -> float:
+    unwrapped = env.unwrapped
+    if hasattr(unwrapped, "_settings"):
+        return unwrapped._settings["repeat_action_probability"]
+    return unwrapped.envs[0].unwrapped.ale.getFloat("repeat_action_probability")
+
+
+@needs_envpool
+@needs_atari
+@pytest.mark.parametrize("backend", ["gymnasium", "envpool"])
+@pytest.mark.parametrize(("env_id", "sticky"), [("Pong-v5", 0.0), ("PongNoFrameskip-v4", 0.0), ("ALE/Pong-v5", 0.25)])
+def test_the_id_decides_about_sticky_actions_for_every_backend(backend, env_id, sticky):
+    for settings, expected in (({}, sticky), ({"repeat_action_probability": 0.1}, 0.1)):
+        env = make_vec_env(env_id, backend=backend, env_kwargs=settings)
+        assert _probability(env) == pytest.approx(expected)
+        env.close()
+
+
+@needs_atari
+def test_sticky_actions_make_ale_forget_actions():
+    def run(env_id: str) -> np.ndarray:
+        env = make_vec_env(env_id, 1, backend="ale", seed=0, env_kwargs={"episodic_life": False})
+        env.reset()
+        seen = [env.step(np.array([2 + 3 * (step // 3 % 2) % 4]))[0] for step in range(40)]
+        env.close()
+        return np.stack(seen)
+
+    np.testing.assert_array_equal(run("Pong-v5"), run("PongNoFrameskip-v4"))
+    assert (run("Pong-v5") != run("ALE/Pong-v5")).any()
+
+
+@needs_atari
+@needs_envpool
+@every_backend
+def test_the_atari_protocol_can_be_changed(backend):
+    changes = {"frame_stack": 1, "screen_size": 42, "full_action_space": True, "frame_skip": 2, "noop_max": 1}
+    env = make_vec_env("Pong-v5", 2, backend=backend, env_kwargs=changes)
+    assert env.observation_space == gym.spaces.Box(0, 255, (1, 42, 42), np.uint8)
+    assert env.action_space == gym.spaces.Discrete(18)
+    assert env.reset().shape == (2, 1, 42, 42)
+    assert not isinstance(env, VecFrameStack)
+    env.close()
+
+
+@needs_atari
+def test_a_wrapper_replaces_the_atari_protocol():
+    env = make_vec_env("PongNoFrameskip-v4", wrapper_class=AtariWrapper, wrapper_kwargs={"screen_size": 42})
+    assert env.observation_space.shape == (42, 42, 1)
+    env.close()
+
+
+@needs_atari
+@needs_envpool
+@pytest.mark.parametrize("game", ["MsPacman", "NameThisGame", "Qbert", "UpNDown", "BattleZone"])
+def test_games_have_the_same_spaces_everywhere(game):
+    made = [make_vec_env(f"{game}-v5", 1, backend=backend) for backend in ("gymnasium", "envpool", "ale")]
+    assert len({(str(env.action_space), str(env.observation_space)) for env in made}) == 1
+    for env in made:
+        env.close()
+
+
+@needs_envpool
+def test_envpool_renders_on_request():
+    env = make_vec_env("Pong-v5", 2, backend="envpool", env_kwargs={"render_mode": "rgb_array"})
+    with pytest.raises(RuntimeError, match=r"call reset\(\) before rendering"):
+        env.render()
+    env.reset()
+    assert [image.shape for image in env.get_images()] == [(210, 160, 3)] * 2
+    assert env.render().ndim == 3
+    env.close()
+
+
+def test_gymnasiums_environments_can_render():
+    assert make_env("CartPole-v1").render_mode == make_vec_env("CartPole-v1", 2).render_mode == "rgb_array"
+    assert make_env("ALE/Pong-v5").observation_space.shape == (210, 160, 3)  # registered on demand
+
+
+def processors_of_threads() -> dict[int, set[int]]:
+    """Return the processors that each thread of this process may run on."""
+    return {int(task.name): os.sched_getaffinity(int(task.name)) for task in Path("/proc/self/task").iterdir()}
+
+
+@needs_envpool
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.skipif(cores() != os.cpu_count(), reason="not all processors may be used")
+def test_envpools_threads_are_pinned_only_if_there_is_one_per_processor():
+    everywhere = os.sched_getaffinity(0)
+
+    def threads_made_for(num_threads: int) -> list[set[int]]:
+        before = processors_of_threads()
+        env = make_vec_env("HalfCheetah-v4", len(everywhere) + 1, backend="envpool", num_threads=num_threads)
+        env.reset()
+        made = [allowed for task, allowed in processors_of_threads().items() if task not in before]
+        env.close()
+        return made
+
+    pinned = [allowed for allowed in threads_made_for(len(everywhere)) if len(allowed) == 1]
+    assert (set.union(*pinned), len(pinned)) == (everywhere, len(everywhere))
+    assert all(allowed == everywhere for allowed in threads_made_for(len(everywhere) + 1))
+
+
+def pendulum(g: float = 10.0) -> gym.Env:
+    return gym.make("Pendulum-v1", g=g, max_episode_steps=20)
+
+
+@needs_envpool
+@needs_atari
+@every_backend
+def test_the_backend_can_be_read_and_is_printed(backend, capsys):  # users U9
+    env = make_vec_env("Pong-v5", 1, backend=backend)
+    assert env.backend == backend
+    ANO("CnnPolicy", VecNormalize(env, norm_obs=False), n_steps=64, verbose=1)
+    assert f"The environments run on backend '{backend}'." in capsys.readouterr().out
+    ANO("CnnPolicy", env, n_steps=64)
+    assert "backend" not in capsys.readouterr().out
+    env.close()
+
+
+@needs_envpool
+def test_a_monitor_file_is_closed_with_the_last_reference(tmp_path, recwarn):  # users U11
+    warnings.simplefilter("always", ResourceWarning)
+    env = make_vec_env("Hopper-v5", 2, backend="envpool", monitor_dir=tmp_path)
+    env.reset()
+    del env
+    gc.collect()
+    assert not [str(warning.message) for warning in recwarn if issubclass(warning.category, ResourceWarning)]
+
+
+# What follows is SB3's make_vec_env, in arguments and results (users U8).
+
+
+def trajectory(env: VecEnv) -> np.ndarray:
+    """Return observations of the reset and of steps with random actions; close the environments."""
+    policy = RandomPolicy(env)
+    observations = np.stack([env.reset(), *(env.step(policy.actions())[0] for _ in range(30))])
+    env.close()
+    return observations
+
+
+def test_the_arguments_are_sb3s_in_its_order_and_then_keywords():
+    ours, sb3s = (inspect.signature(function).parameters for function in (make_vec_env, env_util.make_vec_env))
+    assert list(ours)[: len(sb3s)] == list(sb3s)
+    assert [ours[name].default for name in sb3s] == [parameter.default for parameter in sb3s.values()]
+    keywords = {name: ours[name].kind.name for name in list(ours)[len(sb3s) :]}
+    assert keywords == {"backend": "KEYWORD_ONLY", "num_threads": "KEYWORD_ONLY"}
+    assert vec_env.BACKENDS == ("auto", "gymnasium", "envpool", "ale")
+
+
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", PendulumEnv, pendulum], ids=["id", "class", "function"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (3, 7),
+        (3, 7, 5),
+        (2, 7, 0, None, gym.wrappers.TimeLimit, {"g": 5.0}, None, None, None, {"max_episode_steps": 7}),
+        (2, 7, 0, None, None, {"g": 5.0}, DummyVecEnv),
+    ],
+    ids=["seed", "start_index", "wrapper", "vec_env_cls"],
+)
+def test_one_seed_gives_sb3s_environments(env_id, arguments):
+    ours, sb3s = make_vec_env(env_id, *arguments), env_util.make_vec_env(env_id, *arguments)
+    assert type(ours) is (DummyVecEnv if DummyVecEnv in arguments else DirectVecEnv)
+    sampled = [np.stack([space.sample() for space in env.get_attr("action_space")]) for env in (ours, sb3s)]
+    np.testing.assert_array_equal(*sampled)
+    np.testing.assert_array_equal(trajectory(ours), trajectory(sb3s))
+
+
+def test_environments_in_processes_are_sb3s():
+    arguments = {"n_envs": 2, "seed": 3, "vec_env_cls": SubprocVecEnv, "vec_env_kwargs": {"start_method": "forkserver"}}
+    env = make_vec_env("Pendulum-v1", **arguments)
+    assert type(env) is SubprocVecEnv
+    assert env.backend == "gymnasium"
+    np.testing.assert_array_equal(trajectory(env), trajectory(env_util.make_vec_env("Pendulum-v1", 2, 3)))
+
+
+def test_functions_that_make_environments_can_be_sent_to_processes():
+    functions = []
+
+    def remember(env_fns: list) -> VecEnv:
+        functions.extend(env_fns)
+        return DirectVecEnv(env_fns)
+
+    make_vec_env("ALE/Pong-v5", 1, vec_env_cls=remember).close()
+    assert callable(pickle.loads(cloudpickle.dumps(functions[0])))
+
+
+def test_monitor_files_are_numbered_from_the_start_index(tmp_path):
+    make_vec_env("Pendulum-v1", 2, 0, 3, tmp_path).close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3.monitor.csv", "4.monitor.csv"]
+    assert len(load_results(str(tmp_path))) == 0
