@@ -114,7 +114,8 @@ def _finite(text: str) -> float:
 
 def _run(options: argparse.Namespace) -> int:
     from sb3_ano.bench import plan, runner
-    from sb3_ano.bench.results import ResultsWriter, finished_names
+    from sb3_ano.bench.pool import Pool
+    from sb3_ano.bench.results import Results, ResultsWriter
     from sb3_ano.bench.suites import load_suite
 
     suite = load_suite(options.suite)
@@ -125,23 +126,23 @@ def _run(options: argparse.Namespace) -> int:
         raise ValueError(f"--address {options.address} is not allowed without --backend ray")
     runner.check_runs(runs, options.device, need_envs=options.backend == "local")
     if options.plan:
-        runner.show_plan(runs, finished_names(options.out))
+        runner.show_plan(runs, Results(options.out).names() if (options.out / "runs").is_dir() else [])
         return 0
     with ResultsWriter(options.out) as results:
-        finished = results.finished([run.name for run in runs])
+        finished = {run.path.name for run in results.runs({run.name for run in runs})}
         runner.show_plan(runs, finished)
         missing = [run for run in runs if run.name not in finished]
         if not missing:
             return 0
         settings = {"device": options.device, "models": not options.no_models}
         if options.backend == "ray":
-            from sb3_ano.bench.ray_backend import RayBackend
+            from sb3_ano.bench.ray_backend import RayPool
 
-            backend: runner.Backend = RayBackend(options.address, options.jobs, options.threads, settings)
+            executor: runner.Executor = RayPool(options.address, options.jobs, options.threads)
         else:
             jobs = options.jobs or max(1, cores() // options.threads)
-            backend = runner.LocalBackend(results, jobs, options.threads, settings)
-        failures = runner.execute(missing, backend, results)
+            executor = Pool(jobs, options.threads, results.held)
+        failures = runner.execute(missing, executor, results, settings)
     for name, error in failures.items():
         print(f"failed: {name}: {error}", file=sys.stderr)
     if failures:
@@ -152,10 +153,15 @@ def _run(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from sb3_ano.bench.report import Settings, write_report
+    from sb3_ano.bench.statistics import Bootstrap
 
     out = options.out or options.results / "report"
-    names = ("returns", "last", "threshold", "reps", "seed", "command")
-    settings = Settings(tables=tuple(options.tables), **{name: getattr(options, name) for name in names})
+    names = ("returns", "last", "threshold", "command")
+    settings = Settings(
+        tables=tuple(options.tables),
+        bootstrap=Bootstrap(options.reps, options.seed),
+        **{name: getattr(options, name) for name in names},
+    )
     for note in write_report(options.results, out, settings):
         print(note)
     print(out / "index.html")

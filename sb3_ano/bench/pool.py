@@ -34,6 +34,14 @@ class WorkerError(RuntimeError):
         super().__init__(message, details, number, killed)  # as constructed, or it could not be pickled
         self.message, self.details, self.number, self.killed = message, details, number, killed
 
+    @classmethod
+    def of(cls, error: BaseException) -> "WorkerError":
+        """Return any error as one of this kind; Ray, for example, wraps errors and loses machines."""
+        if isinstance(error, WorkerError):
+            return cls(error.message, error.details, error.number, error.killed)
+        first = next(iter(str(error).strip().splitlines()), "")
+        return cls(f"{type(error).__name__}: {first}", str(error), getattr(error, "errno", None))
+
     def __str__(self) -> str:
         return self.message
 
@@ -83,16 +91,12 @@ class Worker:
         :param report: called with each number that the function reports
         :raises WorkerError: if the function raised an error, or its process was killed
         """
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         answer: dict[str, Any] = {}
-        with self._log, self.process.stdin, self.process.stdout:
-            for line in self.process.stdout:
-                message = json.loads(line)
-                if "progress" in message:
-                    report(message["progress"])
-                else:
-                    answer = message
+        with self._log, self.process:
+            for line in self.process.stdout or ():
+                answer = json.loads(line)
+                if "progress" in answer:
+                    report(answer["progress"])
             status = self.process.wait()
             if status == 0 and "result" in answer:
                 return answer["result"]
@@ -107,10 +111,6 @@ class Worker:
         if status < 0:
             return WorkerError(f"its process was killed by {signal.Signals(-status).name}", details, killed=True)
         return WorkerError(lines[-1].strip() if lines else f"its process ended with status {status}", details)
-
-    def kill(self) -> None:
-        """End the process."""
-        self.process.kill()
 
 
 class Pool:
@@ -139,10 +139,7 @@ class Pool:
         with self._lock:
             if self._closed:
                 raise WorkerError("stopped")
-            try:
-                worker = Worker(target, request, threads=self._threads, held=self._held)
-            except OSError as error:
-                raise WorkerError(str(error), number=error.errno) from error
+            worker = Worker(target, request, threads=self._threads, held=self._held)
             self._workers.add(worker)
         try:
             return worker.result(report)
@@ -155,7 +152,7 @@ class Pool:
         with self._lock:
             self._closed = True
             for worker in self._workers:
-                worker.kill()
+                worker.process.kill()
         self._executor.shutdown(cancel_futures=True)
 
 

@@ -10,7 +10,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from sb3_ano._registry import ALGORITHMS
-from sb3_ano.bench.algorithms import CLASSES, Algorithm, evaluated, hint, require_known
+from sb3_ano.bench.algorithms import CLASSES, Algorithm, evaluated
+from sb3_ano.cli import check_names, hint
 from sb3_ano.envs import BACKENDS
 from sb3_ano.envs.atari import atari_protocol
 from sb3_ano.zoo.hyperparameters import hyperparameter_file
@@ -86,12 +87,12 @@ class Suite(_Settings):
         known = {name: Algorithm(name).hyperparameters | {"delta"} for name in CLASSES}
         everything = set().union(*known.values())
         for settings in (self, *self.tasks.values()):
-            require_known("hyperparameter", settings.hyperparameters, everything)
-            require_known("algorithm", settings.algorithms, CLASSES)
+            check_names("hyperparameter", settings.hyperparameters, everything)
+            check_names("algorithm", settings.algorithms, CLASSES)
             for name, values in settings.algorithms.items():
-                require_known(f"hyperparameter of {name}", values, known[name])
+                check_names(f"hyperparameter of {name}", values, known[name])
         if self.backend is not None:
-            require_known("backend", [self.backend], BACKENDS)
+            check_names("backend", [self.backend], BACKENDS)
 
     def select(self, env_ids: Sequence[str]) -> "Suite":
         """Return the suite with some of its tasks.
@@ -100,7 +101,7 @@ class Suite(_Settings):
         :raises ValueError: for a task that is not in the suite
         """
         known = {name: task for task in self.tasks for name in (task, _VERSION.sub("", task))}
-        require_known(f"task of suite {self.name!r}:", env_ids, known)
+        check_names(f"task of suite {self.name!r}:", env_ids, known)
         wanted = {known[env_id] for env_id in env_ids}
         return self.model_copy(update={"tasks": {task: self.tasks[task] for task in self.tasks if task in wanted}})
 

@@ -1,6 +1,7 @@
 """One training: SB3's own files and a ``run.json``, resumed from its checkpoint after it was killed."""
 
 import dataclasses
+import functools
 import hashlib
 import importlib
 import io
@@ -25,6 +26,8 @@ from sb3_ano.envs import make_vec_env
 FORMAT = 2
 RUN, MONITOR, PROGRESS, EVALUATIONS = "run.json", "monitor.csv", "progress.csv", "evaluations.npz"
 MODEL, NORMALIZATION = "model.zip", "vecnormalize.pkl"
+#: Files that a run may have next to ``run.json``.
+FILES = (MONITOR, PROGRESS, EVALUATIONS, MODEL, NORMALIZATION)
 _CHECKPOINTS = "checkpoints"
 # Apart by more than a run has environments: SB3 would give environment 1 of seed 0 the seed of environment 0 of seed 1.
 _SEEDS_APART, _EVALUATION_SEEDS = 1_000_000, 500_000
@@ -38,13 +41,11 @@ def make_envs(run: Run, threads: int = 1) -> tuple[VecEnv, VecEnv]:
     :param threads: threads that step the environments
     :raises ValueError: if the environments cannot be made
     """
-    numbers = run.hyperparameters["n_envs"], min(run.evaluation["episodes"], _MOST_EVALUATION_ENVS)
     num_threads = None if run.backend == "gymnasium" else threads
-    train, evaluation = (
-        make_vec_env(run.env_id, n_envs, backend=run.backend, num_threads=num_threads, env_kwargs=dict(run.env_kwargs))
-        for n_envs in numbers
+    make = functools.partial(
+        make_vec_env, run.env_id, backend=run.backend, num_threads=num_threads, env_kwargs=dict(run.env_kwargs)
     )
-    return train, evaluation
+    return make(run.hyperparameters["n_envs"]), make(min(run.evaluation["episodes"], _MOST_EVALUATION_ENVS))
 
 
 def normalized(run: Run, train: VecEnv, evaluation: VecEnv) -> tuple[VecEnv, VecEnv]:
@@ -140,11 +141,9 @@ def write_run(run: Run, directory: Path, details: Mapping[str, Any]) -> None:
     :param directory: directory of its files
     :param details: circumstances of the training
     """
-    names = [name for name in (MONITOR, PROGRESS, EVALUATIONS, MODEL, NORMALIZATION) if (directory / name).is_file()]
     specification = {"format": FORMAT, "name": run.name, "identity": run.identity, **dataclasses.asdict(run)}
-    write_json(
-        directory / RUN, specification | dict(details) | {"sha256": {name: checksum(directory / name) for name in names}}
-    )
+    sha256 = {name: checksum(directory / name) for name in FILES if (directory / name).is_file()}
+    write_json(directory / RUN, specification | dict(details) | {"sha256": sha256})
 
 
 def checksum(file: Path) -> str:

@@ -28,7 +28,7 @@ RUN = ["run", "--suite", "classic", "--envs", "CartPole", "--algos", "ppo", "ano
             ["report", "nowhere", "--threshold", "nan"],
             "argument --threshold: 'nan' is not allowed; allowed are finite numbers",
         ),
-        (["report", "nowhere", "--reps", "1"], "nowhere holds no results"),
+        (["report", "nowhere", "--reps", "1"], "reps=1 is not allowed; allowed are integers from 2"),
         (["export", "nowhere", "--out", "x"], "nowhere holds no results"),
     ],
 )

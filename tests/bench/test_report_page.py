@@ -5,6 +5,7 @@ import os
 import pytest
 
 from sb3_ano.bench.report import Settings, write_report
+from sb3_ano.bench.statistics import Bootstrap
 from tests.bench.chromium import find_chromium, headless
 from tests.bench.common import write_results
 
@@ -35,7 +36,7 @@ def page(tmp_path_factory):
         for changed in ({}, {"learning_rate": "lin_0.001"})
         for seed in (0, 1)
     ]
-    write_report(write_results(directory, runs), directory / "report", Settings(reps=20))
+    write_report(write_results(directory, runs), directory / "report", Settings(bootstrap=Bootstrap(reps=20)))
     return directory / "report" / "index.html"
 
 

@@ -1,5 +1,6 @@
 """Killed at any moment, on one machine or several: the results end up as if nothing had happened."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import torch
 from stable_baselines3 import PPO
 
 from sb3_ano import ANO
+from sb3_ano.bench.pool import WorkerError
 from sb3_ano.bench.results import Results
 
 pytestmark = pytest.mark.slow
@@ -188,21 +190,21 @@ def line_of(process: psutil.Process) -> list[str]:
 @pytest.mark.filterwarnings("default")
 def test_errors_of_trainings_come_back_from_ray(tmp_path):
     pytest.importorskip("ray")
-    from sb3_ano.bench.pool import WorkerError
-    from sb3_ano.bench.ray_backend import RayBackend
+    from sb3_ano.bench.ray_backend import RayPool
     from tests.bench.common import small_run
 
-    backend = RayBackend(None, 1, 1, {"models": False})
+    pool = RayPool(None, 1, 1)
     try:
-        bad, good = (backend.submit(small_run("ano", env), True, print) for env in ("CartPole-v9", "CartPole-v1"))
-        with pytest.raises(WorkerError, match="ValueError: env_id='CartPole-v9' is unknown") as error:
-            bad.result(timeout=300)
-        assert "Traceback" in error.value.details
-        files = good.result(timeout=300)
-        assert files is not None
-        assert set(files) == {"monitor.csv", "progress.csv", "evaluations.npz", "run.json"}
+        requests = [
+            {"run": dataclasses.asdict(small_run("ano", env)), "models": False} for env in ("CartPole-v9", "CartPole-v1")
+        ]
+        bad, good = (pool.submit("sb3_ano.bench.training:train_request", request, print) for request in requests)
+        error = WorkerError.of(bad.exception(timeout=300))
+        assert str(error).startswith("ValueError: env_id='CartPole-v9' is unknown")
+        assert "Traceback" in error.details
+        assert set(good.result(timeout=300)) == {"monitor.csv", "progress.csv", "evaluations.npz", "run.json"}
     finally:
-        backend.close()
+        pool.close()
 
 
 @pytest.mark.parametrize(
@@ -215,8 +217,8 @@ def test_errors_of_trainings_come_back_from_ray(tmp_path):
 )
 def test_no_cluster_at_the_address(address, message, tmp_path):
     pytest.importorskip("ray")
-    from sb3_ano.bench.ray_backend import RayBackend
+    from sb3_ano.bench.ray_backend import RayPool
 
     with pytest.raises((OSError, ValueError)) as error:
-        RayBackend(address, 1, 1, {})
+        RayPool(address, 1, 1)
     assert str(error.value).startswith(message)

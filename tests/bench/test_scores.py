@@ -69,7 +69,7 @@ def test_the_six_tasks_of_the_paper_have_scores_in_the_default_table_only():
 
 @pytest.mark.parametrize("name", ["td3", "simbav2", "mnih2015", "wang2016", "classic"])
 def test_every_row_names_its_source(name):
-    assert all(row.source for row in load_table(name).references.values())
+    assert load_table(name).rows["source"].str.len().min() > 0
 
 
 @pytest.mark.parametrize(
