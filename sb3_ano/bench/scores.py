@@ -82,20 +82,15 @@ def _read(path: Path) -> tuple[str, pd.DataFrame]:
         needed = "it needs one of env, game, task, then random, and one of expert, human"
         raise ValueError(f"{where} has the columns {', '.join(texts.columns) or 'none'}; {needed}")
 
-    def reject(rows: pd.Series, reason: str) -> None:
-        for line in rows.index[rows]:
-            raise ValueError(f"{where}, line {line + 2}{reason.format(**texts.loc[line])}")
-
-    texts = texts.map(str.strip)
-    reject(texts[env] == "", ": the task is missing")
-    reject(texts[env].duplicated(), f": {{{env}!r}} is listed twice")
-    for column in ("random", player):
-        number = pd.to_numeric(texts[column], errors="coerce")
-        bad = (texts[column] != "") & ~np.isfinite(number)
-        reject(bad, f", {column}: {{{column}!r}} is not allowed; allowed are finite numbers and empty cells")
-    rows = texts.assign(random=pd.to_numeric(texts["random"]), player=pd.to_numeric(texts[player]), env=texts[env])
-    reject(rows["random"] == rows["player"], f": random and {player} are both {{random}}, so that scores cannot be normalized")
-    return player, rows.set_index("env").reindex(columns=["random", "player", "source"])
+    numbers = texts[["random", player]].apply(lambda column: pd.to_numeric(column.str.strip(), errors="coerce"))
+    empty = texts[["random", player]].map(str.strip) == ""
+    invalid = texts[env].duplicated() | (texts[env].str.strip() == "") | (numbers["random"] == numbers[player])
+    for line in np.flatnonzero(invalid | ~(np.isfinite(numbers) | empty).all(axis=1)):
+        cells = ", ".join(texts.iloc[line][[env, "random", player]])
+        needed = f"a task that is not in another line, and two different finite numbers or empty cells for random and {player}"
+        raise ValueError(f"{where}, line {line + 2}: {cells!r} is not allowed; allowed are {needed}")
+    rows = numbers.set_axis(["random", "player"], axis=1).assign(source=texts.get("source", ""))
+    return player, rows.set_index(texts[env].str.strip())
 
 
 class ReferenceScores:

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +115,10 @@ class Suite(_Settings):
         """
         task = self.tasks[env_id]
         entry, is_atari = zoo_settings(algorithm.name, env_id)
-        steps = task.total_timesteps or self.total_timesteps or entry.pop("n_timesteps", None)
+        steps = task.total_timesteps or self.total_timesteps or entry.get("n_timesteps")
         if steps is None:
             raise ValueError(f"suite {self.name!r}: total_timesteps of {env_id} is missing")
-        env_kwargs = {**(entry.pop("env_kwargs", None) or {}), **self.env_kwargs, **task.env_kwargs}
-        backend = self.backend or entry.pop("backend", None) or "auto"
-        wrappers = [key for key in sorted(_WRAPPERS) if entry.pop(key, None) is not None and not is_atari]
+        wrappers = [key for key in sorted(_WRAPPERS) if entry.get(key) is not None and not is_atari]
         if wrappers:
             raise ValueError(f"{env_id} needs {', '.join(wrappers)} of the zoo's file, which experiments do not support")
         shared = {**entry, **self.hyperparameters, **task.hyperparameters}
@@ -130,12 +128,13 @@ class Suite(_Settings):
             hyperparameters |= {algorithm.canonical(name): value for name, value in own.items()}
         if isinstance(hyperparameters.get("normalize"), str):
             hyperparameters["normalize"] = evaluated(hyperparameters["normalize"])
-        deterministic = self.evaluation.deterministic
-        evaluation = self.evaluation.model_dump() | {"deterministic": not is_atari if deterministic is None else deterministic}
+        evaluation = self.evaluation.model_dump()
+        if evaluation["deterministic"] is None:
+            evaluation["deterministic"] = not is_atari
         return {
             "hyperparameters": {"policy": "MlpPolicy", "n_envs": 1, **hyperparameters, **dict(algorithm.options)},
-            "env_kwargs": env_kwargs,
-            "backend": backend,
+            "env_kwargs": {**(entry.get("env_kwargs") or {}), **self.env_kwargs, **task.env_kwargs},
+            "backend": self.backend or entry.get("backend") or "auto",
             "total_timesteps": int(steps),
             "evaluation": evaluation,
         }
@@ -190,19 +189,17 @@ def load_suite(name: str) -> Suite:
         )
     content = read_yaml(path)
     try:
-        suite = Suite(name=name if version else path.stem, **content)
-    except ValidationError as error:
-        raise ValueError(f"{path}: {_in_words(error, content)}") from error
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {error}") from error
-    if version is None:
-        return suite
-    tasks = {_VERSION.sub(version[0], task): settings for task, settings in suite.tasks.items()}
+        suite = Suite.model_validate({"name": name if version else path.stem, **content})
+    except ValueError as error:
+        raise ValueError(f"{path}: {_in_words(error)}") from error
+    tasks = {_VERSION.sub(version[0], task) if version else task: settings for task, settings in suite.tasks.items()}
     return suite.model_copy(update={"tasks": tasks})
 
 
-def _in_words(error: ValidationError, content: Mapping[str, Any]) -> str:
+def _in_words(error: ValueError) -> str:
     """The first of pydantic's complaints, in one line."""
+    if not isinstance(error, ValidationError):
+        return str(error)
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":

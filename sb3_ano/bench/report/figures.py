@@ -158,7 +158,7 @@ def _make_logarithmic(axes: Axes, which: str, column: pd.Series) -> None:
         return
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if values[-1] < 8 * values[0] else ""))
     if which == "x" and len(values) <= _MOST_TICKS and np.all(values[1:] > 1.15 * values[:-1]):
         axis.set_ticks(values.tolist(), [f"{value:.3g}" for value in values])
