@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from sb3_ano._io import versions
-from sb3_ano.bench.pool import Report, Worker, WorkerError
+from sb3_ano.bench.pool import Report, WorkerError, call
 
 # Lost workers and machines; Ray does not retry a training that fails.
 _MOST_LOSSES = 10
@@ -80,11 +80,8 @@ def _call(target: str, request: dict[str, Any], threads: int, expected: dict[str
             f"this node has {versions(['sb3-ano'])}, the driver {expected}; install the same version on all nodes"
         )
     with tempfile.TemporaryDirectory() as directory:
-        worker = Worker(target, {**request, "directory": directory}, threads=threads)
         try:
-            worker.result()
+            call(target, {**request, "directory": directory}, threads=threads)
         except WorkerError as error:
             raise WorkerError(error.message, error.details) from error  # a full disk here is not one at the driver
-        finally:
-            worker.process.kill()
         return {file.name: file.read_bytes() for file in Path(directory).iterdir() if file.is_file()}
