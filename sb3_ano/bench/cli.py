@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sb3_ano._io import cores
-from sb3_ano.cli import Parser, run
+from sb3_ano.cli import Parser, complain, run
 from sb3_ano.extras import missing_extra
 
 _EPILOG = "'COMMAND --help' shows the options of a command. Set SB3_ANO_TRACEBACK=1 to see where an error comes from."
@@ -32,9 +32,9 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_a
             return options.function(options)
         except ModuleNotFoundError as error:
             package = str(error.name).partition(".")[0]
-            if package == "wandb":
+            if package == "wandb":  # no extra brings it
                 raise ValueError("wandb is not installed; install it with: pip install wandb") from error
-            raise missing_extra({"ray": "ray"}.get(package, "bench"), package) from error
+            raise missing_extra("ray" if package == "ray" else "bench", package) from error
 
     return run(command, "interrupted; the same command resumes from here")
 
@@ -119,9 +119,9 @@ def _run(options: argparse.Namespace) -> int:
     from sb3_ano.bench.suites import load_suite
 
     suite = load_suite(options.suite)
-    suite = suite.select(options.envs) if options.envs else suite
+    tasks = suite.select(options.envs) if options.envs else suite
     seeds, shard, grid = plan.parse_seeds(options.seeds), plan.parse_shard(options.shard), plan.parse_grid(options.grid)
-    runs = plan.make_plan(suite, options.algos, seeds, grid, options.steps, shard)
+    runs = plan.make_plan(tasks, options.algos, seeds, grid, options.steps, shard)
     if options.address is not None and options.backend == "local":
         raise ValueError(f"--address {options.address} is not allowed without --backend ray")
     runner.check_runs(runs, options.device, need_envs=options.backend == "local")
@@ -134,7 +134,6 @@ def _run(options: argparse.Namespace) -> int:
         missing = [run for run in runs if run.name not in finished]
         if not missing:
             return 0
-        settings = {"device": options.device, "models": not options.no_models}
         if options.backend == "ray":
             from sb3_ano.bench.ray_backend import RayPool
 
@@ -142,12 +141,11 @@ def _run(options: argparse.Namespace) -> int:
         else:
             jobs = options.jobs or max(1, cores() // options.threads)
             executor = Pool(jobs, options.threads, results.held)
-        failures = runner.execute(missing, executor, results, settings)
+        failures = runner.execute(missing, executor, results, {"device": options.device, "models": not options.no_models})
     for name, error in failures.items():
         print(f"failed: {name}: {error}", file=sys.stderr)
     if failures:
-        rest = "the others are kept, and the same command tries these again"
-        print(f"error: {len(failures)} of {len(runs)} runs failed; {rest}", file=sys.stderr)
+        complain(f"{len(failures)} of {len(runs)} runs failed; the others are kept, and the same command tries these again")
     return 1 if failures else 0
 
 

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, Protocol
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -16,7 +15,7 @@ from rich.table import Table
 from sb3_ano.bench.plan import Run
 from sb3_ano.bench.pool import Report, WorkerError
 from sb3_ano.bench.results import ResultsWriter
-from sb3_ano.bench.training import make_model
+from sb3_ano.bench.training import check_device, make_model
 from sb3_ano.envs import make_vec_env
 
 ATTEMPTS = 2
@@ -41,8 +40,8 @@ def check_runs(runs: Sequence[Run], device: str = "cpu", need_envs: bool = True)
     :param need_envs: whether environments that cannot be made here are an error; a cluster may have what this machine lacks
     :raises ValueError: naming what cannot be made
     """
-    if need_envs and device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device={device!r} is not allowed; PyTorch finds no CUDA device here")
+    if need_envs:
+        check_device(device)
     tasks: set[tuple[object, ...]] = set()
     models: set[str] = set()
     for run in runs:

@@ -34,6 +34,16 @@ _SEEDS_APART, _EVALUATION_SEEDS = 1_000_000, 500_000
 _MOST_EVALUATION_ENVS = 16
 
 
+def check_device(device: str) -> None:
+    """Check that a device is there; SB3 would train on the CPU instead.
+
+    :param device: SB3's ``device``
+    :raises ValueError: if PyTorch finds no such device
+    """
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r} is not allowed; PyTorch finds no CUDA device here")
+
+
 def make_envs(run: Run, threads: int = 1) -> tuple[VecEnv, VecEnv]:
     """Make the environments for training and for evaluation, without normalization.
 
@@ -96,8 +106,7 @@ def train(
     """
     for module in run.imports:
         importlib.import_module(module)
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device={device!r} is not allowed; PyTorch finds no CUDA device here")
+    check_device(device)
     directory.mkdir(parents=True, exist_ok=True)
     started, made_with = now(), commit()
     checkpoint = newest_checkpoint(directory / _CHECKPOINTS)

@@ -69,10 +69,8 @@ def test_nothing_is_cut_off_on_paper(page, tab):
     tab.call("Emulation.setEmulatedMedia", media="print")
     try:
         tab.open(page, 720, 900, False)  # A4 with margins
-        assert (
-            tab.evaluate("Math.max(...[...document.querySelectorAll('table, img')].map(e => e.getBoundingClientRect().right))")
-            <= 720
-        )
+        boxes = "[...document.querySelectorAll('table, img')].map(element => element.getBoundingClientRect().right)"
+        assert tab.evaluate(f"Math.max(...{boxes})") <= 720
     finally:
         tab.call("Emulation.setEmulatedMedia", media="")
 

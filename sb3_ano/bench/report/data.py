@@ -72,11 +72,10 @@ class Chapter:
         self.runs = pd.DataFrame([row for row in rows.values() if row is not None])
         if self.runs.empty:
             return
-        if "backend_used" in self.runs:
-            for task, backends in self.runs.groupby("env_id")["backend_used"].unique().items():
-                if len(backends) > 1:
-                    names = ", ".join(map(str, backends))
-                    self.run_notes.append(f"Runs of {task} used different backends, which may differ in protocol: {names}.")
+        for task, runs in self.runs.groupby("env_id"):
+            if len(backends := dict.fromkeys(runs.get("backend_used", runs["env_id"]).map(str))) > 1:
+                different = f"used different backends, which may differ in protocol: {', '.join(backends)}"
+                self.run_notes.append(f"Runs of {task} {different}.")
         self.tasks = sorted(self.runs["env_id"].unique())
         found = {task: row for task in self.tasks if (row := references.find(task)) is not None}
         #: Tasks with reference scores, and the name of their normalized score, for axes.
