@@ -16,8 +16,9 @@ from scipy import stats
 
 from sb3_ano._io import cores
 from sb3_ano.bench.plan import make_plan
+from sb3_ano.bench.pool import Pool
 from sb3_ano.bench.results import Results, ResultsWriter
-from sb3_ano.bench.runner import LocalBackend, check_runs, execute
+from sb3_ano.bench.runner import check_runs, execute
 from sb3_ano.bench.suites import Suite
 
 VARIANTS = ["ppo", "ano:shaping=ppo,torch_compile=true", "ano:precision=bfloat16,shaping=ppo,torch_compile=true"]
@@ -86,9 +87,9 @@ def main() -> int:
     runs = make_plan(suite, options.algos, range(options.seeds), total_timesteps=options.steps)
     check_runs(runs)
     with ResultsWriter(options.out) as results:
-        finished = results.finished([run.name for run in runs])
-        backend = LocalBackend(results, options.jobs, 1, {"models": False})
-        failures = execute([run for run in runs if run.name not in finished], backend, results)
+        finished = {run.path.name for run in results.runs({run.name for run in runs})}
+        missing = [run for run in runs if run.name not in finished]
+        failures = execute(missing, Pool(options.jobs, 1, results.held), results, {"models": False})
     for name, error in failures.items():
         print(f"failed: {name}: {error}", file=sys.stderr)
     table = compare(returns(options.out), options.algos[0])

@@ -21,7 +21,7 @@ from typing import Any
 import pandas as pd
 
 from sb3_ano._io import cores, machine, versions, write_file
-from sb3_ano.bench.pool import Worker, WorkerError
+from sb3_ano.bench.pool import WorkerError, call
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPER = {"n_steps": 32, "batch_size": 1024, "policy_kwargs": {"net_arch": {"pi": [256, 256], "vf": [256, 256]}}}
@@ -132,8 +132,8 @@ def run_block(case: str, variant: str, threads: int, options: argparse.Namespace
     request = {"case": case, "variant": variant, "device": options.device, "seconds": options.block_seconds}
     request["steps"] = min(steps, 4096) if steps and options.quick else steps
     python = options.sbx_python if variant == "sbx" else sys.executable
-    worker = Worker("speed:measure", request, threads=threads, environment=environment, python=python)
-    return {"case": case, "variant": variant, "threads": threads, **worker.result()}
+    measured = call("speed:measure", request, threads=threads, environment=environment, python=python)
+    return {"case": case, "variant": variant, "threads": threads, **measured}
 
 
 def measure_case(case: str, options: argparse.Namespace, cache: str) -> list[dict[str, Any]]:

@@ -13,6 +13,8 @@ GROUPS = {
     "bench": "experiments such as the paper's: run, report, export, import",
     "llm": "alignment of language models on TRL",
 }
+# Names of hyperparameters in other libraries, which no similarity of spelling leads to ours.
+_FREQUENT_MISNOMERS = {"lr": "learning_rate", "epsilon": "clip_range", "eps": "clip_range"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -74,9 +76,32 @@ def check_command(name: str, commands: Iterable[str]) -> None:
     :raises ValueError: if the command is unknown; the message suggests a known one with a similar spelling
     """
     if name not in (known := list(commands)):
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f", did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"unknown command {name!r}{hint} (commands are {', '.join(known)})")
+        raise ValueError(f"unknown command {name!r}{hint(name, known)} (commands are {', '.join(known)})")
+
+
+def check_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Check names against those that are allowed.
+
+    :param what: kind of name, for the message
+    :param names: names to check
+    :param known: allowed names
+    :raises ValueError: for the first unknown name; the message suggests a known one with a similar spelling
+    """
+    allowed = sorted(known)
+    for name in names:
+        if name not in allowed:
+            raise ValueError(f"unknown {what} {name!r}{hint(str(name), allowed)} (allowed are {', '.join(allowed)})")
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """Return ``", did you mean ...?"`` for a misspelled name, or an empty string.
+
+    :param name: unknown name
+    :param known: known names
+    """
+    names, meant = list(known), _FREQUENT_MISNOMERS.get(name)
+    near = [meant] if meant in names else difflib.get_close_matches(name, names, n=1)
+    return f", did you mean {near[0]!r}?" if near else ""
 
 
 def complain(message: str) -> int:

@@ -1,8 +1,8 @@
 """The algorithms that experiments compare, by name and options."""
 
-import difflib
+import ast
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from torch import nn
 
 from sb3_ano._registry import ALGORITHMS, arguments
+from sb3_ano.cli import check_names
 
 #: Classes by name, in the order of tables and figures.
 CLASSES: dict[str, type[OnPolicyAlgorithm]] = {
@@ -25,7 +26,6 @@ COMMON = frozenset({"policy", "n_envs", "normalize"})
 # Names of the papers. PAPO's omega is both of its weights, as in the paper's search.
 _RENAMED = {"trpo": {"delta": "target_kl"}}
 _SHORTHANDS = {"papo": {"omega": ("omega1", "omega2")}}
-_FREQUENT_MISNOMERS = {"lr": "learning_rate", "epsilon": "clip_range", "eps": "clip_range"}
 # Set by each run itself.
 _RESERVED = frozenset({"env", "seed", "device", "verbose", "tensorboard_log"})
 _LINEAR = "lin_"
@@ -90,24 +90,24 @@ def parse_algorithm(label: str) -> Algorithm:
     :raises ValueError: for an unknown algorithm or option
     """
     name, _, rest = label.partition(":")
-    require_known("algorithm", [name], CLASSES)
+    check_names("algorithm", [name], CLASSES)
     algorithm = Algorithm(name)
     options: dict[str, Any] = {}
     for text in filter(None, rest.split(",")):
         key, _, value = text.partition("=")
         if not value:
             raise ValueError(f"option {text!r} of {label!r} is not allowed; allowed is OPTION=VALUE")
-        require_known(f"option of {name}", [algorithm.canonical(key)], algorithm.hyperparameters)
+        check_names(f"option of {name}", [algorithm.canonical(key)], algorithm.hyperparameters)
         options[algorithm.canonical(key)] = parse_value(value)
     return Algorithm(name, tuple(sorted(options.items())))
 
 
 def parse_value(text: str) -> Any:
     """Return a number, a truth value or None, or the text itself."""
-    if text.lower() in ("true", "false", "none"):
-        return {"true": True, "false": False, "none": None}[text.lower()]
-    value = number(text)
-    return text if value is None or text.startswith(_LINEAR) else int(text) if text.lstrip("-").isdecimal() else value
+    try:
+        return ast.literal_eval(text.capitalize() if text.lower() in ("true", "false", "none") else text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def number(value: Any) -> float | None:
@@ -134,25 +134,3 @@ def evaluated(text: str) -> Any:
         return eval(text, {"__builtins__": {}, "dict": dict, "nn": nn})
     except Exception as error:
         raise ValueError(f"{text!r} cannot be evaluated: {error}") from error
-
-
-def require_known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Check names against those that are allowed.
-
-    :param what: kind of name, for the message
-    :param names: names to check
-    :param known: allowed names
-    :raises ValueError: for the first unknown name
-    """
-    allowed = sorted(known)
-    for name in names:
-        if name not in allowed:
-            raise ValueError(f"unknown {what} {name!r}{hint(str(name), allowed)} (allowed are {', '.join(allowed)})")
-
-
-def hint(name: str, known: Iterable[str]) -> str:
-    """Return ``", did you mean ..."`` for a misspelled name, or an empty string."""
-    names = list(known)
-    meant = _FREQUENT_MISNOMERS.get(name)
-    near = [meant] if meant in names else difflib.get_close_matches(name, names, n=1)
-    return f", did you mean {near[0]!r}?" if near else ""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sb3_ano._io import cores
-from sb3_ano.cli import Parser, run
+from sb3_ano.cli import Parser, complain, run
 from sb3_ano.extras import missing_extra
 
 _EPILOG = "'COMMAND --help' shows the options of a command. Set SB3_ANO_TRACEBACK=1 to see where an error comes from."
@@ -32,9 +32,9 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_a
             return options.function(options)
         except ModuleNotFoundError as error:
             package = str(error.name).partition(".")[0]
-            if package == "wandb":
+            if package == "wandb":  # no extra brings it
                 raise ValueError("wandb is not installed; install it with: pip install wandb") from error
-            raise missing_extra({"ray": "ray"}.get(package, "bench"), package) from error
+            raise missing_extra("ray" if package == "ray" else "bench", package) from error
 
     return run(command, "interrupted; the same command resumes from here")
 
@@ -114,48 +114,52 @@ def _finite(text: str) -> float:
 
 def _run(options: argparse.Namespace) -> int:
     from sb3_ano.bench import plan, runner
-    from sb3_ano.bench.results import ResultsWriter, finished_names
+    from sb3_ano.bench.pool import Pool
+    from sb3_ano.bench.results import Results, ResultsWriter
     from sb3_ano.bench.suites import load_suite
 
     suite = load_suite(options.suite)
-    suite = suite.select(options.envs) if options.envs else suite
+    tasks = suite.select(options.envs) if options.envs else suite
     seeds, shard, grid = plan.parse_seeds(options.seeds), plan.parse_shard(options.shard), plan.parse_grid(options.grid)
-    runs = plan.make_plan(suite, options.algos, seeds, grid, options.steps, shard)
+    runs = plan.make_plan(tasks, options.algos, seeds, grid, options.steps, shard)
     if options.address is not None and options.backend == "local":
         raise ValueError(f"--address {options.address} is not allowed without --backend ray")
     runner.check_runs(runs, options.device, need_envs=options.backend == "local")
     if options.plan:
-        runner.show_plan(runs, finished_names(options.out))
+        runner.show_plan(runs, Results(options.out).names() if (options.out / "runs").is_dir() else [])
         return 0
     with ResultsWriter(options.out) as results:
-        finished = results.finished([run.name for run in runs])
+        finished = {run.path.name for run in results.runs({run.name for run in runs})}
         runner.show_plan(runs, finished)
         missing = [run for run in runs if run.name not in finished]
         if not missing:
             return 0
-        settings = {"device": options.device, "models": not options.no_models}
         if options.backend == "ray":
-            from sb3_ano.bench.ray_backend import RayBackend
+            from sb3_ano.bench.ray_backend import RayPool
 
-            backend: runner.Backend = RayBackend(options.address, options.jobs, options.threads, settings)
+            executor: runner.Executor = RayPool(options.address, options.jobs, options.threads)
         else:
             jobs = options.jobs or max(1, cores() // options.threads)
-            backend = runner.LocalBackend(results, jobs, options.threads, settings)
-        failures = runner.execute(missing, backend, results)
+            executor = Pool(jobs, options.threads, results.held)
+        failures = runner.execute(missing, executor, results, {"device": options.device, "models": not options.no_models})
     for name, error in failures.items():
         print(f"failed: {name}: {error}", file=sys.stderr)
     if failures:
-        rest = "the others are kept, and the same command tries these again"
-        print(f"error: {len(failures)} of {len(runs)} runs failed; {rest}", file=sys.stderr)
+        complain(f"{len(failures)} of {len(runs)} runs failed; the others are kept, and the same command tries these again")
     return 1 if failures else 0
 
 
 def _report(options: argparse.Namespace) -> int:
     from sb3_ano.bench.report import Settings, write_report
+    from sb3_ano.bench.statistics import Bootstrap
 
     out = options.out or options.results / "report"
-    names = ("returns", "last", "threshold", "reps", "seed", "command")
-    settings = Settings(tables=tuple(options.tables), **{name: getattr(options, name) for name in names})
+    names = ("returns", "last", "threshold", "command")
+    settings = Settings(
+        tables=tuple(options.tables),
+        bootstrap=Bootstrap(options.reps, options.seed),
+        **{name: getattr(options, name) for name in names},
+    )
     for note in write_report(options.results, out, settings):
         print(note)
     print(out / "index.html")

@@ -12,11 +12,21 @@ from sb3_ano._io import now
 from sb3_ano.bench.algorithms import number
 from sb3_ano.bench.plan import Run
 from sb3_ano.bench.results import Results, ResultsWriter, RunFiles
-from sb3_ano.bench.training import EVALUATIONS, MONITOR, PROGRESS, write_run
+from sb3_ano.bench.training import MONITOR, write_run
 
 #: Columns that identify a run in CSV files.
-KEY = ["env", "algorithm", "clip_range", "desired_kl", "learning_rate", "n_epochs", "steps", "seed"]
 _SETTINGS = ["clip_range", "desired_kl", "learning_rate", "n_epochs"]
+KEY = ["env", "algorithm", *_SETTINGS, "steps", "seed"]
+# Columns of texts; without this, a commit of digits would be read as a number.
+_TEXTS = ["env", "algorithm", "date", "commit"]
+# Columns of progress.csv, and how their updates are summarized.
+_DIAGNOSTICS = {
+    "kl_mean": ("update/approx_kl", "mean"),
+    "ratio_max": ("update/ratio_max", "median"),
+    "outside": ("update/clip_fraction", "mean"),
+    "discarded": ("train/ppo_discarded_gradient", "mean"),
+    "radius": ("train/clip_range", "mean"),
+}
 # Training episodes and evaluations that a final return averages.
 _LAST_EPISODES, _LAST_EVALUATIONS = 100, 3
 #: Tag of returns in the TensorBoard logs of CleanRL, which openrlbenchmark reads, too.
@@ -38,7 +48,7 @@ def export(path: Path, out: Path, to: str = "csv", project: str = "sb3_ano") -> 
     if to == "csv":
         rows = [(key_of(run), run) for run in runs]
         count = merge_csv(pd.DataFrame([key | _summary(run) for key, run in rows]), out / "runs.csv", KEY)
-        points = [key | point for key, run in rows if run.has(EVALUATIONS) for point in _curve(run).to_dict("records")]
+        points = [key | point for key, run in rows for point in _curve(run).to_dict("records")]
         merge_csv(pd.DataFrame(points), out / "curves.csv", [*KEY, "timesteps"])
         return f"{path}: {len(runs)} runs; {out}/runs.csv has {count}"
     for run in runs:
@@ -49,10 +59,11 @@ def export(path: Path, out: Path, to: str = "csv", project: str = "sb3_ano") -> 
 
 def key_of(run: RunFiles) -> dict[str, Any]:
     """Return the columns that identify a run."""
-    document = run.document
-    settings = {name: number(document["hyperparameters"].get(name)) for name in _SETTINGS}
-    key = {"env": document["env_id"], "algorithm": document["algorithm"], "steps": document["total_timesteps"]}
-    return {name: {**settings, **key, "seed": document["seed"]}[name] for name in KEY}
+    columns = {"env": "env_id", "steps": "total_timesteps"}
+    values = {name: number(run.document["hyperparameters"].get(name)) for name in _SETTINGS}
+    # As many digits as the file has, or the run would not be found there.
+    values = {name: None if value is None else float(f"{value:.5g}") for name, value in values.items()}
+    return {name: values[name] if name in values else run.document[columns.get(name, name)] for name in KEY}
 
 
 def _curve(run: RunFiles) -> pd.DataFrame:
@@ -60,26 +71,12 @@ def _curve(run: RunFiles) -> pd.DataFrame:
 
 
 def _summary(run: RunFiles) -> dict[str, Any]:
-    curve = _curve(run)["evaluation_return"] if run.has(EVALUATIONS) else pd.Series([float("nan")])
-    updates = (run.updates() if run.has(PROGRESS) else pd.DataFrame()).reindex(
-        columns=[
-            "update/approx_kl",
-            "update/ratio_max",
-            "update/clip_fraction",
-            "train/ppo_discarded_gradient",
-            "train/clip_range",
-        ]
-    )
-    kl, ratio, outside, discarded, radius = (updates[name] for name in updates)
+    curve, updates = _curve(run)["evaluation_return"], run.updates()
     return {
         "training_return": run.episodes()["r"].tail(_LAST_EPISODES).mean(),
-        "evaluation_return": curve.iloc[-1],
+        "evaluation_return": curve.tail(1).mean(),
         "last_evaluations": curve.tail(_LAST_EVALUATIONS).mean(),
-        "kl_mean": kl.mean(),
-        "ratio_max": ratio.median(),
-        "outside": outside.mean(),
-        "discarded": discarded.mean(),
-        "radius": radius.mean(),
+        **{name: updates.get(column, curve[:0]).agg(function) for name, (column, function) in _DIAGNOSTICS.items()},
         "seconds": round(run.document.get("seconds") or 0),
         "date": str(run.document.get("finished"))[:10],
         "commit": str(run.document.get("commit") or "")[:12],
@@ -94,33 +91,23 @@ def merge_csv(table: pd.DataFrame, file: Path, key: list[str]) -> int:
     :param key: columns that identify a row
     :return: number of rows in the file
     """
-    for name, values in table.items():
-        if name in _SETTINGS:
-            table[name] = values.astype(float).map("{:g}".format).replace("nan", None)
-        elif values.dtype == float:
-            table[name] = values.map("{:.5g}".format)
     if file.exists():
-        table = pd.concat([pd.read_csv(file, dtype=str, keep_default_na=False, na_values=[""]).astype(object), table])
+        table = pd.concat([pd.read_csv(file, dtype=dict.fromkeys(_TEXTS, str)), table])
     if not table.empty:
-        table = table.astype(object).where(table.notna(), None).map(lambda cell: cell if cell is None else str(cell))
-        table = table.drop_duplicates(key, keep="last").sort_values(key, key=_sortable)
+        table = table.drop_duplicates(key, keep="last").sort_values(key)
     file.parent.mkdir(parents=True, exist_ok=True)
-    table.to_csv(file, index=False)
+    table.to_csv(file, index=False, float_format="%.5g")
     return len(table)
-
-
-def _sortable(column: pd.Series) -> pd.Series:
-    return column if column.name in ("env", "algorithm") else pd.to_numeric(column)
 
 
 def _scalars(run: RunFiles) -> Iterator[tuple[str, float, int]]:
     """Tag, value and step of everything that a run recorded, in the order of the steps."""
-    tables = [run.episodes().rename(columns={"r": RETURN_TAG, "l": "charts/episodic_length"}).drop(columns="t")]
-    if run.has(EVALUATIONS):
-        tables.append(run.evaluations()[["timesteps", "mean"]].rename(columns={"mean": "eval/mean_reward"}))
-    if run.has(PROGRESS):
-        tables.append(run.updates().rename(columns={"time/total_timesteps": "timesteps"}))
-    rows = pd.concat([table.melt("timesteps").dropna() for table in tables])
+    tables = [
+        run.episodes().rename(columns={"r": RETURN_TAG, "l": "charts/episodic_length"}).drop(columns="t"),
+        run.evaluations()[["timesteps", "mean"]].rename(columns={"mean": "eval/mean_reward"}),
+        run.updates().rename(columns={"time/total_timesteps": "timesteps"}),
+    ]
+    rows = pd.concat([table.melt("timesteps").dropna() for table in tables if len(table)])
     yield from rows.sort_values("timesteps", kind="stable")[["variable", "value", "timesteps"]].itertuples(index=False)
 
 

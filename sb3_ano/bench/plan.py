@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sb3_ano.bench.algorithms import CLASSES, Algorithm, hint, number, parse_algorithm, parse_value, replaced, require_known
+from sb3_ano.bench.algorithms import CLASSES, Algorithm, number, parse_algorithm, parse_value, replaced
 from sb3_ano.bench.suites import Suite
+from sb3_ano.cli import check_names, hint
 
 #: The paper's values of four hyperparameters, for a grid that names them alone.
 PAPER_VALUES: dict[str, tuple[float, ...]] = {
@@ -115,7 +116,7 @@ def parse_grid(texts: Sequence[str]) -> list[Axis]:
     for text in itertools.chain.from_iterable(PAPER_GRID if text == "paper" else [text] for text in texts):
         key, equals, listed = text.partition("=")
         algorithm, dot, name = key.rpartition(".")
-        require_known("algorithm of the grid", [algorithm] if dot else [], CLASSES)
+        check_names("algorithm of the grid", [algorithm] if dot else [], CLASSES)
         values = tuple(parse_value(value) for value in listed.split(",")) if equals else PAPER_VALUES.get(name, ())
         if not name or not values or "" in values:
             allowed = f"[ALGORITHM.]NAME=VALUE,VALUE, 'paper', and without values {', '.join(PAPER_VALUES)}"
@@ -130,16 +131,12 @@ def parse_seeds(text: str) -> list[int]:
     :param text: value of ``--seeds``
     :raises ValueError: for any other text
     """
-    if text.isdecimal() and int(text) > 0:
-        return list(range(int(text)))
-    seeds: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
-        span = range(int(match[1]), int(match[2] or match[1]) + 1) if match and text != "0" else ()
-        if not span:
-            raise ValueError(f"seeds={text!r} is not allowed; allowed are a number such as 5, ranges such as 3-5, and 0,3-5")
-        seeds += span
-    return list(dict.fromkeys(seeds))
+    matches = [re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part) for part in text.split(",")]
+    spans = [range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0) for match in matches]
+    spans = [range(int(text))] if re.fullmatch(r"\d{1,6}", text) else spans
+    if not all(spans):
+        raise ValueError(f"seeds={text!r} is not allowed; allowed are a number such as 5, ranges such as 3-5, and 0,3-5")
+    return list(dict.fromkeys(itertools.chain(*spans)))
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -181,38 +178,27 @@ def make_plan(
             known = set().union(*(algorithm.hyperparameters for algorithm in chosen))
             names = ", ".join(algorithm.label for algorithm in chosen)
             raise ValueError(f"grid: no algorithm of {names} has the hyperparameter {axis.name!r}{hint(axis.name, known)}")
-    runs = [
-        _run(suite, env_id, algorithm, seed, total_timesteps, [axis for axis in grid if axis.concerns(algorithm)], values)
-        for seed in seeds
-        for env_id in suite.tasks
-        for algorithm in algorithms
-        for values in itertools.product(*(axis.values for axis in grid if axis.concerns(algorithm)))
-    ]
-    distinct: dict[str, Run] = {}
-    for run in runs:
-        distinct.setdefault(run.name, run)
+    runs: dict[str, Run] = {}
+    for seed, env_id, algorithm in itertools.product(seeds, suite.tasks, algorithms):
+        axes = [axis for axis in grid if axis.concerns(algorithm)]
+        for values in itertools.product(*(axis.values for axis in axes)):
+            asked = {algorithm.canonical(axis.name): value for axis, value in zip(axes, values, strict=True)}
+            run = _run(suite, env_id, algorithm, seed, total_timesteps, asked)
+            runs.setdefault(run.name, run)
     part, parts = shard
-    return list(distinct.values())[part - 1 :: parts]
+    return list(runs.values())[part - 1 :: parts]
 
 
 def _run(
-    suite: Suite,
-    env_id: str,
-    algorithm: Algorithm,
-    seed: int,
-    total_timesteps: int | None,
-    axes: Sequence[Axis],
-    values: Sequence[Any],
+    suite: Suite, env_id: str, algorithm: Algorithm, seed: int, total_timesteps: int | None, asked: Mapping[str, Any]
 ) -> Run:
     settings = suite.resolve(env_id, algorithm)
-    hyperparameters, changed = settings.pop("hyperparameters"), {}
-    for axis, value in zip(axes, values, strict=True):
-        name = algorithm.canonical(axis.name)
+    hyperparameters, changed = settings["hyperparameters"], {}
+    for name, value in asked.items():
         before = hyperparameters.get(name, algorithm.default(name))
         hyperparameters[name] = replaced(before, value)
         if _canonical(hyperparameters[name]) != _canonical(before):
             changed[name] = hyperparameters[name]
     if total_timesteps is not None and total_timesteps != settings["total_timesteps"]:
         settings["total_timesteps"] = changed["total_timesteps"] = total_timesteps
-    common = {"seed": seed, "hyperparameters": hyperparameters, "imports": tuple(suite.imports), "changed": changed}
-    return Run(suite.name, env_id, algorithm.label, **common, **settings)
+    return Run(suite.name, env_id, algorithm.label, seed, imports=tuple(suite.imports), changed=changed, **settings)

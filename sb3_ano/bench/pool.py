@@ -34,6 +34,14 @@ class WorkerError(RuntimeError):
         super().__init__(message, details, number, killed)  # as constructed, or it could not be pickled
         self.message, self.details, self.number, self.killed = message, details, number, killed
 
+    @classmethod
+    def of(cls, error: BaseException) -> "WorkerError":
+        """Return any error as one of this kind; Ray, for example, wraps errors and loses machines."""
+        if isinstance(error, WorkerError):
+            return cls(error.message, error.details, error.number, error.killed)
+        first = next(iter(str(error).strip().splitlines()), "")
+        return cls(f"{type(error).__name__}: {first}", str(error), getattr(error, "errno", None))
+
     def __str__(self) -> str:
         return self.message
 
@@ -43,78 +51,63 @@ class WorkerError(RuntimeError):
         return self.number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
-class Worker:
-    """A function in a process of its own, which starts at once.
+def call(
+    target: str,
+    request: Mapping[str, Any],
+    report: Report = lambda progress: None,
+    *,
+    threads: int = 1,
+    stdin: int = subprocess.PIPE,
+    held: Sequence[int] = (),
+    environment: Mapping[str, str] | None = None,
+    python: str = sys.executable,
+) -> Any:
+    """Call a function in a process of its own, and return its result.
 
     :param target: ``"module:function"``
     :param request: argument of the function, JSON
+    :param report: called with each number that the function reports
     :param threads: threads of PyTorch and of the libraries below it
+    :param stdin: file descriptor whose end ends the process; by default, it ends with this one
     :param held: file descriptors that stay open while the process lives
     :param environment: further environment variables
     :param python: interpreter to run, this one by default
+    :raises WorkerError: if the function raised an error, or its process was killed
     """
-
-    def __init__(
-        self,
-        target: str,
-        request: Mapping[str, Any],
-        *,
-        threads: int = 1,
-        held: Sequence[int] = (),
-        environment: Mapping[str, str] | None = None,
-        python: str = sys.executable,
-    ) -> None:
-        names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
-        variables = {**dict.fromkeys(names, str(threads)), "PYTHONWARNINGS": "ignore", **(environment or {})}
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
-        self.process = subprocess.Popen(
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+    variables = {**dict.fromkeys(names, str(threads)), "PYTHONWARNINGS": "ignore", **(environment or {})}
+    answer: dict[str, Any] = {}
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(
             [python, "-m", "sb3_ano.bench.pool", target, json.dumps({**request, "threads": threads})],
-            stdin=subprocess.PIPE,  # its end tells the process that the parent has ended
+            stdin=stdin,
             stdout=subprocess.PIPE,
-            stderr=self._log,
+            stderr=log,
             text=True,
             env={**os.environ, **variables},
             pass_fds=held if os.name == "posix" else (),
-        )
-
-    def result(self, report: Report = lambda progress: None) -> Any:
-        """Wait for the result of the function.
-
-        :param report: called with each number that the function reports
-        :raises WorkerError: if the function raised an error, or its process was killed
-        """
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        answer: dict[str, Any] = {}
-        with self._log, self.process.stdin, self.process.stdout:
-            for line in self.process.stdout:
-                message = json.loads(line)
-                if "progress" in message:
-                    report(message["progress"])
-                else:
-                    answer = message
-            status = self.process.wait()
-            if status == 0 and "result" in answer:
-                return answer["result"]
-            raise self._error(answer, status)
-
-    def _error(self, answer: Mapping[str, Any], status: int) -> WorkerError:
-        self._log.seek(0)
-        lines = [line for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
-        details = "\n".join(lines[-_LOG_LINES:])
-        if "error" in answer:
-            return WorkerError(answer["error"], details, answer["errno"])
-        if status < 0:
-            return WorkerError(f"its process was killed by {signal.Signals(-status).name}", details, killed=True)
-        return WorkerError(lines[-1].strip() if lines else f"its process ended with status {status}", details)
-
-    def kill(self) -> None:
-        """End the process."""
-        self.process.kill()
+        ) as process,
+    ):
+        for line in process.stdout or ():
+            answer = json.loads(line)
+            if "progress" in answer:
+                report(answer["progress"])
+        status = process.wait()
+        if status == 0 and "result" in answer:
+            return answer["result"]
+        log.seek(0)
+        lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+    details = "\n".join(lines[-_LOG_LINES:])
+    if "error" in answer:
+        raise WorkerError(answer["error"], details, answer["errno"])
+    if status < 0:
+        raise WorkerError(f"its process was killed by {signal.Signals(-status).name}", details, killed=True)
+    raise WorkerError(lines[-1].strip() if lines else f"its process ended with status {status}", details)
 
 
 class Pool:
-    """Run functions in a bounded number of processes.
+    """Call functions in a bounded number of processes.
 
     :param jobs: processes at a time
     :param threads: threads of each
@@ -123,45 +116,24 @@ class Pool:
 
     def __init__(self, jobs: int, threads: int = 1, held: Sequence[int] = ()) -> None:
         self._executor = ThreadPoolExecutor(jobs)
-        self._threads, self._held = threads, held
-        self._lock = threading.Lock()
-        self._workers: set[Worker] = set()
-        self._closed = False
+        # Standard input of all processes: when the pool is closed, or this process is killed, it ends, and they end.
+        self._life, self._end = os.pipe()
+        self._options: dict[str, Any] = {"threads": threads, "held": held, "stdin": self._life}
 
     def submit(self, target: str, request: Mapping[str, Any], report: Report = lambda progress: None) -> "Future[Any]":
-        """Run a function as soon as a process is free; arguments as for :class:`Worker`.
-
-        :return: the result, or :class:`WorkerError`
-        """
-        return self._executor.submit(self._run, target, request, report)
-
-    def _run(self, target: str, request: Mapping[str, Any], report: Report) -> Any:
-        with self._lock:
-            if self._closed:
-                raise WorkerError("stopped")
-            try:
-                worker = Worker(target, request, threads=self._threads, held=self._held)
-            except OSError as error:
-                raise WorkerError(str(error), number=error.errno) from error
-            self._workers.add(worker)
-        try:
-            return worker.result(report)
-        finally:
-            with self._lock:
-                self._workers.remove(worker)
+        """Call a function as soon as a process is free; see :func:`call`."""
+        return self._executor.submit(call, target, request, report, **self._options)
 
     def close(self) -> None:
-        """Kill running processes, and start no other."""
-        with self._lock:
-            self._closed = True
-            for worker in self._workers:
-                worker.kill()
+        """End running processes, and start no other."""
+        os.close(self._end)
         self._executor.shutdown(cancel_futures=True)
+        os.close(self._life)
 
 
 def main() -> int:
     """Call the function that the command line names."""
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_stdin, daemon=True).start()
     # Libraries print; what they print must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -184,8 +156,8 @@ def main() -> int:
     return 0
 
 
-def _exit_with_parent() -> None:
-    """Wait for the end of standard input, which the parent holds open while it lives."""
+def _exit_with_stdin() -> None:
+    """Wait for the end of standard input, which the parent holds open while it lives and needs this process."""
     while os.read(0, 1):
         pass
     os._exit(3)

@@ -1,7 +1,8 @@
-"""Trainings on a Ray cluster. The files of the runs come back to the driver's directory."""
+"""Functions on a Ray cluster. The files that they write come back to the driver."""
 
 import socket
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -9,30 +10,27 @@ from typing import Any
 import ray
 
 from sb3_ano._io import versions
-from sb3_ano.bench.plan import Run
-from sb3_ano.bench.pool import Report, Worker, WorkerError
-from sb3_ano.bench.runner import TARGET, request_of
+from sb3_ano.bench.pool import Report, WorkerError, call
 
 # Lost workers and machines; Ray does not retry a training that fails.
 _MOST_LOSSES = 10
 _CONNECT_SECONDS = 10.0
 
 
-class RayBackend:
-    """Trainings as tasks of a cluster, each in a process of its own on the node that Ray chooses.
+class RayPool:
+    """Run functions as tasks of a cluster, each in a process of its own on the node that Ray chooses.
 
     Every node needs this package in the same version, and the modules that a suite imports.
 
     :param address: ``HOST:PORT`` of the cluster's head, or ``"auto"`` on one of its nodes; None starts Ray on this machine
-    :param jobs: trainings at a time if Ray is started on this machine; None uses all processors
-    :param threads: processors of a training
-    :param options: further arguments of :func:`sb3_ano.bench.training.train`; a training on ``"cuda"`` gets a GPU
+    :param jobs: tasks at a time if Ray is started on this machine; None uses all processors
+    :param threads: processors of a task
     :raises ValueError: if the address is invalid
     :raises OSError: if there is no cluster at the address
     """
 
-    def __init__(self, address: str | None, jobs: int | None, threads: int, options: dict[str, Any]) -> None:
-        self._threads, self._options = threads, options
+    def __init__(self, address: str | None, jobs: int | None, threads: int) -> None:
+        self._threads = threads
         if address not in (None, "auto"):
             _require_reachable(str(address))
         processors = jobs * threads if address is None and jobs is not None else None
@@ -42,16 +40,22 @@ class RayBackend:
         except ConnectionError as error:
             raise OSError(f"--address {address}: no Ray cluster was found: {error}") from error
 
-    def submit(self, run: Run, resume: bool, report: Report) -> "Future[dict[str, bytes] | None]":
-        """Queue a training, of which only the end is reported. If its machine is lost, Ray runs it again from the start."""
+    def submit(self, target: str, request: Mapping[str, Any], report: Report) -> "Future[dict[str, bytes]]":
+        """Queue a function. If its machine is lost, Ray runs it again from the start.
+
+        :param target: ``"module:function"``
+        :param request: argument of the function; its ``directory`` is one on the node. ``"cuda"`` as ``device`` gets a GPU
+        :param report: not called, because Ray reports only the end
+        :return: content of the files in the directory, by name
+        """
         task = ray.remote(
             num_cpus=self._threads,
-            num_gpus=1 if self._options.get("device", "cpu").startswith("cuda") else 0,
+            num_gpus=1 if request.get("device", "cpu").startswith("cuda") else 0,
             max_retries=_MOST_LOSSES,
             retry_exceptions=False,
             scheduling_strategy="SPREAD",
-        )(_train)
-        return _with_worker_errors(task.remote(run, self._threads, self._options, versions(["sb3-ano"])).future())
+        )(_call)
+        return task.remote(target, dict(request), self._threads, versions(["sb3-ano"])).future()
 
     def close(self) -> None:
         """End what still runs, and leave the cluster."""
@@ -69,35 +73,15 @@ def _require_reachable(address: str) -> None:
         raise OSError(f"--address {address}: no Ray cluster was found: {error}") from error
 
 
-def _with_worker_errors(lost: "Future[Any]") -> "Future[dict[str, bytes] | None]":
-    """The same future, with Ray's errors as the first line of a WorkerError."""
-    result: Future[dict[str, bytes] | None] = Future()
-
-    def pass_on(done: "Future[Any]") -> None:
-        error = done.exception()
-        if error is None:
-            result.set_result(done.result())
-        elif isinstance(error, WorkerError):
-            result.set_exception(WorkerError(error.message, error.details))  # a full disk there is not one here
-        else:
-            first = next(iter(str(error).strip().splitlines()), "")
-            result.set_exception(WorkerError(f"{type(error).__name__}: {first}", str(error)))
-
-    lost.add_done_callback(pass_on)
-    return result
-
-
-def _train(run: Run, threads: int, options: dict[str, Any], expected: dict[str, str]) -> dict[str, bytes]:
-    """Train on a node, and return the files of the run."""
+def _call(target: str, request: dict[str, Any], threads: int, expected: dict[str, str]) -> dict[str, bytes]:
+    """Call the function on a node, and return the files that it wrote."""
     if versions(["sb3-ano"]) != expected:
         raise WorkerError(
             f"this node has {versions(['sb3-ano'])}, the driver {expected}; install the same version on all nodes"
         )
-
     with tempfile.TemporaryDirectory() as directory:
-        worker = Worker(TARGET, request_of(run, Path(directory), options), threads=threads)
         try:
-            worker.result()
-        finally:
-            worker.kill()
+            call(target, {**request, "directory": directory}, threads=threads)
+        except WorkerError as error:
+            raise WorkerError(error.message, error.details) from error  # a full disk here is not one at the driver
         return {file.name: file.read_bytes() for file in Path(directory).iterdir() if file.is_file()}

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,8 +38,7 @@ class EpisodeRecorder(VecEnvWrapper):
 
     def __init__(self, env: VecEnv, file: Path, clock: Callable[[], float], append: bool = False) -> None:
         super().__init__(env)
-        header: dict[str, Any] = {"t_start": time.time()}
-        self._writer = ResultsWriter(str(file), header, extra_keys=("timesteps",), override_existing=not append)
+        self._writer = ResultsWriter(str(file), {"t_start": time.time()}, ("timesteps",), override_existing=not append)
         self._clock = clock
         self._timesteps = 0
 
@@ -50,16 +48,13 @@ class EpisodeRecorder(VecEnvWrapper):
 
     def step_wait(self) -> VecEnvStepReturn:
         """Step all environments, and record the episodes that end."""
-        result = self.venv.step_wait()
+        observations, rewards, dones, infos = self.venv.step_wait()
         self._timesteps += self.num_envs
-        dones, infos = result[2], result[3]
-        if np.count_nonzero(dones):
-            for index in np.flatnonzero(dones):
-                episode = infos[index].get("episode")
-                if episode is not None:
-                    row = {"r": float(episode["r"]), "l": int(episode["l"]), "t": round(self._clock(), 3)}
-                    self._writer.write_row({**row, "timesteps": self._timesteps})
-        return result
+        for index in np.flatnonzero(dones):
+            if episode := infos[index].get("episode"):
+                row = {"r": float(episode["r"]), "l": int(episode["l"]), "t": round(self._clock(), 3)}
+                self._writer.write_row({**row, "timesteps": self._timesteps})
+        return observations, rewards, dones, infos
 
     def close(self) -> None:
         """Close the file and the environments."""
@@ -132,31 +127,29 @@ class UpdateRecorder(BaseCallback):
         :param model: model in training
         :param report: called with the number of environment steps after each update
         """
-        kind, inherited = type(model), "train" not in vars(type(model))
-        train = kind.train
-
+        recorder, kind = self, type(model)
+        own, train = vars(kind).get("train"), kind.train
         writer = CSVOutputFormat(str(self.directory / "progress.csv"))
 
         def train_and_record(self: OnPolicyAlgorithm) -> None:
-            if self is model:
-                self.logger.name_to_value.clear()
+            if self is not model:
+                return train(self)
+            self.logger.name_to_value.clear()
             train(self)
-            if self is model:
-                recorder._record()
-                for row in recorder.rows[-1:] if writer.keys else recorder.rows:  # first those before the checkpoint
-                    writer.write(dict(row), dict.fromkeys(row, ()))
-                report(self.num_timesteps)
+            recorder._record()
+            for row in recorder.rows[-1:] if writer.keys else recorder.rows:  # first those before the checkpoint
+                writer.write(dict(row), dict.fromkeys(row, ()))
+            return report(self.num_timesteps)
 
-        recorder = self
         kind.train = train_and_record  # type: ignore[method-assign]
         try:
             yield
         finally:
             writer.close()
-            if inherited:
+            if own is None:  # inherited from another class
                 del kind.train
             else:
-                kind.train = train  # type: ignore[method-assign]
+                kind.train = own  # type: ignore[method-assign]
 
     def _record(self) -> None:
         start, seconds, done = time.perf_counter(), self.seconds(), self.model.num_timesteps

@@ -12,10 +12,8 @@ import numpy as np
 import pandas as pd
 
 from sb3_ano._io import DirectoryLock, now, read_json, write_file, write_json
-from sb3_ano.bench.training import EVALUATIONS, FORMAT, MODEL, MONITOR, NORMALIZATION, PROGRESS, RUN, checksum
+from sb3_ano.bench.training import EVALUATIONS, FILES, FORMAT, MONITOR, PROGRESS, RUN, checksum
 
-#: Files that a run may have beside ``run.json``.
-FILES = (MONITOR, PROGRESS, EVALUATIONS, MODEL, NORMALIZATION)
 _RUNS, _UNFINISHED, _FAILED = "runs", "unfinished", "failed"
 _REQUIRED = {
     **dict.fromkeys(("name", "identity", "suite", "env_id", "algorithm"), str),
@@ -36,24 +34,22 @@ class RunFiles:
     document: Mapping[str, Any] = field(hash=False)
 
     def evaluations(self) -> pd.DataFrame:
-        """Return one row per evaluation: ``timesteps``, ``mean`` and ``std`` of the returns, ``episodes``."""
+        """Return one row per evaluation: ``timesteps``, ``mean`` and ``std`` of returns, ``episodes``; none if imported."""
+        if not (self.path / EVALUATIONS).is_file():
+            return pd.DataFrame(columns=["timesteps", "mean", "std", "episodes"], dtype=float)
         with np.load(self.path / EVALUATIONS) as content:
             results, steps = content["results"], content["timesteps"]
-        return pd.DataFrame(
-            {"timesteps": steps, "mean": results.mean(axis=1), "std": results.std(axis=1), "episodes": results.shape[1]}
-        )
+        columns = {"mean": results.mean(axis=1), "std": results.std(axis=1), "episodes": results.shape[1]}
+        return pd.DataFrame({"timesteps": steps, **columns})
 
     def episodes(self) -> pd.DataFrame:
         """Return one row per episode of the training: ``r`` (return), ``l`` (length), ``t`` (seconds), ``timesteps``."""
         return pd.read_csv(self.path / MONITOR, comment="#")
 
     def updates(self) -> pd.DataFrame:
-        """Return one row per update, with the columns that SB3's logger and :func:`measure_update` name."""
-        return pd.read_csv(self.path / PROGRESS)
-
-    def has(self, name: str) -> bool:
-        """Whether the run has one of :data:`FILES`."""
-        return name in self.document["sha256"]
+        """Return one row per update, with the columns of SB3's logger and of :func:`measure_update`; none if imported."""
+        file = self.path / PROGRESS
+        return pd.read_csv(file) if file.is_file() else pd.DataFrame(columns=["time/total_timesteps"], dtype=float)
 
 
 def read_run(path: Path, verify: Iterable[str] = FILES) -> RunFiles:
@@ -85,17 +81,25 @@ class Results:
     """A directory of results, for reading.
 
     :param path: directory that ``run --out`` or ``import --out`` wrote
+    :param make: whether to make the directory if it is missing
     :raises FileNotFoundError: if there are no results
-    :raises ValueError: if the results have another format
+    :raises ValueError: if the directory has results of another format, or other files
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, make: bool = False) -> None:
         self.path = Path(path)
-        _check_format(self.path)
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path} is a file, not a directory")
+        if (self.path / "results.json").exists():
+            raise ValueError(f"{self.path} holds results of an earlier format, which this version of sb3_ano cannot read")
+        visible = {file.name for file in self.path.glob("[!.]*")}
+        if visible and not visible & {_RUNS, _UNFINISHED, _FAILED}:
+            raise ValueError(f"{self.path} holds other files and no results; choose an empty or a new directory")
+        if make:
+            (self.path / _RUNS).mkdir(parents=True, exist_ok=True)
         if not (self.path / _RUNS).is_dir():
-            raise FileNotFoundError(
-                f"{self.path} holds no results; 'python -m sb3_ano.bench run --out {self.path}' makes some"
-            )
+            make_some = f"'python -m sb3_ano.bench run --out {self.path}' makes some"
+            raise FileNotFoundError(f"{self.path} holds no results; {make_some}")
 
     def names(self) -> list[str]:
         """Return the names of the finished runs."""
@@ -130,25 +134,7 @@ class Results:
         return [read_json(file) for file in sorted((self.path / _FAILED).glob("*.json"))]
 
 
-def finished_names(path: Path) -> list[str]:
-    """Return the names of the finished runs, none if there are no results yet.
-
-    :param path: directory of results
-    """
-    return Results(path).names() if (path / _RUNS).is_dir() else []
-
-
-def _check_format(path: Path) -> None:
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"{path} is a file, not a directory")
-    if (path / "results.json").exists():
-        raise ValueError(f"{path} holds results of an earlier format, which this version of sb3_ano cannot read")
-    visible = [file.name for file in path.iterdir() if not file.name.startswith(".")] if path.is_dir() else []
-    if visible and not {_RUNS, _UNFINISHED, _FAILED} & set(visible):
-        raise ValueError(f"{path} holds other files and no results; choose an empty or a new directory")
-
-
-class ResultsWriter:
+class ResultsWriter(Results):
     """A directory of results, open for the one process that writes to it.
 
     :param path: directory to write; it is made if it is missing
@@ -158,18 +144,10 @@ class ResultsWriter:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        _check_format(self.path)
-        (self.path / _RUNS).mkdir(parents=True, exist_ok=True)
-        self.lock = DirectoryLock(self.path)
-
-    def finished(self, names: Collection[str]) -> set[str]:
-        """Return those of the names whose runs are there.
-
-        :param names: names of the runs of a plan
-        :raises ValueError: if runs are damaged, with a list of all of them
-        """
-        return {run.path.name for run in Results(self.path).runs(names)}
+        super().__init__(path, make=True)
+        self._lock = DirectoryLock(self.path)
+        #: File descriptors that keep the directory locked while they are open.
+        self.held = () if self._lock.descriptor is None else (self._lock.descriptor,)
 
     def begin(self, name: str, resume: bool = True) -> Path:
         """Return the directory in which a run is made, with its last checkpoint.
@@ -183,26 +161,18 @@ class ResultsWriter:
         directory.mkdir(parents=True, exist_ok=True)
         return directory
 
-    def receive(self, name: str, files: Mapping[str, bytes]) -> None:
-        """Write the files of a run that another machine has made.
-
-        :param name: name of the run
-        :param files: content by file name
-        :raises OSError: if they cannot be written
-        """
-        directory = self.begin(name, resume=False)
-        for file, content in files.items():
-            write_file(directory / file, content)
-
-    def publish(self, name: str, attempts: int = 1) -> None:
+    def publish(self, name: str, files: Mapping[str, bytes] | None = None, attempts: int = 1) -> None:
         """Make an unfinished run a finished one, by one rename.
 
         :param name: name of the run
+        :param files: content by file name, if another machine has made the run
         :param attempts: attempts that it took
         :raises ValueError: if the run is damaged
         :raises OSError: if the directory cannot be written
         """
-        directory = self.path / _UNFINISHED / name
+        directory = self.begin(name, resume=files is None)
+        for file, content in (files or {}).items():
+            write_file(directory / file, content)
         write_json(directory / RUN, {**read_run(directory).document, "attempts": attempts})
         os.rename(directory, self.path / _RUNS / name)
         self._failure(name).unlink(missing_ok=True)
@@ -224,4 +194,4 @@ class ResultsWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.lock.release()
+        self._lock.release()

@@ -4,76 +4,32 @@ import contextlib
 import dataclasses
 import importlib
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from sb3_ano.bench.plan import Run
-from sb3_ano.bench.pool import Pool, Report, WorkerError
+from sb3_ano.bench.pool import Report, WorkerError
 from sb3_ano.bench.results import ResultsWriter
-from sb3_ano.bench.training import make_model
+from sb3_ano.bench.training import check_device, make_model
 from sb3_ano.envs import make_vec_env
 
 ATTEMPTS = 2
-TARGET = "sb3_ano.bench.training:train_request"
+_TARGET = "sb3_ano.bench.training:train_request"
 
 
-class Backend(Protocol):
-    """Where trainings run."""
+class Executor(Protocol):
+    """Where trainings run: :class:`~sb3_ano.bench.pool.Pool` or :class:`~sb3_ano.bench.ray_backend.RayPool`."""
 
-    def submit(self, run: Run, resume: bool, report: Report) -> "Future[dict[str, bytes] | None]":
-        """Start a training as soon as there is room for it.
-
-        :param run: run to train
-        :param resume: whether to resume from the checkpoint of an earlier attempt
-        :param report: called with the number of environment steps that are done
-        :return: the files of the run, or None if they are in its unfinished directory; :class:`WorkerError` if it failed
-        """
+    def submit(self, target: str, request: Mapping[str, Any], report: Report) -> "Future[Any]":
+        """Start a function, see :meth:`sb3_ano.bench.pool.Pool.submit`."""
 
     def close(self) -> None:
         """End what still runs."""
-
-
-class LocalBackend:
-    """Trainings in processes of this machine.
-
-    :param results: where they go
-    :param jobs: processes at a time
-    :param threads: threads of each
-    :param options: further arguments of :func:`sb3_ano.bench.training.train`
-    """
-
-    def __init__(self, results: ResultsWriter, jobs: int, threads: int, options: dict[str, Any]) -> None:
-        held = () if results.lock.descriptor is None else (results.lock.descriptor,)
-        self._results, self._options, self._threads = results, options, threads
-        self._pool = Pool(jobs, threads, held)
-        self.close = self._pool.close
-
-    def submit(self, run: Run, resume: bool, report: Report) -> "Future[dict[str, bytes] | None]":
-        """See :class:`Backend`."""
-        try:
-            directory = self._results.begin(run.name, resume)
-        except OSError as error:
-            failed: Future[dict[str, bytes] | None] = Future()
-            failed.set_exception(WorkerError(str(error), number=error.errno))
-            return failed
-        return self._pool.submit(TARGET, request_of(run, directory, self._options), report)
-
-
-def request_of(run: Run, directory: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the request for :func:`sb3_ano.bench.training.train_request`.
-
-    :param run: run to train
-    :param directory: directory of its files
-    :param options: further arguments of :func:`sb3_ano.bench.training.train`
-    """
-    return {"run": dataclasses.asdict(run), "directory": str(directory.absolute()), **options}
 
 
 def check_runs(runs: Sequence[Run], device: str = "cpu", need_envs: bool = True) -> None:
@@ -84,8 +40,8 @@ def check_runs(runs: Sequence[Run], device: str = "cpu", need_envs: bool = True)
     :param need_envs: whether environments that cannot be made here are an error; a cluster may have what this machine lacks
     :raises ValueError: naming what cannot be made
     """
-    if need_envs and device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device={device!r} is not allowed; PyTorch finds no CUDA device here")
+    if need_envs:
+        check_device(device)
     tasks: set[tuple[object, ...]] = set()
     models: set[str] = set()
     for run in runs:
@@ -131,66 +87,65 @@ def show_plan(runs: Sequence[Run], finished: Collection[str], console: Console |
 
 
 def execute(
-    runs: Sequence[Run], backend: Backend, results: ResultsWriter, attempts: int = ATTEMPTS, console: Console | None = None
+    runs: Sequence[Run],
+    executor: Executor,
+    results: ResultsWriter,
+    options: Mapping[str, Any],
+    console: Console | None = None,
 ) -> dict[str, WorkerError]:
     """Train the missing runs of a plan. Finished runs are kept, whatever happens to the others.
 
     :param runs: runs without results
-    :param backend: where they run; it is closed
+    :param executor: where they run; it is closed
     :param results: where they go
-    :param attempts: attempts per run
+    :param options: further arguments of :func:`sb3_ano.bench.training.train`
     :param console: where progress is shown
     :return: last error of each run that failed in all attempts, by name
     :raises OSError: if the results cannot be written
     """
     errors: dict[str, list[WorkerError]] = {}
+    waiting: dict[Future[Any], Run] = {}
+    done = dict.fromkeys((run.name for run in runs), 0.0)
     columns = [TextColumn("{task.completed:,.0f} of {task.total:,.0f} steps"), BarColumn(), TimeRemainingColumn()]
     with Progress(*columns, console=console or Console(stderr=True), speed_estimate_period=600.0) as progress:
-        bars = {run.name: progress.add_task("", total=run.total_timesteps, visible=False) for run in runs}
-        total = progress.add_task("", total=sum(run.total_timesteps for run in runs))
+        bar = progress.add_task("", total=sum(run.total_timesteps for run in runs))
 
         def reached(run: Run, steps: float) -> None:
-            progress.update(bars[run.name], completed=min(steps, run.total_timesteps))
-            progress.update(total, completed=sum(task.completed for task in progress.tasks if task.id != total))
+            done[run.name] = min(steps, run.total_timesteps)
+            progress.update(bar, completed=sum(done.values()))
 
-        def submit(run: Run, resume: bool) -> "Future[dict[str, bytes] | None]":
-            return backend.submit(run, resume, lambda steps: reached(run, steps))
+        def submit(run: Run, resume: bool) -> None:
+            directory = str(results.begin(run.name, resume).absolute())
+            request = {"run": dataclasses.asdict(run), "directory": directory, **options}
+            waiting[executor.submit(_TARGET, request, lambda steps: reached(run, steps))] = run
 
         try:
-            waiting = {submit(run, True): run for run in runs}
+            for run in runs:
+                submit(run, True)
             while waiting:
                 for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                     run = waiting.pop(future)
                     failed = errors.setdefault(run.name, [])
                     try:
-                        _keep(run, future, results, len(failed) + 1)
-                    except WorkerError as error:
+                        results.publish(run.name, future.result(), attempts=len(failed) + 1)
+                    except Exception as caught:  # a training runs a user's code
+                        error = WorkerError.of(caught)
                         if error.disk_is_full:
-                            kept = "finished runs are kept, and the same command resumes"
-                            raise OSError(f"{results.path} cannot be written: {error}; {kept}") from error
+                            raise OSError(error.message) from error
                         failed.append(error)
-                        again = len(failed) < attempts
+                        again = len(failed) < ATTEMPTS
                         text = f"{run.name}: {error}{'; it is run again' if again else ''}"
                         progress.console.print(text, markup=False, highlight=False)
                         if again:  # after an error from the start, which its checkpoint may lead to again
-                            waiting[submit(run, error.killed)] = run
+                            submit(run, error.killed)
                         else:
                             results.record_failure(run.name, [attempt.details or attempt.message for attempt in failed])
                     else:
                         del errors[run.name]
                         reached(run, run.total_timesteps)
+        except OSError as error:
+            kept = "finished runs are kept, and the same command resumes"
+            raise OSError(f"{results.path} cannot be written: {error}; {kept}") from error
         finally:
-            backend.close()
+            executor.close()
     return {name: failed[-1] for name, failed in errors.items()}
-
-
-def _keep(run: Run, future: "Future[dict[str, bytes] | None]", results: ResultsWriter, attempt: int) -> None:
-    files = future.result()
-    try:
-        if files is not None:
-            results.receive(run.name, files)
-        results.publish(run.name, attempt)
-    except OSError as error:
-        raise WorkerError(str(error), number=error.errno) from error
-    except ValueError as error:
-        raise WorkerError(str(error)) from error

@@ -1,13 +1,12 @@
 """Reference scores of tasks, and normalized returns: 0 is an agent with random actions, 1 is the reference player."""
 
-import csv
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 _DIRECTORY = Path(__file__).parent / "reference"
 # CartPole-v1, ALE/Pong-v5 and PongNoFrameskip-v4 without library, protocol and version.
@@ -20,47 +19,31 @@ _TABLES = {
     "wang2016": ("atari_wang2016", "Human", "human and random of Wang et al. 2016, no-op starts"),
     "classic": ("classic", "Zoo", "PPO of the RL Zoo, random measured"),
 }
-# Random scores for the gaps of a table.
-_FILLERS = {"td3": "mujoco_random_measured"}
 #: The tables that the paper cites, and the one for classic control.
 DEFAULT_TABLES = ("td3", "mnih2015", "classic")
 
 
-@dataclass(frozen=True)
-class Reference:
-    """Hold the reference scores of a task.
-
-    :param random: mean return of an agent with random actions; None if the table does not have it
-    :param player: mean return of the reference player; None if the table does not have it
-    :param source: source of the numbers
-    """
-
-    random: float | None
-    player: float | None
-    source: str = ""
-
-
-@dataclass(frozen=True)
-class ScoreTable:
-    """Hold a table of reference scores.
+class ScoreTable(NamedTuple):
+    """A table of reference scores.
 
     :param name: name of the table
-    :param player: ``"expert"`` or ``"human"``, the column of the reference player
-    :param references: references by task
     :param unit: name of the normalized score, for axes
     :param title: reference player and source, in words
+    :param player: ``"expert"`` or ``"human"``, the column of the reference player
+    :param rows: mean returns by environment id: ``random``, ``player`` (both NaN if the source does not have it), ``source``
     """
 
     name: str
+    unit: str
+    title: str
     player: str
-    references: Mapping[str, Reference]
-    unit: str = "Normalized score"
-    title: str = ""
+    rows: pd.DataFrame
 
-    def find(self, env_id: str) -> Reference | None:
+    def find(self, env_id: str) -> pd.Series | None:
         """Return the row of an environment id, or of the same task under another id; None if there is none."""
-        same = (name for name in self.references if task_of(name) == task_of(env_id))
-        return self.references.get(env_id) or self.references.get(next(same, ""))
+        same = (name for name in self.rows.index if task_of(name) == task_of(env_id))
+        name = env_id if env_id in self.rows.index else next(same, None)
+        return None if name is None else self.rows.T[name]
 
 
 def task_of(env_id: str) -> str:
@@ -76,56 +59,38 @@ def load_table(name: str) -> ScoreTable:
         columns ``env`` (or ``game`` or ``task``), ``random``, and ``expert`` or ``human``; ``source`` may follow
     :raises ValueError: if there is no such table, or the file is invalid
     """
-    if name not in _TABLES:
-        if not Path(name).is_file():
-            raise ValueError(f"no score table {name!r}: it is neither a file nor one of {', '.join(_TABLES)}")
-        return ScoreTable(name, *_read(Path(name)), title=Path(name).name)
-    file, unit, title = _TABLES[name]
-    player, references = _read(_DIRECTORY / f"{file}.csv")
-    fillers = _read(_DIRECTORY / f"{_FILLERS[name]}.csv", filler=True)[1] if name in _FILLERS else {}
-    for task, row in references.items():
-        if row.random is None and task in fillers:
-            source = f"{row.source}; random: {fillers[task].source}"
-            references[task] = Reference(fillers[task].random, row.player, source)
-    return ScoreTable(name, player, references, f"{unit}-normalized score", title)
+    if name in _TABLES:
+        file, unit, title = _TABLES[name]
+        return ScoreTable(name, f"{unit}-normalized score", title, *_read(_DIRECTORY / f"{file}.csv"))
+    if not Path(name).is_file():
+        raise ValueError(f"no score table {name!r}: it is neither a file nor one of {', '.join(_TABLES)}")
+    return ScoreTable(name, "Normalized score", Path(name).name, *_read(Path(name)))
 
 
-def _read(path: Path, *, filler: bool = False) -> tuple[str, dict[str, Reference]]:
+def _read(path: Path) -> tuple[str, pd.DataFrame]:
     """Name of the player's column, and the rows."""
+    where = f"score table {str(path)!r}"
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            header, rows = list(reader.fieldnames or []), list(reader)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"score table {str(path)!r} is not a CSV file: {error}") from error
-    task_column = next((column for column in ("env", "game", "task") if column in header), "")
-    player = next((column for column in ("expert", "human") if column in header), "")
-    if not task_column or "random" not in header or not (player or filler):
+        texts = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+    except pd.errors.EmptyDataError:
+        texts = pd.DataFrame()
+    except (UnicodeDecodeError, pd.errors.ParserError) as error:
+        raise ValueError(f"{where} is not a CSV file: {error}") from error
+    env = next((column for column in ("env", "game", "task") if column in texts), "")
+    player = next((column for column in ("expert", "human") if column in texts), "")
+    if not env or "random" not in texts or not player:
         needed = "it needs one of env, game, task, then random, and one of expert, human"
-        raise ValueError(f"score table {str(path)!r} has the columns {', '.join(header) or 'none'}; {needed}")
-    references: dict[str, Reference] = {}
-    for line, row in enumerate(rows, 2):
-        where = f"score table {str(path)!r}, line {line}"
-        task = (row[task_column] or "").strip()
-        if not task or task in references:
-            raise ValueError(f"{where}: {f'{task!r} is listed twice' if task else 'the task is missing'}")
-        random, best = (_number(row.get(column), f"{where}, {column}") for column in ("random", player))
-        if random is not None and random == best:
-            raise ValueError(f"{where}: random and {player} are both {random:g}, so that scores cannot be normalized")
-        references[task] = Reference(random, best, (row.get("source") or "").strip())
-    return player, references
+        raise ValueError(f"{where} has the columns {', '.join(texts.columns) or 'none'}; {needed}")
 
-
-def _number(text: str | None, where: str) -> float | None:
-    if not (text or "").strip():
-        return None
-    try:
-        value = float(text or "")
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ValueError(f"{where}: {text!r} is not allowed; allowed are finite numbers and empty cells")
-    return value
+    numbers = texts[["random", player]].apply(lambda column: pd.to_numeric(column.str.strip(), errors="coerce"))
+    empty = texts[["random", player]].map(str.strip) == ""
+    invalid = texts[env].duplicated() | (texts[env].str.strip() == "") | (numbers["random"] == numbers[player])
+    for line in np.flatnonzero(invalid | ~(np.isfinite(numbers) | empty).all(axis=1)):
+        cells = ", ".join(texts.iloc[line][[env, "random", player]])
+        needed = f"a task that is not in another line, and two different finite numbers or empty cells for random and {player}"
+        raise ValueError(f"{where}, line {line + 2}: {cells!r} is not allowed; allowed are {needed}")
+    rows = numbers.set_axis(["random", "player"], axis=1).assign(source=texts.get("source", ""))
+    return player, rows.set_index(texts[env].str.strip())
 
 
 class ReferenceScores:
@@ -138,10 +103,10 @@ class ReferenceScores:
     def __init__(self, names: Sequence[str] = DEFAULT_TABLES) -> None:
         self.tables = tuple(load_table(name) for name in dict.fromkeys(names))
 
-    def find(self, env_id: str) -> tuple[ScoreTable, Reference] | None:
+    def find(self, env_id: str) -> tuple[ScoreTable, pd.Series] | None:
         """Return the table and the row that normalize returns of an environment; None if there is none."""
         rows = ((table, table.find(env_id)) for table in self.tables)
-        return next(((table, row) for table, row in rows if row and None not in (row.random, row.player)), None)
+        return next(((table, row) for table, row in rows if row is not None and row[["random", "player"]].notna().all()), None)
 
     def normalize(self, env_id: str, returns: np.ndarray | float) -> np.ndarray:
         """Return ``(return - random) / (player - random)``; NaN if no table has both scores.
@@ -150,9 +115,8 @@ class ReferenceScores:
         :param returns: returns of any shape
         """
         found = self.find(env_id)
-        if found is None or found[1].random is None or found[1].player is None:
-            return np.full(np.shape(returns), np.nan)
-        return (np.asarray(returns, np.float64) - found[1].random) / (found[1].player - found[1].random)
+        random, player = (np.nan, np.nan) if found is None else (found[1]["random"], found[1]["player"])
+        return (np.asarray(returns, np.float64) - random) / (player - random)
 
     normalise = normalize  # name in zoo/repairs
 
@@ -163,7 +127,7 @@ class ReferenceScores:
     def _reason(self, env_id: str) -> str:
         reasons = []
         for table in self.tables:
-            if row := table.find(env_id):
-                names = [name for name, value in (("random", row.random), (table.player, row.player)) if value is None]
+            if (row := table.find(env_id)) is not None:
+                names = [name for name, key in (("random", "random"), (table.player, "player")) if pd.isna(row[key])]
                 reasons.append(f"{table.name} has no {' and '.join(names)} score")
         return "; ".join(reasons) or f"in none of the tables {', '.join(table.name for table in self.tables)}"

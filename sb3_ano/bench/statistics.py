@@ -9,6 +9,7 @@ and Student's t has the degrees of freedom of Welch and Satterthwaite over all t
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import t as student_t
@@ -74,8 +75,7 @@ class Bootstrap:
             raise ValueError(f"confidence={self.confidence} is not allowed; allowed are numbers between 0 and 1")
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A number, or an array of numbers, with an interval.
 
     :param value: point estimate
@@ -91,14 +91,6 @@ class Estimate:
     def exact(cls, value: np.ndarray) -> "Estimate":
         """Return values without intervals."""
         return cls(value, np.full_like(value, np.nan), np.full_like(value, np.nan))
-
-    def at(self, index: int) -> "Estimate":
-        """Return one of several numbers."""
-        return Estimate(self.value[index], self.low[index], self.high[index])
-
-    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> "Estimate":
-        """Apply an increasing function to the value and to both ends."""
-        return Estimate(function(self.value), function(self.low), function(self.high))
 
 
 def estimate(statistic: Statistic, *samples: np.ndarray, bootstrap: Bootstrap, paired: bool = False) -> Estimate:
@@ -209,7 +201,7 @@ def relative_change(
         ratio = np.divide(new, old, out=np.full(np.shape(new), np.nan), where=(old > 0) & (new > 0))
         return np.log(ratio)
 
-    return estimate(log_ratio, before, after, bootstrap=bootstrap, paired=paired).map(np.expm1)
+    return Estimate(*map(np.expm1, estimate(log_ratio, before, after, bootstrap=bootstrap, paired=paired)))
 
 
 def interaction(

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from sb3_ano._registry import ALGORITHMS
-from sb3_ano.bench.algorithms import CLASSES, Algorithm, evaluated, hint, require_known
+from sb3_ano.bench.algorithms import CLASSES, Algorithm, evaluated
+from sb3_ano.cli import check_names, hint
 from sb3_ano.envs import BACKENDS
 from sb3_ano.envs.atari import atari_protocol
 from sb3_ano.zoo.hyperparameters import hyperparameter_file
@@ -86,12 +87,12 @@ class Suite(_Settings):
         known = {name: Algorithm(name).hyperparameters | {"delta"} for name in CLASSES}
         everything = set().union(*known.values())
         for settings in (self, *self.tasks.values()):
-            require_known("hyperparameter", settings.hyperparameters, everything)
-            require_known("algorithm", settings.algorithms, CLASSES)
+            check_names("hyperparameter", settings.hyperparameters, everything)
+            check_names("algorithm", settings.algorithms, CLASSES)
             for name, values in settings.algorithms.items():
-                require_known(f"hyperparameter of {name}", values, known[name])
+                check_names(f"hyperparameter of {name}", values, known[name])
         if self.backend is not None:
-            require_known("backend", [self.backend], BACKENDS)
+            check_names("backend", [self.backend], BACKENDS)
 
     def select(self, env_ids: Sequence[str]) -> "Suite":
         """Return the suite with some of its tasks.
@@ -100,7 +101,7 @@ class Suite(_Settings):
         :raises ValueError: for a task that is not in the suite
         """
         known = {name: task for task in self.tasks for name in (task, _VERSION.sub("", task))}
-        require_known(f"task of suite {self.name!r}:", env_ids, known)
+        check_names(f"task of suite {self.name!r}:", env_ids, known)
         wanted = {known[env_id] for env_id in env_ids}
         return self.model_copy(update={"tasks": {task: self.tasks[task] for task in self.tasks if task in wanted}})
 
@@ -114,12 +115,10 @@ class Suite(_Settings):
         """
         task = self.tasks[env_id]
         entry, is_atari = zoo_settings(algorithm.name, env_id)
-        steps = task.total_timesteps or self.total_timesteps or entry.pop("n_timesteps", None)
+        steps = task.total_timesteps or self.total_timesteps or entry.get("n_timesteps")
         if steps is None:
             raise ValueError(f"suite {self.name!r}: total_timesteps of {env_id} is missing")
-        env_kwargs = {**(entry.pop("env_kwargs", None) or {}), **self.env_kwargs, **task.env_kwargs}
-        backend = self.backend or entry.pop("backend", None) or "auto"
-        wrappers = [key for key in sorted(_WRAPPERS) if entry.pop(key, None) is not None and not is_atari]
+        wrappers = [key for key in sorted(_WRAPPERS) if entry.get(key) is not None and not is_atari]
         if wrappers:
             raise ValueError(f"{env_id} needs {', '.join(wrappers)} of the zoo's file, which experiments do not support")
         shared = {**entry, **self.hyperparameters, **task.hyperparameters}
@@ -129,12 +128,13 @@ class Suite(_Settings):
             hyperparameters |= {algorithm.canonical(name): value for name, value in own.items()}
         if isinstance(hyperparameters.get("normalize"), str):
             hyperparameters["normalize"] = evaluated(hyperparameters["normalize"])
-        deterministic = self.evaluation.deterministic
-        evaluation = self.evaluation.model_dump() | {"deterministic": not is_atari if deterministic is None else deterministic}
+        evaluation = self.evaluation.model_dump()
+        if evaluation["deterministic"] is None:
+            evaluation["deterministic"] = not is_atari
         return {
             "hyperparameters": {"policy": "MlpPolicy", "n_envs": 1, **hyperparameters, **dict(algorithm.options)},
-            "env_kwargs": env_kwargs,
-            "backend": backend,
+            "env_kwargs": {**(entry.get("env_kwargs") or {}), **self.env_kwargs, **task.env_kwargs},
+            "backend": self.backend or entry.get("backend") or "auto",
             "total_timesteps": int(steps),
             "evaluation": evaluation,
         }
@@ -189,19 +189,17 @@ def load_suite(name: str) -> Suite:
         )
     content = read_yaml(path)
     try:
-        suite = Suite(name=name if version else path.stem, **content)
-    except ValidationError as error:
-        raise ValueError(f"{path}: {_in_words(error, content)}") from error
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {error}") from error
-    if version is None:
-        return suite
-    tasks = {_VERSION.sub(version[0], task): settings for task, settings in suite.tasks.items()}
+        suite = Suite.model_validate({"name": name if version else path.stem, **content})
+    except ValueError as error:
+        raise ValueError(f"{path}: {_in_words(error)}") from error
+    tasks = {_VERSION.sub(version[0], task) if version else task: settings for task, settings in suite.tasks.items()}
     return suite.model_copy(update={"tasks": tasks})
 
 
-def _in_words(error: ValidationError, content: Mapping[str, Any]) -> str:
+def _in_words(error: ValueError) -> str:
     """The first of pydantic's complaints, in one line."""
+    if not isinstance(error, ValidationError):
+        return str(error)
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":

@@ -1,6 +1,7 @@
 """One training: SB3's own files and a ``run.json``, resumed from its checkpoint after it was killed."""
 
 import dataclasses
+import functools
 import hashlib
 import importlib
 import io
@@ -25,10 +26,22 @@ from sb3_ano.envs import make_vec_env
 FORMAT = 2
 RUN, MONITOR, PROGRESS, EVALUATIONS = "run.json", "monitor.csv", "progress.csv", "evaluations.npz"
 MODEL, NORMALIZATION = "model.zip", "vecnormalize.pkl"
+#: Files that a run may have next to ``run.json``.
+FILES = (MONITOR, PROGRESS, EVALUATIONS, MODEL, NORMALIZATION)
 _CHECKPOINTS = "checkpoints"
 # Apart by more than a run has environments: SB3 would give environment 1 of seed 0 the seed of environment 0 of seed 1.
 _SEEDS_APART, _EVALUATION_SEEDS = 1_000_000, 500_000
 _MOST_EVALUATION_ENVS = 16
+
+
+def check_device(device: str) -> None:
+    """Check that a device is there; SB3 would train on the CPU instead.
+
+    :param device: SB3's ``device``
+    :raises ValueError: if PyTorch finds no such device
+    """
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r} is not allowed; PyTorch finds no CUDA device here")
 
 
 def make_envs(run: Run, threads: int = 1) -> tuple[VecEnv, VecEnv]:
@@ -38,13 +51,11 @@ def make_envs(run: Run, threads: int = 1) -> tuple[VecEnv, VecEnv]:
     :param threads: threads that step the environments
     :raises ValueError: if the environments cannot be made
     """
-    numbers = run.hyperparameters["n_envs"], min(run.evaluation["episodes"], _MOST_EVALUATION_ENVS)
     num_threads = None if run.backend == "gymnasium" else threads
-    train, evaluation = (
-        make_vec_env(run.env_id, n_envs, backend=run.backend, num_threads=num_threads, env_kwargs=dict(run.env_kwargs))
-        for n_envs in numbers
+    make = functools.partial(
+        make_vec_env, run.env_id, backend=run.backend, num_threads=num_threads, env_kwargs=dict(run.env_kwargs)
     )
-    return train, evaluation
+    return make(run.hyperparameters["n_envs"]), make(min(run.evaluation["episodes"], _MOST_EVALUATION_ENVS))
 
 
 def normalized(run: Run, train: VecEnv, evaluation: VecEnv) -> tuple[VecEnv, VecEnv]:
@@ -95,8 +106,7 @@ def train(
     """
     for module in run.imports:
         importlib.import_module(module)
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device={device!r} is not allowed; PyTorch finds no CUDA device here")
+    check_device(device)
     directory.mkdir(parents=True, exist_ok=True)
     started, made_with = now(), commit()
     checkpoint = newest_checkpoint(directory / _CHECKPOINTS)
@@ -140,11 +150,9 @@ def write_run(run: Run, directory: Path, details: Mapping[str, Any]) -> None:
     :param directory: directory of its files
     :param details: circumstances of the training
     """
-    names = [name for name in (MONITOR, PROGRESS, EVALUATIONS, MODEL, NORMALIZATION) if (directory / name).is_file()]
     specification = {"format": FORMAT, "name": run.name, "identity": run.identity, **dataclasses.asdict(run)}
-    write_json(
-        directory / RUN, specification | dict(details) | {"sha256": {name: checksum(directory / name) for name in names}}
-    )
+    sha256 = {name: checksum(directory / name) for name in FILES if (directory / name).is_file()}
+    write_json(directory / RUN, specification | dict(details) | {"sha256": sha256})
 
 
 def checksum(file: Path) -> str:

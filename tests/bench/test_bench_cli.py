@@ -24,11 +24,8 @@ RUN = ["run", "--suite", "classic", "--envs", "CartPole", "--algos", "ppo", "ano
         ([*RUN, "--grid", "clip_range=abc,0.2"], "cannot be trained on CartPole-v1"),
         (["run", "--suite", "mujoco-v9", "--plan"], "HalfCheetah-v9 cannot be made"),
         (["report", "nowhere"], "nowhere holds no results"),
-        (
-            ["report", "nowhere", "--threshold", "nan"],
-            "argument --threshold: 'nan' is not allowed; allowed are finite numbers",
-        ),
-        (["report", "nowhere", "--reps", "1"], "nowhere holds no results"),
+        (["report", "nowhere", "--threshold", "nan"], "--threshold: 'nan' is not allowed; allowed are finite numbers"),
+        (["report", "nowhere", "--reps", "1"], "reps=1 is not allowed; allowed are integers from 2"),
         (["export", "nowhere", "--out", "x"], "nowhere holds no results"),
     ],
 )

@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from sb3_ano.bench.pool import Pool, Worker, WorkerError
+from sb3_ano.bench.pool import Pool, WorkerError, call
 
 HERE = "tests.bench.test_pool"
 
@@ -42,38 +42,30 @@ def wait(request, report):
 
 def test_results_progress_and_errors_come_back():
     pool, progress = Pool(2, threads=3), []
-    try:
-        added, failed = (pool.submit(f"{HERE}:{name}", {"a": 2, "b": 3}, progress.append) for name in ("add", "fail"))
-        assert added.result() == {"sum": 5, "threads": "3"}
-        with pytest.raises(WorkerError) as error:
-            failed.result()
-    finally:
-        pool.close()
+    added, failed = (pool.submit(f"{HERE}:{name}", {"a": 2, "b": 3}, progress.append) for name in ("add", "fail"))
+    assert added.result() == {"sum": 5, "threads": "3"}
+    error = failed.exception()
+    pool.close()
     assert progress == [1, 2.5]
-    assert str(error.value) == "OSError: [Errno 28] No space left on device"
-    assert "Traceback" in error.value.details
-    assert error.value.disk_is_full
+    assert str(error) == "OSError: [Errno 28] No space left on device"
+    assert "Traceback" in error.details
+    assert error.disk_is_full
 
 
 @pytest.mark.slow
 def test_a_killed_process_is_an_error_of_its_own():
     with pytest.raises(WorkerError, match="its process was killed by SIGKILL") as error:
-        Worker(f"{HERE}:die", {}).result()
+        call(f"{HERE}:die", {})
     assert error.value.killed
 
 
 @pytest.mark.slow
 def test_closing_ends_running_processes_and_starts_no_other():
     pool, started, process_ids = Pool(1), threading.Event(), []
-
-    def report(process_id):
-        process_ids.append(process_id)
-        started.set()
-
-    running, waiting = (pool.submit(f"{HERE}:wait", {}, report) for _ in range(2))
+    running, waiting = (pool.submit(f"{HERE}:wait", {}, lambda pid: (process_ids.append(pid), started.set())) for _ in "12")
     assert started.wait(60)
     pool.close()
-    with pytest.raises(WorkerError, match="killed by SIGKILL"):
+    with pytest.raises(WorkerError, match="its process ended with status 3"):
         running.result()
     assert waiting.cancelled()
     assert len(process_ids) == 1
@@ -81,10 +73,12 @@ def test_closing_ends_running_processes_and_starts_no_other():
 
 
 @pytest.mark.slow
-def test_a_process_ends_with_its_parent():
-    code = f"from sb3_ano.bench.pool import Worker; Worker('{HERE}:wait', {{}}).result(lambda pid: print(pid, flush=True))"
+@pytest.mark.parametrize(
+    "waiting", [f"call('{HERE}:wait', {{}}, show)", f"Pool(1).submit('{HERE}:wait', {{}}, show).result()"]
+)
+def test_a_process_ends_with_its_parent(waiting):
+    code = f"from sb3_ano.bench.pool import Pool, call; show = lambda pid: print(pid, flush=True); {waiting}"
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.communicate()

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from sb3_ano.bench.report import Settings, write_report
+from sb3_ano.bench.statistics import Bootstrap
 from tests.bench.chromium import find_chromium, headless
 from tests.bench.common import write_results
 
@@ -35,7 +36,7 @@ def page(tmp_path_factory):
         for changed in ({}, {"learning_rate": "lin_0.001"})
         for seed in (0, 1)
     ]
-    write_report(write_results(directory, runs), directory / "report", Settings(reps=20))
+    write_report(write_results(directory, runs), directory / "report", Settings(bootstrap=Bootstrap(reps=20)))
     return directory / "report" / "index.html"
 
 
@@ -68,10 +69,8 @@ def test_nothing_is_cut_off_on_paper(page, tab):
     tab.call("Emulation.setEmulatedMedia", media="print")
     try:
         tab.open(page, 720, 900, False)  # A4 with margins
-        assert (
-            tab.evaluate("Math.max(...[...document.querySelectorAll('table, img')].map(e => e.getBoundingClientRect().right))")
-            <= 720
-        )
+        boxes = "[...document.querySelectorAll('table, img')].map(element => element.getBoundingClientRect().right)"
+        assert tab.evaluate(f"Math.max(...{boxes})") <= 720
     finally:
         tab.call("Emulation.setEmulatedMedia", media="")
 

@@ -1,16 +1,20 @@
 """Directories of results, and the execution of plans: complete runs or none, each damage in one line."""
 
 import errno
+import io
 import json
 import os
 from concurrent.futures import Future
+from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from sb3_ano.bench.pool import WorkerError
-from sb3_ano.bench.results import Results, ResultsWriter, read_run
-from sb3_ano.bench.runner import LocalBackend, check_runs, execute
+from sb3_ano.bench.plan import Run
+from sb3_ano.bench.pool import Pool, WorkerError
+from sb3_ano.bench.results import Results, ResultsWriter
+from sb3_ano.bench.runner import check_runs, execute
 from sb3_ano.bench.training import write_run
 from tests.bench.common import small_run, write_results
 
@@ -38,11 +42,6 @@ def damage_device(run):
     (run / "run.json").symlink_to("/dev/zero")
 
 
-def edit(run, **changes):
-    document = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps(document | changes))
-
-
 # Review bench B12 and safety H8, its table of unclear errors included.
 @pytest.mark.parametrize(
     ("damage", "message"),
@@ -56,21 +55,24 @@ def edit(run, **changes):
         (lambda run: (run / "run.json").write_text('{"a": "' + "x" * 5_000_000 + '"}'), "is larger than 4000000 bytes"),
         (damage_fifo, "is not a regular file"),
         (damage_device, "is not a regular file"),
-        (lambda run: edit(run, seed="0"), "run.json has seed='0', not a value of type int"),
-        (lambda run: edit(run, env_id=5), "run.json has env_id=5, not a value of type str"),
-        (lambda run: edit(run, hyperparameters=[]), "run.json has hyperparameters=[], not a value of type dict"),
-        (lambda run: edit(run, evaluation=[]), "run.json has evaluation=[], not a value of type dict"),
-        (lambda run: edit(run, format=1), "format 1; this version of sb3_ano reads format 2"),
-        (lambda run: edit(run, sha256={"../../secret": "0"}), "'../../secret' is not a file of a run"),
+        ({"seed": "0"}, "run.json has seed='0', not a value of type int"),
+        ({"env_id": 5}, "run.json has env_id=5, not a value of type str"),
+        ({"hyperparameters": []}, "run.json has hyperparameters=[], not a value of type dict"),
+        ({"evaluation": []}, "run.json has evaluation=[], not a value of type dict"),
+        ({"format": 1}, "format 1; this version of sb3_ano reads format 2"),
+        ({"sha256": {"../../secret": "0"}}, "'../../secret' is not a file of a run"),
     ],
 )
 def test_a_damaged_run_is_named(results, damage, message):
-    first = Results(results).runs()[0]
-    damage(first.path)
+    path = Results(results).runs()[0].path
+    if callable(damage):
+        damage(path)
+    else:
+        (path / "run.json").write_text(json.dumps(json.loads((path / "run.json").read_text()) | damage))
     with pytest.raises(ValueError, match="1 damaged runs; remove their directories to run them again") as error:
         Results(results).runs()
     assert message in str(error.value)
-    assert first.path.name in str(error.value)
+    assert path.name in str(error.value)
 
 
 def test_all_damaged_runs_are_named_at_once_and_so_are_runs_that_are_there_twice(results):
@@ -79,11 +81,10 @@ def test_all_damaged_runs_are_named_at_once_and_so_are_runs_that_are_there_twice
         (run / "evaluations.npz").unlink()
     os.rename(third, third.with_name("copy"))
     write_results(results, RUNS[2:])
-    with pytest.raises(ValueError, match="3 damaged runs") as error:
-        Results(results).runs()
-    assert all(run.name in str(error.value) for run in (first, second, third))
-    with ResultsWriter(results) as writer, pytest.raises(ValueError, match="2 damaged runs"):
-        writer.finished([first.name, second.name])
+    for names, count, damaged in ((None, 3, (first, second, third)), ([first.name, second.name], 2, (first, second))):
+        with pytest.raises(ValueError, match=f"{count} damaged runs") as error:
+            Results(results).runs(names)
+        assert all(run.name in str(error.value) for run in damaged)
 
 
 def test_one_process_writes_at_a_time_and_other_directories_are_rejected(results, tmp_path, monkeypatch):
@@ -92,10 +93,9 @@ def test_one_process_writes_at_a_time_and_other_directories_are_rejected(results
         ResultsWriter(results)
     with ResultsWriter(results):
         pass
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "thesis.tex").touch()
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "results.json").write_text('{"format": 1}')
+    for name in ("other/thesis.tex", "old/results.json"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
     with pytest.raises(ValueError, match="holds other files and no results"):
         ResultsWriter(tmp_path / "other")
     with pytest.raises(ValueError, match="holds results of an earlier format"):
@@ -110,23 +110,25 @@ def test_rows_of_a_run(results):
     assert run.evaluations()["episodes"].unique().tolist() == [3]
     assert run.evaluations()["std"].iloc[0] == pytest.approx(np.std([-1, 0, 1]))
     assert list(run.episodes()) == ["r", "l", "t", "timesteps"]
-    assert run.has("progress.csv")
-    assert not run.has("model.zip")
+    (run.path / "progress.csv").unlink()
+    assert run.updates().empty
 
 
 class Trainings:
-    """A backend whose trainings end as the outcomes of their seed say, attempt by attempt."""
+    """An executor whose trainings end as the outcomes of their seed say, attempt by attempt."""
 
-    def __init__(self, results, outcomes):
-        self.results, self.outcomes, self.submitted, self.closed = results, outcomes, [], False
+    def __init__(self, outcomes):
+        self.outcomes, self.submitted, self.closed = outcomes, [], False
 
-    def submit(self, run, resume, report):
-        self.submitted.append((run.seed, resume))
+    def submit(self, target, request, report):
+        run, directory = Run(**request["run"]), Path(request["directory"])
+        self.submitted.append((run.seed, (directory / "checkpoint").exists()))
         future, outcome = Future(), self.outcomes[run.seed].pop(0)
-        if isinstance(outcome, WorkerError):
+        (directory / "checkpoint").touch()
+        if isinstance(outcome, Exception):
             future.set_exception(outcome)
             return future
-        directory = self.results.begin(run.name)
+        (directory / "checkpoint").unlink()
         (directory / "monitor.csv").write_text('#{"t_start": 0}\nr,l,t,timesteps\n')
         report(run.total_timesteps)
         if outcome == "whole":
@@ -139,41 +141,43 @@ class Trainings:
 
 
 def test_failed_runs_are_tried_twice_and_recorded(tmp_path):
-    runs = [small_run("ano", seed=seed) for seed in range(4)]
+    runs = [small_run("ano", seed=seed) for seed in range(5)]
     crash, killed = WorkerError("ValueError: no", "Traceback\nValueError: no"), WorkerError("killed", killed=True)
+    lost = RuntimeError("The node died\nand left a long story")  # as Ray says it
+    # A run that was killed resumes; one that failed, or whose files are damaged, restarts.
+    outcomes = {0: [killed, "whole"], 1: ["whole"], 2: [crash, crash], 3: ["damaged", "whole"], 4: [lost, "whole"]}
+    executor, console = Trainings(outcomes), Console(file=io.StringIO(), width=200)
     with ResultsWriter(tmp_path) as results:
-        # A run that was killed resumes; one that failed, or whose files are damaged, restarts.
-        backend = Trainings(results, {0: [killed, "whole"], 1: ["whole"], 2: [crash, crash], 3: ["damaged", "whole"]})
-        failures = execute(runs, backend, results)
-    assert backend.closed
-    assert backend.submitted[:4] == [(0, True), (1, True), (2, True), (3, True)]
-    assert set(backend.submitted[4:]) == {(0, True), (2, False), (3, False)}
+        failures = execute(runs, executor, results, {}, console)
+    assert executor.closed
+    assert executor.submitted[:5] == [(seed, False) for seed in range(5)]
+    assert set(executor.submitted[5:]) == {(0, True), (2, False), (3, False), (4, False)}
+    assert "RuntimeError: The node died; it is run again" in console.file.getvalue()
     (failed,) = Results(tmp_path).failures()
     assert list(failures) == [failed["name"]] == [runs[2].name]
     assert failed["errors"] == ["Traceback\nValueError: no"] * 2
     attempts = {run.document["seed"]: run.document["attempts"] for run in Results(tmp_path).runs()}
-    assert attempts == {0: 2, 1: 1, 3: 2}
+    assert attempts == {0: 2, 1: 1, 3: 2, 4: 2}
 
 
 def test_a_full_disk_stops_everything_with_one_line(tmp_path):
     runs = [small_run("ano", seed=seed) for seed in range(3)]
     full = WorkerError("OSError: [Errno 28] No space left on device", number=errno.ENOSPC)
+    executor = Trainings({0: ["whole"], 1: [full], 2: ["whole"]})
     with ResultsWriter(tmp_path) as results:
-        backend = Trainings(results, {0: ["whole"], 1: [full], 2: ["whole"]})
         with pytest.raises(OSError, match="cannot be written: .*No space left on device; finished runs are kept"):
-            execute(runs, backend, results)
-        assert backend.closed
+            execute(runs, executor, results, {})
+        assert executor.closed
 
 
 def test_a_training_in_a_process_of_its_own(tmp_path):
     run = small_run("ano", steps=128)
     with ResultsWriter(tmp_path) as results:
-        backend = LocalBackend(results, 1, 1, {"models": False})
-        assert execute([run], backend, results) == {}
-        assert results.finished([run.name, "another"]) == {run.name}
-    assert read_run(tmp_path / "runs" / run.name).document["attempts"] == 1
+        assert execute([run], Pool(1, 1, results.held), results, {"models": False}) == {}
+        (made,) = results.runs([run.name, "another"])
+    assert (made.path.name, made.document["attempts"]) == (run.name, 1)
     assert not (tmp_path / "unfinished").exists()
-    assert not (tmp_path / "runs" / run.name / "model.zip").exists()
+    assert not (made.path / "model.zip").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Killed at any moment, on one machine or several: the results end up as if nothing had happened."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import torch
 from stable_baselines3 import PPO
 
 from sb3_ano import ANO
+from sb3_ano.bench.pool import WorkerError
 from sb3_ano.bench.results import Results
 
 pytestmark = pytest.mark.slow
@@ -32,37 +34,46 @@ def run(out, *more: str) -> None:
     assert finished.returncode == 0, finished.stderr
 
 
+# What a run tells of its circumstances.
+CIRCUMSTANCES = {"started", "finished", "seconds", "attempts", "resumed_at", "sha256", "commit"}
+
+
 def assert_same_results(out, reference) -> None:
     """The same runs, rows and parameters; only times may differ."""
     found, expected = Results(out), Results(reference)
     assert found.names() == expected.names()
     for ours, theirs in zip(found.runs(), expected.runs(), strict=True):
-        specification = set(theirs.document) - CIRCUMSTANCES
-        assert {key: ours.document[key] for key in specification} == {key: theirs.document[key] for key in specification}
+        assert not {key for key in theirs.document if ours.document[key] != theirs.document[key]} - CIRCUMSTANCES
         pd.testing.assert_frame_equal(ours.evaluations(), theirs.evaluations())
         pd.testing.assert_frame_equal(ours.episodes().drop(columns="t"), theirs.episodes().drop(columns="t"))
-        updates = theirs.updates().drop(columns="time/seconds")
-        pd.testing.assert_frame_equal(ours.updates()[updates.columns], updates)
+        pd.testing.assert_frame_equal(
+            *(part.updates().drop(columns="time/seconds") for part in (ours, theirs)), check_like=True
+        )
         kind = ANO if theirs.document["algorithm"] == "ano" else PPO
         first, second = (kind.load(part.path / "model.zip").policy.state_dict() for part in (ours, theirs))
         assert all(torch.equal(first[name], second[name]) for name in first | second)
 
 
-# What a run tells of its circumstances.
-CIRCUMSTANCES = {"started", "finished", "seconds", "attempts", "resumed_at", "sha256", "commit"}
-
-
 def trainings(of: str) -> dict[psutil.Process, str]:
     """Processes that train below a directory, and the names of their runs."""
-    found = {}
-    for process in psutil.process_iter():
-        try:
-            line = process.cmdline()
-        except psutil.Error:
-            continue
-        if "sb3_ano.bench.pool" in line and of in line[-1]:
-            found[process] = Path(json.loads(line[-1])["directory"]).name
-    return found
+    lines = {process: line_of(process) for process in psutil.process_iter()}
+    return {
+        process: Path(json.loads(line[-1])["directory"]).name
+        for process, line in lines.items()
+        if "sb3_ano.bench.pool" in line and of in line[-1]
+    }
+
+
+def line_of(process: psutil.Process) -> list[str]:
+    """The command line of a process, which may just have ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def start(out, *more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(command(out, *more), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for_trainings(out, process) -> dict[psutil.Process, str]:
@@ -107,7 +118,7 @@ def test_killed_at_random_moments(uninterrupted, tmp_path):
 
 def test_an_interrupt_ends_the_trainings_and_the_same_command_resumes(uninterrupted, tmp_path):
     out = tmp_path / "out"
-    process = subprocess.Popen(command(out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = start(out)
     wait_for_trainings(out, process)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate()
@@ -120,7 +131,7 @@ def test_an_interrupt_ends_the_trainings_and_the_same_command_resumes(uninterrup
 
 def test_a_worker_that_is_killed_is_replaced_and_a_second_command_is_refused(uninterrupted, tmp_path):
     out = tmp_path / "out"
-    process = subprocess.Popen(command(out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = start(out)
     victim, name = next(iter(wait_for_trainings(out, process).items()))
     victim.kill()
     second = subprocess.run(command(out), capture_output=True, text=True)
@@ -163,7 +174,7 @@ def test_a_cluster_of_two_nodes_loses_one(uninterrupted, tmp_path):
     try:
         lost = cluster.add_node(num_cpus=1)
         options = ["--backend", "ray", "--address", cluster.address]
-        process = subprocess.Popen(command(out, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = start(out, *options)
         node = psutil.Process(lost.all_processes["raylet"][0].process.pid)
         while not any("sb3_ano.bench.pool" in part for child in node.children(recursive=True) for part in line_of(child)):
             assert process.poll() is None
@@ -177,32 +188,24 @@ def test_a_cluster_of_two_nodes_loses_one(uninterrupted, tmp_path):
     assert not (out / "failed").exists()
 
 
-def line_of(process: psutil.Process) -> list[str]:
-    """The command line of a process, which may just have ended."""
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
 @pytest.mark.filterwarnings("default")
 def test_errors_of_trainings_come_back_from_ray(tmp_path):
     pytest.importorskip("ray")
-    from sb3_ano.bench.pool import WorkerError
-    from sb3_ano.bench.ray_backend import RayBackend
+    from sb3_ano.bench.ray_backend import RayPool
     from tests.bench.common import small_run
 
-    backend = RayBackend(None, 1, 1, {"models": False})
+    pool = RayPool(None, 1, 1)
     try:
-        bad, good = (backend.submit(small_run("ano", env), True, print) for env in ("CartPole-v9", "CartPole-v1"))
-        with pytest.raises(WorkerError, match="ValueError: env_id='CartPole-v9' is unknown") as error:
-            bad.result(timeout=300)
-        assert "Traceback" in error.value.details
-        files = good.result(timeout=300)
-        assert files is not None
-        assert set(files) == {"monitor.csv", "progress.csv", "evaluations.npz", "run.json"}
+        requests = [
+            {"run": dataclasses.asdict(small_run("ano", env)), "models": False} for env in ("CartPole-v9", "CartPole-v1")
+        ]
+        bad, good = (pool.submit("sb3_ano.bench.training:train_request", request, print) for request in requests)
+        error = WorkerError.of(bad.exception(timeout=300))
+        assert str(error).startswith("ValueError: env_id='CartPole-v9' is unknown")
+        assert "Traceback" in error.details
+        assert set(good.result(timeout=300)) == {"monitor.csv", "progress.csv", "evaluations.npz", "run.json"}
     finally:
-        backend.close()
+        pool.close()
 
 
 @pytest.mark.parametrize(
@@ -215,8 +218,8 @@ def test_errors_of_trainings_come_back_from_ray(tmp_path):
 )
 def test_no_cluster_at_the_address(address, message, tmp_path):
     pytest.importorskip("ray")
-    from sb3_ano.bench.ray_backend import RayBackend
+    from sb3_ano.bench.ray_backend import RayPool
 
     with pytest.raises((OSError, ValueError)) as error:
-        RayBackend(address, 1, 1, {})
+        RayPool(address, 1, 1)
     assert str(error.value).startswith(message)

@@ -8,23 +8,16 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from sb3_ano._io import now, replace_directory
-from sb3_ano.bench.report import effects, sections
+from sb3_ano.bench.report import tables
 from sb3_ano.bench.report.data import Chapter, Settings, load_chapters
 from sb3_ano.bench.report.figures import render
-from sb3_ano.bench.report.sections import Section, View
-from sb3_ano.bench.report.tables import escaped, safe_for_spreadsheets
+from sb3_ano.bench.report.sections import Section, make_sections
 from sb3_ano.bench.results import Results
 
 __all__ = ["Settings", "write_report"]
 
 _PAGE = "index.html"
 _MARK = 'content="sb3_ano.bench report"'
-
-#: The sections of a chapter, in their order. One that has nothing to show returns None.
-_SECTIONS = (
-    *(sections.aggregates, sections.profiles, sections.improvement, sections.sample_efficiency, sections.tasks),
-    *(effects.settings, effects.dynamics, effects.matched_kl, effects.wall_clock, effects.records),
-)
 
 
 def write_report(path: Path, out: Path, settings: Settings = Settings()) -> list[str]:  # noqa: B008  # frozen
@@ -42,45 +35,43 @@ def write_report(path: Path, out: Path, settings: Settings = Settings()) -> list
     if out.is_file() or (out.exists() and any(out.iterdir()) and _MARK not in earlier):
         raise ValueError(f"{out} holds other files; the report needs an empty directory, or that of an earlier report")
     results = Results(path)
-    chapters = load_chapters(results, settings)
-    parts: list[tuple[str, list[Section]]] = []
-    for chapter in chapters:
-        view = View(chapter)
-        parts.append((chapter.name, [section for make in _SECTIONS if (section := make(view)) is not None]))
+    parts = [(chapter, make_sections(chapter)) for chapter in load_chapters(results, settings)]
     loader, escape = FileSystemLoader(Path(__file__).parent), select_autoescape(["html"])
-    environment = Environment(loader=loader, autoescape=escape, undefined=StrictUndefined)
-    environment.filters |= {"base64": _base64, "escaped": escaped, "slug": _slug}
+    environment = Environment(loader=loader, autoescape=escape, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters |= {"escaped": tables.escaped, "shown": tables.shown}
     with replace_directory(out) as new:
-        images = _write_parts(new, [section for _, made in parts for section in made])
-        values = {"parts": parts, "facts": _facts(results, chapters, settings), "images": images}
+        for directory in ("figures", "tables"):
+            (new / directory).mkdir()
+        images = {section.name: _write_files(new, section) for _, sections in parts for section in sections}
+        facts = _facts(results, [chapter for chapter, _ in parts], settings)
+        values = {"facts": facts, "parts": parts, "images": images}
         for name in (_PAGE, "summary.md"):
             (new / name).write_text(environment.get_template(f"template_{name}").render(values), encoding="utf-8")
-    return [f"{name}: {note}" for name, made in parts for section in made for note in section.notes]
+    return [f"{chapter.name}: {note}" for chapter, sections in parts for section in sections for note in section.notes]
 
 
-def _write_parts(out: Path, made: Sequence[Section]) -> dict[str, bytes]:
-    """Write the files of figures and tables, and return the figures as PNG by name."""
-    images = {}
-    for directory in ("figures", "tables"):
-        (out / directory).mkdir()
-    for section in made:
-        for picture in section.pictures:
-            file = out / "figures" / picture.name
-            images[picture.name] = render(picture.figure, "png")
-            file.with_suffix(".png").write_bytes(images[picture.name])
-            file.with_suffix(".pdf").write_bytes(render(picture.figure, "pdf"))
-            safe_for_spreadsheets(picture.data).to_csv(file.with_suffix(".csv"), index=False)
-        for table in section.tables:
-            file = out / "tables" / table.name
-            table.data().to_csv(file.with_suffix(".csv"), index=False)
-            file.with_suffix(".tex").write_text(table.latex(), encoding="utf-8")
-    return images
+def _write_files(out: Path, section: Section) -> str:
+    """Write figure and table of a section, and return the figure as PNG in base64."""
+    if not section.table.empty:
+        file = out / "tables" / section.name
+        tables.safe_for_spreadsheets(section.table).to_csv(file.with_suffix(".csv"), index=False)
+        file.with_suffix(".tex").write_text(tables.latex(section.table), encoding="utf-8")
+    if section.figure is None:
+        return ""
+    file = out / "figures" / section.name
+    image = render(section.figure, "png")
+    file.with_suffix(".png").write_bytes(image)
+    file.with_suffix(".pdf").write_bytes(render(section.figure, "pdf"))
+    tables.safe_for_spreadsheets(section.data).to_csv(file.with_suffix(".csv"), index=False)
+    return base64.b64encode(image).decode()
 
 
 def _facts(results: Results, chapters: Sequence[Chapter], settings: Settings) -> dict[str, str]:
-    documents: list[dict[Any, Any]] = [run for chapter in chapters for run in chapter.runs.to_dict("records")]
-    actions = {"deterministic" if run["evaluation"].get("deterministic", True) else "stochastic" for run in documents}
+    runs: list[dict[Any, Any]] = [run for chapter in chapters for run in chapter.runs.to_dict("records")]
+    actions = {"deterministic" if run["evaluation"].get("deterministic", True) else "stochastic" for run in runs}
     kind = f"evaluations during training ({' and '.join(sorted(actions))} actions)"
+    known = [part for run in runs for part in (run.get("versions"), run.get("machine")) if isinstance(part, dict)]
+    bootstrap = settings.bootstrap
     facts = {
         "Results": str(results.path),
         "Runs": "; ".join(f"{chapter.name}: {len(chapter.runs)}" for chapter in chapters),
@@ -88,24 +79,9 @@ def _facts(results: Results, chapters: Sequence[Chapter], settings: Settings) ->
         "Command": settings.command or "-",
         "Returns": kind if settings.returns == "evaluation" else "training episodes",
         "Reference scores": "; ".join(f"{table.name} ({table.title})" for table in chapters[0].references.tables),
-        "Intervals": f"95 %, Student's t with a stratified bootstrap ({settings.reps:,} resamples, seed {settings.seed})",
-        "Made with": " / ".join(dict.fromkeys(_circumstances(run) for run in documents)),
+        "Intervals": f"95 %, Student's t with a stratified bootstrap ({bootstrap.reps:,} resamples, seed {bootstrap.seed})",
+        "Made with": ", ".join(dict.fromkeys(f"{key} {value}" for part in known for key, value in part.items())),
     }
     for failure in results.failures():
-        lines = [line for line in "\n".join(map(str, failure.get("errors", []))).splitlines() if line.strip()]
-        facts[f"Failed: {failure.get('name')}"] = lines[-1].strip() if lines else "no message"
+        facts[f"Failed: {failure.get('name')}"] = "\n".join(map(str, failure.get("errors", []))).split("\n")[-1]
     return facts
-
-
-def _circumstances(run: dict[Any, Any]) -> str:
-    parts = [run.get("versions"), run.get("machine")]
-    known = {key: value for part in parts if isinstance(part, dict) for key, value in part.items()}
-    return ", ".join(f"{key} {value}" for key, value in known.items()) or "unknown versions"
-
-
-def _base64(content: bytes) -> str:
-    return base64.b64encode(content).decode()
-
-
-def _slug(text: str) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in text.lower())

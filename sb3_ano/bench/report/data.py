@@ -1,16 +1,17 @@
 """The data of a report: a row, a learning curve and the diagnostics of each run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 
 from sb3_ano.bench.algorithms import CLASSES
+from sb3_ano.bench.report.figures import looks
+from sb3_ano.bench.report.variants import LEARNING_RATE, Variant, find_variants
 from sb3_ano.bench.results import Results, RunFiles
 from sb3_ano.bench.scores import DEFAULT_TABLES, ReferenceScores
-from sb3_ano.bench.statistics import Bootstrap, area_under_curve
-from sb3_ano.bench.training import EVALUATIONS, PROGRESS
+from sb3_ano.bench.statistics import METRICS, Bootstrap, Estimate, area_under_curve, estimate, interquartile_mean
 
 LENGTH = "total_timesteps"
 #: Diagnostics of an update: columns of ``progress.csv`` with their signs. SB3 logs the entropy as a loss.
@@ -26,13 +27,12 @@ _TRAINING_POINTS, _TRAINING_EPISODES = 50, 100
 
 @dataclass(frozen=True)
 class Settings:
-    """How a report is made.
+    """Describe how a report is made.
 
     :param returns: ``"evaluation"`` or ``"training"``, which returns scores come from
     :param last: number of last evaluations that a final return averages
     :param threshold: normalized score whose time is measured
-    :param reps: resamples of the bootstrap
-    :param seed: seed of the bootstrap
+    :param bootstrap: how intervals are computed
     :param tables: tables of reference scores
     :param command: command line, for the record
     """
@@ -40,54 +40,140 @@ class Settings:
     returns: str = "evaluation"
     last: int = 1
     threshold: float = 0.5
-    reps: int = 2000
-    seed: int = 0
+    bootstrap: Bootstrap = field(default_factory=Bootstrap)
     tables: tuple[str, ...] = DEFAULT_TABLES
     command: str = ""
 
-    @property
-    def bootstrap(self) -> Bootstrap:
-        """How intervals are computed."""
-        return Bootstrap(self.reps, self.seed)
 
-
-@dataclass(frozen=True)
 class Chapter:
-    """The runs of a suite. Row ``i`` of ``runs`` has curve ``i`` and updates ``i``.
+    """Hold the runs of a suite, and what is compared in them.
+
+    ``variants`` are all algorithms with all settings; ``chosen`` is one variant per algorithm, with the number of variants
+    that it was selected from; ``blocks`` and ``notes`` are those of :meth:`complete` for the chosen variants.
 
     :param name: name of the suite, with the number of steps if it was changed
-    :param runs: ``run.json`` as columns, with ``final`` (final return), ``score`` (the same, normalized), ``area_score`` (mean
-        over the training, normalized), ``steps_per_second``, ``seconds_to_threshold`` and the means of :data:`DIAGNOSTICS`
-    :param curves: for each run, rows of ``timesteps``, ``value``, ``score``
-    :param updates: for each run, rows of ``timesteps`` and :data:`DIAGNOSTICS`
+    :param files: finished runs
     :param references: reference scores
     :param settings: how the report is made
-    :param notes: what was left out while loading
     """
 
-    name: str
-    runs: pd.DataFrame
-    curves: Sequence[pd.DataFrame]
-    updates: Sequence[pd.DataFrame]
-    references: ReferenceScores
-    settings: Settings
-    notes: Sequence[str] = field(default=())
+    def __init__(self, name: str, files: Iterable[RunFiles], references: ReferenceScores, settings: Settings) -> None:
+        self.name, self.references, self.settings = name, references, settings
+        self.bootstrap = settings.bootstrap
+        #: For each run, rows of ``timesteps``, ``value``, ``score``; and rows of ``timesteps`` and :data:`DIAGNOSTICS`.
+        self.curves: list[pd.DataFrame] = []
+        self.updates: list[pd.DataFrame] = []
+        rows = {run.path.name: self._read(run) for run in files}
+        empty = ", ".join(name for name, row in rows.items() if row is None)
+        #: Notes on the runs.
+        self.run_notes = [f"Without {settings.returns} returns, and in no figure: {empty}."] if empty else []
+        #: ``run.json`` as columns, with ``final`` (final return), ``score`` (the same, normalized), ``area_score`` (mean over
+        #: the training, normalized), ``steps_per_second``, ``seconds_to_threshold`` and the means of :data:`DIAGNOSTICS`.
+        self.runs = pd.DataFrame([row for row in rows.values() if row is not None])
+        if self.runs.empty:
+            return
+        for task, runs in self.runs.groupby("env_id"):
+            if len(backends := dict.fromkeys(runs.get("backend_used", runs["env_id"]).map(str))) > 1:
+                different = f"used different backends, which may differ in protocol: {', '.join(backends)}"
+                self.run_notes.append(f"Runs of {task} {different}.")
+        self.tasks = sorted(self.runs["env_id"].unique())
+        found = {task: row for task in self.tasks if (row := references.find(task)) is not None}
+        #: Tasks with reference scores, and the name of their normalized score, for axes.
+        self.scored = list(found)
+        units = {table.unit for table, _ in found.values()}
+        self.unit = units.pop() if len(units) == 1 else "Normalized score"
+        #: Unit of environment steps in figures, and its name.
+        self.steps_unit = (1e6, "Million") if self.runs[LENGTH].max() >= 1e6 else (1e3, "Thousand")
+        self.variants = find_variants(self.runs)
+        self.looks = looks(variant.algorithm for variant in self.variants)
+        self.chosen = self._choose()
+        self.blocks, self.notes = self.complete(self.chosen)
 
-    @property
-    def tasks(self) -> list[str]:
-        """All tasks, sorted."""
-        return sorted(self.runs["env_id"].unique())
+    def _read(self, run: RunFiles) -> dict[str, object] | None:
+        """Read the rows of a run, and return its row of the table, or None if it has no returns."""
+        evaluations = run.evaluations().rename(columns={"mean": "value"})[["timesteps", "value"]]
+        curve = evaluations if self.settings.returns == "evaluation" else _training_returns(run)
+        if curve.empty:
+            return None
+        curve["score"] = self.references.normalize(run.document["env_id"], curve["value"].to_numpy(float))
+        progress = run.updates()
+        nothing = pd.Series(dtype=float)
+        diagnostics = {key: sign * progress.get(column, nothing) for key, (column, sign) in DIAGNOSTICS.items()}
+        update = pd.DataFrame({"timesteps": progress["time/total_timesteps"], **diagnostics})
+        self.curves.append(curve)
+        self.updates.append(update)
+        last = curve.tail(self.settings.last if self.settings.returns == "evaluation" else 1)
+        reached = curve[curve["score"] >= self.settings.threshold]["timesteps"]
+        to_threshold = float("inf") if reached.empty else float("nan")
+        if "time/seconds" in progress and len(reached):
+            to_threshold = float(np.interp(reached.iloc[0], progress["time/total_timesteps"], progress["time/seconds"]))
+        seconds = run.document.get("seconds")
+        return {
+            **run.document,
+            "final": last["value"].mean(),
+            "score": last["score"].mean(),
+            "area_score": area_under_curve(curve["timesteps"].to_numpy(float), curve["score"].to_numpy(float)),
+            "steps_per_second": run.document.get("timesteps", 0) / seconds if seconds else float("nan"),
+            "seconds_to_threshold": to_threshold,
+            **update[list(DIAGNOSTICS)].mean(),
+        }
 
-    @property
-    def scored_tasks(self) -> list[str]:
-        """Tasks with reference scores."""
-        return [task for task in self.tasks if self.references.find(task) is not None]
+    def values(self, rows: pd.DataFrame | Sequence[int], column: str = "score") -> np.ndarray:
+        """Return a column of some of the runs, in the shape of their row numbers."""
+        return self.runs[column].to_numpy(float)[np.asarray(rows, int)]
 
-    @property
-    def unit(self) -> str:
-        """Name of the normalized score, for axes."""
-        units = {row[0].unit for task in self.tasks if (row := self.references.find(task)) is not None}
-        return units.pop() if len(units) == 1 else "Normalized score"
+    def estimate(self, metric: str, rows: pd.DataFrame | Sequence[int], column: str = "score") -> Estimate:
+        """Compute one of the metrics over some of the runs, with its interval.
+
+        :param metric: key of :data:`sb3_ano.bench.statistics.METRICS`
+        :param rows: row numbers, by seed and task, or by seed
+        :param column: column of the table of runs
+        """
+        values = self.values(rows, column)
+        return estimate(METRICS[metric], values.reshape(len(values), -1), bootstrap=self.bootstrap)
+
+    def complete(self, variants: Iterable[Variant]) -> tuple[dict[Variant, pd.DataFrame], list[str]]:
+        """Return the runs that can be aggregated, and a note for everything that is left out.
+
+        These are the tasks with reference scores that all variants have, and for each variant the seeds that have all of them.
+
+        :param variants: variants to compare
+        :return: row numbers of runs by seed and task, for each variant that has any; and the notes
+        """
+        tables = {}
+        for variant in variants:
+            own = self.runs.iloc[list(variant.rows)]
+            tables[variant] = own.assign(row=own.index).pivot(index="seed", columns="env_id", values="row")
+        missing = {task: [variant.label for variant in tables if task not in tables[variant]] for task in self.scored}
+        tasks = [task for task in self.scored if not missing[task]]
+        reasons = self.references.missing(self.tasks)
+        reasons |= {task: f"no runs of {', '.join(labels)}" for task, labels in missing.items() if labels}
+        notes = [f"{task} is not aggregated: {reason}." for task, reason in reasons.items()]
+        blocks = {}
+        for variant, table in tables.items() if tasks else ():
+            table = table[tasks]
+            blocks[variant] = table.dropna().astype(int)
+            if len(unused := table.drop(blocks[variant].index).stack()):
+                names = ", ".join(self.runs["name"].iloc[int(row)] for row in unused.to_numpy())
+                notes.append(f"Not aggregated, because their seed has no run of another task: {names}.")
+        blocks = {variant: rows for variant, rows in blocks.items() if len(rows)}
+        single = [variant.label for variant, rows in blocks.items() if len(rows) == 1]
+        return blocks, notes + ([f"One seed only, and therefore no interval: {', '.join(single)}."] if single else [])
+
+    def _choose(self) -> dict[Variant, int]:
+        """Choose the best variant of each algorithm at the suite's learning rate, or at the lowest if that was not run."""
+        chosen = {}
+        for algorithm in dict.fromkeys(variant.algorithm for variant in self.variants):
+            own = [variant for variant in self.variants if variant.algorithm == algorithm]
+            lowest = min(variant.value(LEARNING_RATE) or 0.0 for variant in own)
+            candidates = [variant for variant in own if LEARNING_RATE not in variant.changed]
+            candidates = candidates or [variant for variant in own if (variant.value(LEARNING_RATE) or 0.0) == lowest]
+            blocks, _ = self.complete(candidates)
+            best = max(
+                blocks, key=lambda variant: float(interquartile_mean(self.values(blocks[variant]))), default=candidates[0]
+            )
+            chosen[best] = len(candidates)
+        return chosen
 
 
 def load_chapters(results: Results, settings: Settings) -> list[Chapter]:
@@ -99,60 +185,22 @@ def load_chapters(results: Results, settings: Settings) -> list[Chapter]:
     """
     references = ReferenceScores(settings.tables)
     groups: dict[str, list[RunFiles]] = {}
-    for run in results.runs():
+    for run in sorted(results.runs(), key=_order):
         steps = run.document["changed"].get(LENGTH)
         groups.setdefault(run.document["suite"] + (f", {steps:,} steps" if steps else ""), []).append(run)
-    chapters = [_load_chapter(name, groups[name], references, settings) for name in sorted(groups)]
-    if all(chapter.runs.empty for chapter in chapters):
-        reason = f"has {settings.returns} returns; imported runs need --returns training" if chapters else "has finished"
+    chapters = [Chapter(name, groups[name], references, settings) for name in sorted(groups)]
+    chapters = [chapter for chapter in chapters if len(chapter.runs)]
+    if not chapters:
+        reason = f"has {settings.returns} returns; imported runs need --returns training" if groups else "has finished"
         raise ValueError(f"{results.path}: no run {reason}")
-    return [chapter for chapter in chapters if not chapter.runs.empty]
+    return chapters
 
 
-def _load_chapter(name: str, files: Sequence[RunFiles], references: ReferenceScores, settings: Settings) -> Chapter:
-    rows, curves, updates, empty = [], [], [], []
-    for run in sorted(files, key=lambda run: (algorithm_order(run.document["algorithm"]), run.path.name)):
-        curve = _evaluations(run) if settings.returns == "evaluation" else _training_returns(run)
-        if curve.empty:
-            empty.append(run.path.name)
-            continue
-        progress = run.updates() if run.has(PROGRESS) else pd.DataFrame()
-        nothing = pd.Series(dtype=float)
-        diagnostics = {key: sign * progress.get(column, nothing) for key, (column, sign) in DIAGNOSTICS.items()}
-        update = pd.DataFrame({"timesteps": progress.get("time/total_timesteps", nothing), **diagnostics})
-        curve["score"] = references.normalize(run.document["env_id"], curve["value"].to_numpy(float))
-        curves.append(curve)
-        updates.append(update)
-        rows.append({**run.document, **_summary(run, curve, progress, settings), **update[list(DIAGNOSTICS)].mean()})
-    runs = pd.DataFrame(rows)
-    notes = [f"Without {settings.returns} returns, and in no figure: {', '.join(empty)}."] if empty else []
-    if "backend_used" in runs:
-        for task, backends in runs.groupby("env_id")["backend_used"].unique().items():
-            if len(backends) > 1:
-                names = ", ".join(map(str, backends))
-                notes.append(f"Runs of {task} used different backends, which may differ in protocol: {names}.")
-    return Chapter(name, runs, curves, updates, references, settings, notes)
-
-
-def _summary(run: RunFiles, curve: pd.DataFrame, progress: pd.DataFrame, settings: Settings) -> dict[str, float]:
-    last = curve.tail(settings.last if settings.returns == "evaluation" else 1)
-    reached = curve[curve["score"] >= settings.threshold]["timesteps"]
-    to_threshold = float("inf") if reached.empty else float("nan")
-    if "time/seconds" in progress and len(reached):
-        to_threshold = float(np.interp(reached.iloc[0], progress["time/total_timesteps"], progress["time/seconds"]))
-    seconds = run.document.get("seconds")
-    return {
-        "final": float(last["value"].mean()),
-        "score": float(last["score"].mean()),
-        "area_score": area_under_curve(curve["timesteps"].to_numpy(float), curve["score"].to_numpy(float)),
-        "steps_per_second": run.document.get("timesteps", 0) / seconds if seconds else float("nan"),
-        "seconds_to_threshold": to_threshold,
-    }
-
-
-def _evaluations(run: RunFiles) -> pd.DataFrame:
-    evaluations = run.evaluations() if run.has(EVALUATIONS) else pd.DataFrame(columns=["timesteps", "mean"])
-    return evaluations.rename(columns={"mean": "value"})[["timesteps", "value"]]
+def _order(run: RunFiles) -> tuple[int, str, str]:
+    """Algorithms in the order of the paper, and others by name."""
+    names, algorithm = list(CLASSES), run.document["algorithm"]
+    name = algorithm.partition(":")[0]
+    return names.index(name) if name in names else len(names), algorithm, run.path.name
 
 
 def _training_returns(run: RunFiles) -> pd.DataFrame:
@@ -163,16 +211,3 @@ def _training_returns(run: RunFiles) -> pd.DataFrame:
     averaged = episodes["r"].rolling(_TRAINING_EPISODES, min_periods=1).mean().to_numpy()
     counts = np.searchsorted(episodes["timesteps"], ends, side="right")
     return pd.DataFrame({"timesteps": ends[counts > 0], "value": averaged[counts[counts > 0] - 1]})
-
-
-def algorithm_order(algorithm: str) -> tuple[int, str]:
-    """Return a key that sorts labels of algorithms in the order of the paper, and others by name."""
-    names, name = list(CLASSES), algorithm.partition(":")[0]
-    return (names.index(name) if name in names else len(names), algorithm)
-
-
-def title(algorithm: str) -> str:
-    """Return the name of an algorithm for readers: ``"ANO (shaping=spo)"`` for ``"ano:shaping=spo"``."""
-    name, _, options = algorithm.partition(":")
-    name = name.upper() if name in CLASSES else name
-    return f"{name} ({options.replace(',', ', ')})" if options else name

@@ -1,8 +1,11 @@
-"""Figures: one color, line style and marker per algorithm throughout, in a palette for color-blind readers."""
+"""Figures: one color, line style and marker per algorithm throughout, in a palette for color-blind readers.
+
+The data of a figure is a DataFrame with a row per point: ``panel``, ``algorithm``, ``line`` (text of the legend), ``x``, and
+``value`` with its interval from ``low`` to ``high``, NaN if there is none.
+"""
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from sb3_ano.bench.report.data import title
+from sb3_ano.bench.report.variants import title
 from sb3_ano.bench.statistics import Estimate
 
+#: Color, line style and marker by label of the algorithm.
+Looks = Mapping[str, tuple[str, Any, str]]
 # Okabe and Ito's palette (2008), without its yellow, which is too light for lines.
-_STYLES: dict[str, tuple[str, Any, str]] = {
+_LOOKS: Looks = {
     "ppo": ("#000000", (0, (4, 1.5)), "s"),
     "trpo": ("#CC79A7", (0, (1, 1)), "v"),
     "spo": ("#0072B2", (0, (5, 1, 1, 1)), "^"),
@@ -37,103 +42,60 @@ _LARGEST_SPAN, _MOST_TICKS = 1e4, 6
 styled = mpl.rc_context(mpl.rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=False))
 
 
-class Style:
-    """Colors, line styles and markers.
+def looks(algorithms: Iterable[str] = ()) -> Looks:
+    """Return how algorithms are drawn.
 
-    :param algorithms: labels, in the order in which those without a style of their own get one
+    :param algorithms: labels, in the order in which those without a fixed look get one
     """
-
-    def __init__(self, algorithms: Iterable[str] = ()) -> None:
-        others = [label for label in dict.fromkeys(algorithms) if label not in _STYLES]
-        self._styles = _STYLES | {label: _OTHERS[index % len(_OTHERS)] for index, label in enumerate(others)}
-
-    def line(self, algorithm: str) -> dict[str, Any]:
-        """Return the keyword arguments of a line."""
-        color, line, _ = self._styles[algorithm]
-        return {"color": color, "linestyle": line}
-
-    def marker(self, algorithm: str) -> dict[str, Any]:
-        """Return the keyword arguments of markers."""
-        color, _, marker = self._styles[algorithm]
-        return {"color": color, "marker": marker}
+    others = [label for label in dict.fromkeys(algorithms) if label not in _LOOKS]
+    return {**_LOOKS, **{label: _OTHERS[index % len(_OTHERS)] for index, label in enumerate(others)}}
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line with an interval.
+def points(algorithm: str, x: Any, estimate: Estimate, panel: str = "", line: str = "") -> pd.DataFrame:
+    """Return the points of a line, one if ``x`` is a number.
 
-    :param algorithm: label of the algorithm, which decides about the style
+    :param algorithm: label of the algorithm, which decides about the look
     :param x: shape ``(points,)``
-    :param estimate: values and ends of the interval, each of shape ``(points,)``
-    :param label: text of the legend, by default the title of the algorithm
+    :param estimate: values and intervals, each of shape ``(points,)``
+    :param panel: title of the panel
+    :param line: text of the legend, by default the title of the algorithm
     """
-
-    algorithm: str
-    x: np.ndarray
-    estimate: Estimate
-    label: str = ""
-
-    @property
-    def text(self) -> str:
-        """Text of the legend."""
-        return self.label or title(self.algorithm)
+    numbers = {name: np.atleast_1d(part) for name, part in zip(("x", *Estimate._fields), (x, *estimate), strict=True)}
+    return pd.DataFrame({"panel": panel, "algorithm": algorithm, "line": line or title(algorithm), **numbers})
 
 
-def frame_of(panels: Mapping[str, Sequence[Line]]) -> pd.DataFrame:
-    """Return the numbers of a figure of lines.
-
-    :param panels: lines by title
-    """
-    parts = []
-    for name, lines in panels.items():
-        for line in lines:
-            columns = {"x": line.x, "value": line.estimate.value, "low": line.estimate.low, "high": line.estimate.high}
-            parts.append(pd.DataFrame({"panel": name, "line": line.text, **columns}))
-    return pd.concat(parts, ignore_index=True)
-
-
-def new_figure(panels: int, columns: int = 2, height: float = _PANEL_HEIGHT, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Return a figure and its axes, row by row.
-
-    :param panels: number of axes
-    :param columns: most axes side by side
-    :param height: height of an axes in inches
-    :param options: arguments of ``Figure.subplots``
-    """
-    columns = min(columns, panels)
-    rows = -(-panels // columns)
+def _new_figure(data: pd.DataFrame, columns: int, height: float) -> tuple[Figure, list[tuple[Axes, str, pd.DataFrame]]]:
+    """Return a figure, and for each panel its axes, title and points."""
+    panels = [(str(name), own) for name, own in data.groupby("panel", sort=False)]
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
     width = 5.6 if columns == 1 else _PANEL_WIDTH * columns
     figure = Figure(figsize=(width, height * rows + 0.4), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
-    for unused in axes[panels:]:
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for unused in axes[len(panels) :]:
         unused.set_visible(False)
-    return figure, axes[:panels]
+    return figure, [(axis, *panel) for axis, panel in zip(axes, panels, strict=False)]
 
 
 @styled
-def draw_intervals(
-    panels: Mapping[str, Sequence[tuple[str, str, Estimate]]],
-    style: Style,
-    xlabel: Mapping[str, str],
-    mark: float | None = None,
-) -> Figure:
-    """Draw estimates with their intervals, one below the other.
+def draw_intervals(data: pd.DataFrame, looks: Looks, xlabel: str, mark: float | None = None) -> Figure:
+    """Draw values with their intervals, a line of text each, one below the other.
 
-    :param panels: by title, rows of label, algorithm and estimate
-    :param style: colors and markers
-    :param xlabel: label of the horizontal axis by title
+    :param data: points
+    :param looks: how algorithms are drawn
+    :param xlabel: label of the horizontal axes
     :param mark: where to draw a vertical line
     """
-    longest = max(len(rows) for rows in panels.values())
-    figure, axes = new_figure(len(panels), height=0.7 + 0.27 * longest)
-    for index, (axis, (name, rows)) in enumerate(zip(axes, panels.items(), strict=True)):
-        for height, (_, algorithm, estimate) in enumerate(rows):
-            ends = [[estimate.value - estimate.low], [estimate.high - estimate.value]]
-            error = None if np.isnan(ends).any() else np.maximum(ends, 0.0)
-            axis.errorbar(float(estimate.value), height, xerr=error, linewidth=2.2, capsize=3, **style.marker(algorithm))
-        axis.set_yticks(range(len(rows)), [label for label, _, _ in rows] if index % 2 == 0 else [""] * len(rows))
-        axis.set(ylim=(len(rows) - 0.5, -0.5), title=name, xlabel=xlabel[name])
+    figure, panels = _new_figure(data, 2, 0.7 + 0.27 * data.groupby("panel").size().max())
+    for index, (axis, panel, rows) in enumerate(panels):
+        columns = (rows[name] for name in ("algorithm", "value", "low", "high"))
+        for height, (algorithm, value, low, high) in enumerate(zip(*columns, strict=True)):
+            color, _, marker = looks[algorithm]
+            axis.plot(value, height, color=color, marker=marker)
+            axis.hlines(height, low, high, color=color, linewidth=2.2)
+        axis.set_yticks(range(len(rows)), rows["line"] if index % 2 == 0 else [""] * len(rows))
+        axis.set(ylim=(len(rows) - 0.5, -0.5), title=panel, xlabel=xlabel)
         axis.xaxis.set_major_locator(MaxNLocator(5))
         if mark is not None:
             axis.axvline(mark, color="black", linewidth=0.8, linestyle="--", zorder=1)
@@ -142,11 +104,11 @@ def draw_intervals(
 
 @styled
 def draw_lines(
-    panels: Mapping[str, Sequence[Line]],
-    style: Style,
-    *,
+    data: pd.DataFrame,
+    looks: Looks,
     xlabel: str,
-    ylabel: str,
+    ylabel: str = "",
+    *,
     columns: int = 2,
     steps: bool = False,
     markers: bool = False,
@@ -155,47 +117,48 @@ def draw_lines(
 ) -> Figure:
     """Draw lines with intervals, and one legend for all panels.
 
-    :param panels: lines by title
-    :param style: colors, line styles and markers
+    :param data: points
+    :param looks: how algorithms are drawn
     :param xlabel: label of the horizontal axes
-    :param ylabel: label of the vertical axes, or an empty string for the titles
+    :param ylabel: label of the vertical axes, by default the titles
     :param columns: most panels side by side
     :param steps: whether values last until the next point
     :param markers: whether to mark the points, with error bars instead of bands
     :param logarithmic_x: whether horizontal axes are logarithmic
     :param logarithmic_y: titles of the panels whose vertical axes are logarithmic
     """
-    figure, axes = new_figure(len(panels), columns)
+    figure, panels = _new_figure(data, columns, _PANEL_HEIGHT)
     handles: dict[str, Any] = {}
-    for axis, (name, lines) in zip(axes, panels.items(), strict=True):
-        for line in lines:
-            kind = style.line(line.algorithm) | (style.marker(line.algorithm) if markers else {})
+    for axis, name, own in panels:
+        for (algorithm, text), line in own.groupby(["algorithm", "line"], sort=False):
+            color, style, marker = looks[str(algorithm)]
+            kind = {"color": color, "linestyle": style, "marker": marker if markers else None}
             drawstyle = "steps-post" if steps else "default"
-            handles.setdefault(line.text, axis.plot(line.x, line.estimate.value, drawstyle=drawstyle, **kind)[0])
-            ends = (line.x, line.estimate.low, line.estimate.high)
+            handles.setdefault(str(text), axis.plot(line["x"], line["value"], drawstyle=drawstyle, **kind)[0])
+            ends = line["x"], line["low"], line["high"]
             if markers:
-                axis.vlines(*ends, color=kind["color"], linewidth=1.3)
-            elif np.isfinite(line.estimate.low).any():
-                axis.fill_between(*ends, color=kind["color"], alpha=0.15, linewidth=0, step="post" if steps else None)
+                axis.vlines(*ends, color=color, linewidth=1.3)
+            else:
+                axis.fill_between(*ends, color=color, alpha=0.15, linewidth=0, step="post" if steps else None)
         axis.set(title=name, ylabel=ylabel or name)
-        if logarithmic_x:
-            _make_logarithmic(axis, "x", np.concatenate([line.x for line in lines]))
+        if logarithmic_x and (own["x"] > 0).all():
+            _make_logarithmic(axis, "x", own["x"])
         if name in logarithmic_y:
-            _make_logarithmic(axis, "y", np.concatenate([line.estimate.value for line in lines]))
-    for axis in axes[-min(columns, len(axes)) :]:
+            _make_logarithmic(axis, "y", own["value"])
+    for axis, _, _ in panels[-columns:]:
         axis.set_xlabel(xlabel)
     figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=min(3, len(handles)))
     return figure
 
 
-def _make_logarithmic(axes: Axes, which: str, values: np.ndarray) -> None:
+def _make_logarithmic(axes: Axes, which: str, column: pd.Series) -> None:
     """Make an axis logarithmic, with plain numbers at its ticks."""
-    values = np.unique(values[values > 0])
+    values = np.unique(column[column > 0])
     if not len(values):
         return
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if values[-1] < 8 * values[0] else ""))
     if which == "x" and len(values) <= _MOST_TICKS and np.all(values[1:] > 1.15 * values[:-1]):
         axis.set_ticks(values.tolist(), [f"{value:.3g}" for value in values])

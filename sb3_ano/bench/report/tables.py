@@ -1,9 +1,11 @@
-"""Tables: numbers in words, and the same rows as HTML, Markdown, LaTeX and CSV."""
+"""Tables for readers: numbers with three significant digits, and intervals next to their values.
+
+A table is a DataFrame in full precision. The interval of column ``X`` is in ``X low`` and ``X high``.
+"""
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pandas as pd
 
 from sb3_ano.bench.statistics import Estimate
 
+_ENDS = ("", " low", " high")
 _MISSING = "-"
 # Signs that a spreadsheet takes for the beginning of a formula.
 _FORMULA = re.compile(r"[=+\-@\t\r]")
@@ -19,119 +22,83 @@ _MARKDOWN = re.compile(r"([\\`*_\[\]<>|&$~#])")
 _ZERO = 1e-12
 
 
+def frame(rows: Iterable[Mapping[Any, Any]]) -> pd.DataFrame:
+    """Return a table of rows whose cells may be estimates, which become three columns."""
+    return pd.DataFrame([_expanded(row) for row in rows])
+
+
+def _expanded(row: Mapping[Any, Any]) -> dict[str, Any]:
+    cells: dict[str, Any] = {}
+    for name, cell in row.items():
+        parts = map(float, cell) if isinstance(cell, Estimate) else (cell,)
+        cells |= {f"{name}{end}": part for end, part in zip(_ENDS, parts, strict=False)}
+    return cells
+
+
+def shown(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells as texts for readers.
+
+    :param table: table in full precision; columns whose names end with ``%`` are changes
+    """
+    ends = {f"{name}{end}" for name in table for end in _ENDS[1:]}
+    texts = {}
+    for name in table.columns.difference(list(ends), sort=False):
+        parts = table[[f"{name}{end}" for end in _ENDS if f"{name}{end}" in table]].itertuples(index=False, name=None)
+        texts[name] = [_change(*cells) if name.endswith("%") else text(*cells) for cells in parts]
+    return pd.DataFrame(texts)
+
+
+def text(value: Any, low: float = math.nan, high: float = math.nan) -> str:
+    """Return a text as it is, and a number with its interval, all with the decimals that the largest of them needs."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | np.integer):
+        return f"{value:,}"
+    numbers = np.array([math.nan if value is None else value, low, high], float)
+    if not np.isfinite(numbers).all():
+        return number(numbers[0])
+    most = np.abs(numbers).max()
+    places = min(_decimals(most), 6) if most > _ZERO else 0
+    return "{} ({} to {})".format(*(f"{part:,.{places}f}" for part in numbers + 0.0))
+
+
 def number(value: float) -> str:
     """Return a number with three significant digits, whole above 1000."""
-    value = float(value)
     if math.isnan(value):
         return _MISSING
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
     if abs(value) < _ZERO:
         return "0"
-    if abs(value) < 1e-4:
-        return f"{value:.2e}"
-    return f"{value:,.{decimals(value)}f}"
+    return f"{value:.2e}" if abs(value) < 1e-4 else f"{value:,.{_decimals(value)}f}"
 
 
-def decimals(value: float) -> int:
-    """Return the decimals that show three significant digits of a number."""
+def _decimals(value: float) -> int:
     # Rounded first: 0.9996 is 1.00.
-    exponent = math.floor(math.log10(abs(float(f"{value:.2e}")))) if value else 0
-    return max(0, 2 - exponent)
+    return max(0, 2 - math.floor(math.log10(abs(float(f"{value:.2e}")))))
 
 
-def interval(estimate: Estimate) -> str:
-    """Return a value with its interval, all with the decimals that the largest of them needs."""
-    numbers = [float(part) for part in (estimate.value, estimate.low, estimate.high)]
-    if not np.isfinite(numbers).all():
-        return number(numbers[0])
-    most = max(map(abs, numbers))
-    places = min(decimals(most), 6) if most > _ZERO else 0
-    value, low, high = (f"{part + 0.0:,.{places}f}" for part in numbers)
-    return f"{value} ({low} to {high})"
-
-
-def percent(estimate: Estimate) -> str:
-    """Return a relative change in whole percents, with its interval."""
-    value, low, high = (100.0 * float(part) for part in (estimate.value, estimate.low, estimate.high))
+def _change(value: float, low: float = math.nan, high: float = math.nan) -> str:
+    """Return a change in whole percents: more digits would say more than the bootstrap knows."""
     if math.isnan(value):
         return _MISSING
-    return f"{value:+.0f} %" + ("" if math.isnan(low + high) else f" ({low:+.0f} to {high:+.0f})")
+    return f"{value:+.0f}" + ("" if math.isnan(low + high) else f" ({low:+.0f} to {high:+.0f})")
 
 
-@dataclass(frozen=True)
-class Percent:
-    """A relative change, which is shown in percents."""
-
-    estimate: Estimate
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of texts, numbers and estimates.
-
-    :param name: name of its files
-    :param caption: text above the table
-    :param rows: cells by column
-    """
-
-    name: str
-    caption: str
-    rows: Sequence[Mapping[str, Any]]
-
-    def shown(self) -> pd.DataFrame:
-        """Return the cells as texts for readers."""
-        return pd.DataFrame([{name: _text(cell) for name, cell in row.items()} for row in self.rows]).fillna(_MISSING)
-
-    def data(self) -> pd.DataFrame:
-        """Return the cells in full precision, estimates in three columns, safe for spreadsheets."""
-        return safe_for_spreadsheets(pd.DataFrame([_expanded(row) for row in self.rows]))
-
-    def html(self) -> str:
-        """Return the table as HTML with escaped texts."""
-        return self.shown().to_html(index=False, border=0, escape=True, justify="unset")
-
-    def markdown(self) -> str:
-        """Return the table as Markdown with escaped texts."""
-        frame = self.shown()
-        lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.to_numpy().tolist()]
-        return "\n".join(f"| {' | '.join(cells if cells[0] == '---' else map(escaped, cells))} |" for cells in lines)
-
-    def latex(self) -> str:
-        """Return the table as LaTeX (booktabs)."""
-        styler = self.shown().style.hide(axis="index").format(escape="latex").format_index(axis=1, escape="latex")
-        return styler.to_latex(hrules=True)
+def latex(table: pd.DataFrame) -> str:
+    """Return a table as LaTeX (booktabs)."""
+    styler = shown(table).style.hide(axis="index").format(escape="latex").format_index(axis=1, escape="latex")
+    return styler.to_latex(hrules=True)
 
 
-def _text(cell: Any) -> str:
-    if isinstance(cell, Estimate):
-        return interval(cell)
-    if isinstance(cell, Percent):
-        return percent(cell.estimate)
-    if isinstance(cell, bool | str) or cell is None:
-        return str(cell if cell is not None else _MISSING)
-    return f"{cell:,}" if isinstance(cell, int | np.integer) else number(cell)
-
-
-def _expanded(row: Mapping[str, Any]) -> dict[str, Any]:
-    cells: dict[str, Any] = {}
-    for name, cell in row.items():
-        part = cell.estimate if isinstance(cell, Percent) else cell
-        if isinstance(part, Estimate):
-            cells |= {name: float(part.value), f"{name} low": float(part.low), f"{name} high": float(part.high)}
-        else:
-            cells[name] = part
-    return cells
-
-
-def escaped(text: Any) -> str:
+def escaped(content: Any) -> str:
     """Return a text in which Markdown and HTML find no markup."""
-    return _MARKDOWN.sub(r"\\\1", " ".join(str(text).split()))
+    return _MARKDOWN.sub(r"\\\1", " ".join(str(content).split()))
 
 
-def safe_for_spreadsheets(frame: pd.DataFrame) -> pd.DataFrame:
+def safe_for_spreadsheets(table: pd.DataFrame) -> pd.DataFrame:
     """Put an apostrophe before texts that a spreadsheet would take for formulas.
 
-    :param frame: table with texts
+    :param table: table with texts
     """
-    return frame.map(lambda cell: f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell)
+    return table.map(lambda cell: f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell)
