@@ -34,7 +34,7 @@ def test_without_the_name_of_hooks_models_train_as_in_sb3(names, monkeypatch, ex
     with pytest.warns(UserWarning, match="has no _no_such_hooks: hooks cannot be ruled out") as warned:
         model.learn(64)
     assert len(warned) == 1
-    assert model._step.adam is None
+    assert model._updater.vectors is None
     torch.testing.assert_close(parameters(model), expected)
 
 
@@ -68,7 +68,7 @@ def test_without_what_compilation_needs_the_update_runs_without(lack, monkeypatc
     ) as warned:
         model = ANO("MlpPolicy", "Pendulum-v1", **SMALL, torch_compile=True).learn(64)
     assert len(warned) == 1
-    assert not model._step.compiled
+    assert not model._updater.compiled
     assert torch.equal(parameters(model), expected)
 
 

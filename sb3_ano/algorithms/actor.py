@@ -19,7 +19,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from torch import nn
 
 from sb3_ano._compat import registries
-from sb3_ano.algorithms.policies import PolicyEvaluation, customization
+from sb3_ano.algorithms.policy_evaluation import PolicyEvaluation, customization
 
 Observations: TypeAlias = np.ndarray | dict[str, np.ndarray]
 #: Actions ``(n_envs, ...)``, values ``(n_envs, 1)``, log-probabilities ``(n_envs,)``.
@@ -96,7 +96,7 @@ class TorchActor:
         self._evaluation = PolicyEvaluation(policy, precision)
         self._policy, self._device = policy, policy.device
         if self._device.type == "cpu":
-            self._evaluation.freeze()
+            self._evaluation.make_inference_copy()
 
     @torch.no_grad()
     def __call__(self, observations: Observations) -> Acted:
@@ -111,7 +111,7 @@ class TorchActor:
     def terminal_values(self, observations: list[Any]) -> np.ndarray:
         # One at a time as in SB3, because custom modules may count their calls or look at the batch.
         inputs = [self._policy.obs_to_tensor(observation)[0] for observation in observations]
-        return np.concatenate([self._evaluation.values(each).cpu().numpy().reshape(-1) for each in inputs])
+        return np.concatenate([self._evaluation.values(x).cpu().numpy().reshape(-1) for x in inputs])
 
 
 class _Layer(NamedTuple):

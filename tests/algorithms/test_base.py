@@ -135,7 +135,7 @@ def test_the_upper_radius_acts_on_positive_advantages_and_the_lower_on_negative_
         assert model.logger.name_to_value["train/clip_range_high"] == pytest.approx(radii["clip_range_high"])
         log_ratio = torch.tensor([-0.5, -0.25, 0.25, 0.5])
         samples = types.SimpleNamespace(td_errors=torch.zeros(4), old_values=torch.zeros(4))
-        return model.policy_loss(log_ratio, torch.full((4,), advantage), model._step.region, samples).item()
+        return model.policy_loss(log_ratio, torch.full((4,), advantage), model._updater.clip_range, samples).item()
 
     base = {"clip_range": 0.1, "clip_range_high": 0.1}
     assert loss(**{**base, acts: 0.2}) != pytest.approx(loss(**base), rel=1e-3)
@@ -456,7 +456,7 @@ class OwnBuffer(RolloutBuffer):
 
 def test_custom_rollout_buffers_are_used(cls):
     if cls is PAPO:
-        with pytest.raises(ValueError, match="OwnBuffer.* gives PAPO no td_errors.*allowed are TDRolloutBuffer"):
+        with pytest.raises(ValueError, match="OwnBuffer.* gives PAPO no td_errors.*allowed are FlatRolloutBuffer"):
             PAPO("MlpPolicy", "CartPole-v1", **SMALL, rollout_buffer_class=OwnBuffer)
         return
     before = OwnBuffer.resets

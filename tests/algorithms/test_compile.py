@@ -16,7 +16,7 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ano import ANO, PAPO
-from sb3_ano.algorithms import base, update
+from sb3_ano.algorithms import training, update
 from sb3_ano.algorithms import compiled as compiled_module
 from tests.algorithms.test_equals_sb3_ppo import (
     CASES,
@@ -26,7 +26,7 @@ from tests.algorithms.test_equals_sb3_ppo import (
     relative_difference,
     tolerance,
 )
-from tests.algorithms.test_policies import Overriding
+from tests.algorithms.test_policy_evaluation import Overriding
 from tests.common import ALGORITHMS, SMALL, needs_compiler, parameters
 from tests.tiny_envs import BOX_OBSERVATIONS, tiny_vec_env
 
@@ -59,7 +59,7 @@ def traced() -> Iterator[list]:
 
 
 def is_compiled(model) -> bool:
-    return model._step.compiled
+    return model._updater.compiled
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -150,7 +150,7 @@ def test_saved_models_are_the_same_file_whatever_the_mode(traced, tmp_path):
     ("options", "reason"),
     [
         ({"policy": Overriding}, "Overriding overrides evaluate_actions"),
-        ({"policy_kwargs": {"optimizer_class": torch.optim.RMSprop}}, "not a plain torch.optim.Adam, but RMSprop"),
+        ({"policy_kwargs": {"optimizer_class": torch.optim.RMSprop}}, "not the Adam that the model has made, but RMSprop"),
     ],
 )
 def test_what_cannot_be_compiled_is_warned_about_once_and_trains_the_same(options, reason):
@@ -164,8 +164,8 @@ def test_what_cannot_be_compiled_is_warned_about_once_and_trains_the_same(option
 
 def test_code_that_cannot_be_traced_is_warned_about_once_and_trains_the_same():
     class Untraceable(ANO):
-        def policy_loss(self, log_ratio, advantages, region, samples):
-            loss = super().policy_loss(log_ratio, advantages, region, samples)
+        def policy_loss(self, log_ratio, advantages, clip_range, samples):
+            loss = super().policy_loss(log_ratio, advantages, clip_range, samples)
             return -loss if loss.item() == math.inf else loss
 
     expected = ANO("MlpPolicy", "CartPole-v1", **SMALL, torch_compile=False).learn(96)
@@ -177,7 +177,7 @@ def test_code_that_cannot_be_traced_is_warned_about_once_and_trains_the_same():
 
 @pytest.mark.parametrize(("seconds", "compiles"), [(1.0, False), (4 * 4e-4, True)])
 def test_auto_compiles_where_the_run_is_long_enough(seconds, compiles, traced, monkeypatch):
-    monkeypatch.setattr(base, "COMPILE_SECONDS", seconds)
+    monkeypatch.setattr(training, "COMPILE_SECONDS", seconds)
     model = ANO("MlpPolicy", "CartPole-v1", **SMALL)
     assert model.torch_compile == "auto"
     assert is_compiled(model.learn(64)) is compiles  # 2 epochs of 64 / 32 minibatches
@@ -210,8 +210,8 @@ def changed(attribute: str, compiled: bool, value) -> torch.Tensor:
         bonus = None
         squared = False
 
-        def policy_loss(self, log_ratio, advantages, region, samples):
-            loss = super().policy_loss(log_ratio, advantages, region, samples)
+        def policy_loss(self, log_ratio, advantages, clip_range, samples):
+            loss = super().policy_loss(log_ratio, advantages, clip_range, samples)
             if self.bonus is not None:
                 loss = loss + self.bonus * log_ratio.mean()
             return loss + 0.1 * self.kernel(log_ratio.square() if self.squared else log_ratio).mean()
@@ -240,10 +240,10 @@ def test_what_the_loss_or_the_policy_reads_acts_when_it_is_changed(attribute, va
 
 def test_a_loss_that_looks_at_the_policy_itself_has_its_gradient(traced):
     class Regularised(ANO):
-        def policy_loss(self, log_ratio, advantages, region, samples):
+        def policy_loss(self, log_ratio, advantages, clip_range, samples):
             penalty = sum(parameter.square().sum() for parameter in self.policy.parameters())
             latent = self.policy.mlp_extractor.forward_actor(samples.observations)
-            return super().policy_loss(log_ratio, advantages, region, samples) + 0.1 * penalty + latent.square().mean()
+            return super().policy_loss(log_ratio, advantages, clip_range, samples) + 0.1 * penalty + latent.square().mean()
 
     runs = [Regularised("MlpPolicy", "Pendulum-v1", **SMALL, torch_compile=compiled).learn(96) for compiled in (False, True)]
     assert is_compiled(runs[1])
@@ -272,8 +272,8 @@ def test_annealed_coefficients_need_one_graph(traced):
 
 def test_what_changes_at_every_update_ends_compilation_with_one_warning(traced):
     class Counting(ANO):
-        def policy_loss(self, log_ratio, advantages, region, samples):
-            return super().policy_loss(log_ratio, advantages, region, samples) * (1.0 + 1e-5 * self._n_updates)
+        def policy_loss(self, log_ratio, advantages, clip_range, samples):
+            return super().policy_loss(log_ratio, advantages, clip_range, samples) * (1.0 + 1e-5 * self._n_updates)
 
     def run(compiled: bool) -> torch.Tensor:
         return parameters(Counting("MlpPolicy", "CartPole-v1", **SMALL, torch_compile=compiled).learn(32 * 14))
@@ -287,7 +287,7 @@ def test_what_changes_at_every_update_ends_compilation_with_one_warning(traced):
 def test_a_short_training_may_be_followed_by_a_long_one(traced, monkeypatch):
     model = ANO("MlpPolicy", "CartPole-v1", **SMALL).learn(32)
     assert not is_compiled(model)
-    monkeypatch.setattr(base, "COMPILE_SECONDS", 1e-4)
+    monkeypatch.setattr(training, "COMPILE_SECONDS", 1e-4)
     assert is_compiled(model.learn(64))
 
 
@@ -357,7 +357,7 @@ def test_only_code_that_is_known_gets_another_tanh(options, stock):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = ANO("MlpPolicy", "Pendulum-v1", **SMALL, **options, torch_compile=True)
-    assert model._ready_step()._compiler_options(32)["cpp.use_decompose_tanh"] is stock
+    assert model._get_updater()._compiler_options(32)["cpp.use_decompose_tanh"] is stock
 
 
 # The compiler's own code warns.

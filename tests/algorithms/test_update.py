@@ -32,8 +32,8 @@ class Spoiled(ANO):
     number = float("nan")
     seen = 0
 
-    def policy_loss(self, log_ratio, advantages, region, samples):
-        loss = super().policy_loss(log_ratio, advantages, region, samples)
+    def policy_loss(self, log_ratio, advantages, clip_range, samples):
+        loss = super().policy_loss(log_ratio, advantages, clip_range, samples)
         self.seen += 1
         return loss * self.number if self.seen - 1 in self.spoiled else loss
 
@@ -62,8 +62,8 @@ class OwnLoss(ANO):
 
     loss = None
 
-    def policy_loss(self, log_ratio, advantages, region, samples):
-        regular = super().policy_loss(log_ratio, advantages, region, samples)
+    def policy_loss(self, log_ratio, advantages, clip_range, samples):
+        regular = super().policy_loss(log_ratio, advantages, clip_range, samples)
         return regular if self.loss is None else 0.0 * regular + self.loss(self.policy)
 
 
@@ -74,8 +74,8 @@ def skipped_step(loss, **settings) -> tuple[OwnLoss, StepResult, list[str]]:
     before = snapshot(model)
     model.loss = loss
     rollout, indices = model.rollout_buffer.tensors(), torch.arange(16)
-    step = MinibatchStep(model.policy, model.policy_loss, model._step.settings)
-    coefficients = {name: float(value) for name, value in model._step.coefficients._asdict().items()}
+    step = MinibatchStep(model.policy, model.policy_loss, model._updater.settings)
+    coefficients = {name: float(value) for name, value in model._updater.coefficients._asdict().items()}
     step.begin((0.2, 0.2), coefficients | settings)
     result = step(rollout, indices)
     step.end()
@@ -124,10 +124,10 @@ def test_a_kl_beyond_the_limit_changes_nothing_and_stops():
 
 def test_an_interrupted_update_leaves_an_optimizer_that_goes_on():
     class Interrupted(ANO):
-        def policy_loss(self, log_ratio, advantages, region, samples):
+        def policy_loss(self, log_ratio, advantages, clip_range, samples):
             if self._n_updates == 3:
                 raise KeyboardInterrupt
-            return super().policy_loss(log_ratio, advantages, region, samples)
+            return super().policy_loss(log_ratio, advantages, clip_range, samples)
 
     model = Interrupted("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=16, n_epochs=2, seed=0)
     with pytest.raises(KeyboardInterrupt):

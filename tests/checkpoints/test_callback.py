@@ -186,7 +186,7 @@ def test_auto_decides_about_compilation_by_the_whole_run(tmp_path, monkeypatch):
     seen = []
     compiles = ANO._compiles
     monkeypatch.setattr(ANO, "_compiles", lambda model: seen.append(compiles(model)) or False)
-    monkeypatch.setattr("sb3_ano.algorithms.base.COMPILE_SECONDS", 0.01)  # worth it for all of the run, not for the rest of it
+    monkeypatch.setattr("sb3_ano.algorithms.training.COMPILE_SECONDS", 0.01)  # worth it for all of the run, not for the rest of it
     settings = {**ANO_SHORT, "torch_compile": "auto"}
     make_training = partial(Training, partial(ANO, "MlpPolicy", **settings), cart_pole, tmp_path)
     interrupted_and_resumed(make_training, tmp_path / "checkpoints", at=600)

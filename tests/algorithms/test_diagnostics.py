@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from sb3_ano import ANO
-from sb3_ano.algorithms.statistics import UpdateStatistics
-from sb3_ano.algorithms.update import StepResult, TrustRegion
+from sb3_ano.algorithms.diagnostics import UpdateStatistics
+from sb3_ano.algorithms.update import StepResult, ClipRange
 
 
 def test_statistics_match_a_hand_worked_update():
     """Two epochs of one minibatch; eps_low = 0.2, eps_high = 0.3."""
-    statistics = UpdateStatistics(TrustRegion(torch.tensor(0.2), torch.tensor(0.3)))
+    statistics = UpdateStatistics(ClipRange(torch.tensor(0.2), torch.tensor(0.3)))
     minibatches = [
         # ratio 1.5 (A > 0, clipped), 0.7 (A < 0, clipped), 1.4 (A < 0, not clipped), 1.0
         ([1.5, 0.7, 1.4, 1.0], [1.0, -1.0, -1.0, 1.0], [0.3, -0.1, 0.4, 0.2], 2.0),

@@ -7,7 +7,7 @@ import torch
 from stable_baselines3.common.torch_layers import FlattenExtractor
 
 from sb3_ano import ANO
-from sb3_ano.algorithms.parameters import FlatAdam, FlatParameters, has_tied_parameters
+from sb3_ano.algorithms.flat_adam import FlatAdam, FlatParameters, has_tied_parameters
 
 SMALL = {"n_steps": 32, "batch_size": 32, "n_epochs": 1, "seed": 0}
 
