@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from operator import is_
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -52,37 +53,29 @@ def make_actor(model: Any, n_envs: int) -> Actor:
 
 
 class Snapshot:
-    """Modules, hooks, replaced methods and parameters of a policy at one moment.
+    """Keep modules, hooks, replaced methods and parameters of a policy at one moment.
 
     :param policy: actor and critic
     """
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
-        self._sizes: list[tuple[dict[str, Any], int]] = []
-        self._entries: list[tuple[dict[str, Any], str, Any]] = [(vars(policy), "action_dist", policy.action_dist)]
-        self._known = True
-        for module in policy.modules():
-            known = registries(module)
-            self._known = self._known and known is not None
-            for registry in (vars(module), *(known or [])):
-                self._sizes.append((registry, len(registry)))
-            for registry in known or []:
-                self._entries += [(registry, name, value) for name, value in registry.items()]
+        self._policy, self._action_dist = policy, policy.action_dist
+        self._attributes = [(vars(module), len(vars(module))) for module in policy.modules()]
+        registered = [registries(module) for module in policy.modules()]
+        self._known = None not in registered
+        self._registries = [(registry, [*registry.values()]) for module in registered for registry in module or []]
         # Values, because no version counter shows what was written through ``parameter.data``.
         self._values = [(parameter, parameter.detach().clone()) for parameter in policy.parameters()]
 
     def is_current(self) -> bool:
-        """Whether the policy is still the same; False if that cannot be known."""
-        for registry, size in self._sizes:
-            if len(registry) != size:
-                return False
-        for registry, name, value in self._entries:
-            if registry.get(name) is not value:
-                return False
-        for parameter, value in self._values:
-            if not torch.equal(parameter, value):
-                return False
-        return self._known
+        """Tell whether the policy is still the same; False if that cannot be known."""
+        return (
+            self._known
+            and self._policy.action_dist is self._action_dist
+            and all(len(attributes) == size for attributes, size in self._attributes)
+            and all(len(now) == len(then) and all(map(is_, now.values(), then)) for now, then in self._registries)
+            and all(torch.equal(parameter, value) for parameter, value in self._values)
+        )
 
 
 class TorchActor:

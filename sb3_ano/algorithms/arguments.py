@@ -1,4 +1,4 @@
-"""The constructor's arguments that ANO, SPO and PAPO share, so that a subclass need not repeat them."""
+"""The constructor's arguments that ANO, SPO and PAPO share with SB3's PPO, written once."""
 
 import functools
 import inspect
@@ -10,8 +10,8 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.type_aliases import Schedule
 
 
-class Arguments(TypedDict, total=False):
-    """Types of the shared arguments, for type checkers and editors."""
+class PPOArguments(TypedDict, total=False):
+    """Types of PPO's arguments after policy and environment, for type checkers and editors."""
 
     learning_rate: float | Schedule
     n_steps: int
@@ -37,6 +37,11 @@ class Arguments(TypedDict, total=False):
     seed: int | None
     device: torch.device | str
     _init_setup_model: bool
+
+
+class Arguments(PPOArguments, total=False):
+    """The same for the arguments that ANO, SPO and PAPO share."""
+
     clip_range_high: float | str | Schedule | None
     torch_compile: bool | Literal["auto"]
     precision: Literal["float32", "bfloat16"]
@@ -44,12 +49,22 @@ class Arguments(TypedDict, total=False):
     check_finite: bool
 
 
+def bound_arguments(base: type, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Return the arguments of a call of a constructor by name, defaults included, without ``self``.
+
+    :param base: class of the constructor
+    """
+    bound = inspect.signature(base.__init__).bind(*args, **kwargs)  # type: ignore[misc]
+    bound.apply_defaults()
+    return {name: value for name, value in bound.arguments.items() if name != "self"}
+
+
 def inherit_signature(base: type, without: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a constructor the full signature of its base class's, with its own keyword-only arguments in between.
+    """Give a constructor that takes ``*args`` and ``**kwargs`` a full signature, and check calls against it.
 
-    The RL Zoo, the Hub's loader and ``help`` read the signature; calls that do not fit it raise TypeError.
+    The RL Zoo, the Hub's loader and ``help`` read the signature.
 
-    :param base: class whose constructor takes the other arguments
+    :param base: class whose constructor takes the arguments besides the constructor's own, which are keyword-only
     :param without: argument of the base class that the constructor does not take
     """
 

@@ -4,11 +4,12 @@ import inspect
 import io
 import pathlib
 import warnings
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, Unpack
 
 import gymnasium as gym
 import torch
 from gymnasium import spaces
+from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.distributions import MultiCategoricalDistribution
 from stable_baselines3.common.env_util import is_wrapped
@@ -18,6 +19,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano.algorithms import schedules, validation
+from sb3_ano.algorithms.arguments import PPOArguments, bound_arguments, inherit_signature
 from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer
 from sb3_ano.algorithms.flat_adam import FlatAdam
 from sb3_ano.algorithms.loading import SavedModel, read_saved_model, unshared
@@ -30,7 +32,7 @@ from sb3_ano.envs import DirectVecEnv, make_env
 class ShapedPolicyAlgorithm(TrainingMixin):
     """Train a policy on-policy with a pluggable surrogate; a subclass supplies :meth:`policy_loss`.
 
-    The arguments up to ``_init_setup_model`` are those of SB3's PPO, in its order and meaning.
+    The arguments up to ``_init_setup_model`` are those of SB3's PPO, in its order and meaning; the others are keyword-only.
 
     :param policy: policy class, or ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``
     :param env: environment, or its registered id
@@ -82,82 +84,44 @@ class ShapedPolicyAlgorithm(TrainingMixin):
         "MultiInputPolicy": MultiInputActorCriticPolicy,
     }
 
+    # The arguments are read from PPO's own signature, so that they stay PPO's, in its order and with its defaults.
+    @inherit_signature(PPO)
     def __init__(
         self,
         policy: str | type[ActorCriticPolicy],
         env: GymEnv | str,
-        learning_rate: float | Schedule = 3e-4,
-        n_steps: int = 2048,
-        batch_size: int = 64,
-        n_epochs: int = 10,
-        gamma: float = 0.99,
-        gae_lambda: float = 0.95,
-        clip_range: float | Schedule = 0.2,
-        clip_range_vf: float | Schedule | None = None,
-        normalize_advantage: bool = True,
-        ent_coef: float = 0.0,
-        vf_coef: float = 0.5,
-        max_grad_norm: float = 0.5,
-        use_sde: bool = False,
-        sde_sample_freq: int = -1,
-        rollout_buffer_class: type[RolloutBuffer] | None = None,
-        rollout_buffer_kwargs: dict[str, Any] | None = None,
-        target_kl: float | None = None,
-        stats_window_size: int = 100,
-        tensorboard_log: str | None = None,
-        policy_kwargs: dict[str, Any] | None = None,
-        verbose: int = 0,
-        seed: int | None = None,
-        device: torch.device | str = "auto",
-        _init_setup_model: bool = True,
-        *,
+        *args: Any,
         clip_range_high: float | str | Schedule | None = None,
         torch_compile: bool | Literal["auto"] = "auto",
         precision: Literal["float32", "bfloat16"] = "float32",
         desired_kl: float | str | Schedule | None = None,
         check_finite: bool = True,
+        **arguments: Unpack[PPOArguments],
     ):
-        super().__init__(
-            policy,
-            make_env(env, verbose) if isinstance(env, str) else env,
-            learning_rate=learning_rate,
-            n_steps=n_steps,
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-            ent_coef=ent_coef,
-            vf_coef=vf_coef,
-            max_grad_norm=max_grad_norm,
-            use_sde=use_sde,
-            sde_sample_freq=sde_sample_freq,
-            rollout_buffer_class=rollout_buffer_class,
-            rollout_buffer_kwargs=rollout_buffer_kwargs,
-            stats_window_size=stats_window_size,
-            tensorboard_log=tensorboard_log,
-            policy_kwargs=policy_kwargs,
-            verbose=verbose,
-            seed=seed,
-            device=device,
-            _init_setup_model=False,
-        )
+        options = bound_arguments(PPO, self, policy, env, *args, **arguments)
+        self.batch_size = options.pop("batch_size")
+        self.n_epochs = options.pop("n_epochs")
+        self.normalize_advantage = options.pop("normalize_advantage")
+        self.target_kl = options.pop("target_kl")
+        clip_range, clip_range_vf = options.pop("clip_range"), options.pop("clip_range_vf")
+        init_setup_model = options.pop("_init_setup_model")
+        if isinstance(env, str):
+            options["env"] = make_env(env, options["verbose"])
+        super().__init__(**options, _init_setup_model=False)
         self.algorithm = type(self).__name__
-        self.batch_size = batch_size
-        self.n_epochs = n_epochs
         self.clip_range = schedules.as_schedule(clip_range, "clip_range")
         self.clip_range_high = None if clip_range_high is None else schedules.as_schedule(clip_range_high, "clip_range_high")
         self.clip_range_vf = None if clip_range_vf is None else schedules.as_schedule(clip_range_vf, "clip_range_vf")
-        self.normalize_advantage = normalize_advantage
-        self.target_kl = target_kl
+        self.desired_kl = None if desired_kl is None else schedules.as_schedule(desired_kl, "desired_kl")
         self.torch_compile = torch_compile
         self.precision = precision
-        self.desired_kl = None if desired_kl is None else schedules.as_schedule(desired_kl, "desired_kl")
+        self.check_finite = check_finite
         #: Factor by which ``desired_kl`` has changed the radii since the first update.
         self.radius_factor = 1.0
-        self.check_finite = check_finite
         self.n_skipped_minibatches = 0
         for name, schedule in self._radii().items():
             schedules.require_positive(schedule, name)
-
-        if _init_setup_model:
+        if init_setup_model:
             self._setup_model()
 
     def __repr__(self) -> str:

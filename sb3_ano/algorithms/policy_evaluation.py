@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -26,36 +26,12 @@ from sb3_ano._compat import has_hooks
 #: Turns a batch of raw observations into the input of a features extractor.
 Preprocessing: TypeAlias = Callable[[Any], Any]
 
-# Methods that a policy may override without changing what the collection and the update compute: those for construction,
-# prediction, and saving.
-_FREE_TO_OVERRIDE = frozenset(
-    {
-        "_abc_impl",
-        "_build",
-        "_build_mlp_extractor",
-        "_dummy_schedule",
-        "_get_constructor_parameters",
-        "_load_from_state_dict",
-        "_predict",
-        "_save_to_state_dict",
-        "_update_features_extractor",
-        "_version",
-        "extra_repr",
-        "get_distribution",
-        "get_extra_state",
-        "init_weights",
-        "load",
-        "load_state_dict",
-        "make_features_extractor",
-        "predict",
-        "reset_noise",
-        "save",
-        "set_extra_state",
-        "set_training_mode",
-        "state_dict",
-    }
+# Methods that the collection and the update do the work of, or rely on. Others may be overridden, because they are called.
+_EVALUATING = (
+    *("__call__", "__getattr__", "_call_impl", "_wrapped_call_impl", "forward", "evaluate_actions", "predict_values"),
+    *("extract_features", "_get_action_dist_from_latent", "obs_to_tensor", "unscale_action"),
+    *("device", "squash_output", "parameters", "named_parameters", "modules", "named_modules", "children"),
 )
-_METHODS = frozenset(name for name in dir(ActorCriticPolicy) if not name.startswith("__")) | {"__call__", "__getattr__"}
 _SB3_EXTRACTORS = (FlattenExtractor, NatureCNN, CombinedExtractor)
 _SB3_POLICIES = (ActorCriticPolicy, ActorCriticCnnPolicy, MultiInputActorCriticPolicy)
 _DISTRIBUTIONS = (
@@ -74,16 +50,15 @@ def customization(policy: ActorCriticPolicy) -> str | None:
     an instance, of the policy or of a module in it. Custom classes of modules do not count, because modules are called.
     """
     kind = type(policy)
-    if kind not in _SB3_POLICIES:
-        if kind.__mro__[-len(ActorCriticPolicy.__mro__) :] != ActorCriticPolicy.__mro__:
-            return f"{kind.__name__} has several base classes"
-        for name in sorted(_METHODS - _FREE_TO_OVERRIDE):
-            if getattr(kind, name) is not getattr(ActorCriticPolicy, name):
-                return f"{kind.__name__} overrides {name}"
+    if kind.__mro__[-len(ActorCriticPolicy.__mro__) :] != ActorCriticPolicy.__mro__:
+        return f"{kind.__name__} has several base classes"
+    for name in _EVALUATING:
+        if getattr(kind, name) is not getattr(ActorCriticPolicy, name):
+            return f"{kind.__name__} overrides {name}"
     for path, module in policy.named_modules():
-        where = ".".join(["policy", *filter(None, [path])])
-        replaced = replaced_method(module)
-        if replaced is not None and not (module is policy and replaced in _FREE_TO_OVERRIDE):
+        where = f"policy.{path}" if path else "policy"
+        replaced = replaced_method(module, _EVALUATING if module is policy else None)
+        if replaced is not None:
             return f"{where}.{replaced} was replaced"
         if has_hooks(module):
             return f"{where} has hooks"
@@ -91,10 +66,15 @@ def customization(policy: ActorCriticPolicy) -> str | None:
     return None if replaced is None else f"policy.action_dist.{replaced} was replaced"
 
 
-def replaced_method(instance: Any) -> str | None:
-    """Return the name of the first method of a class that was replaced on this instance of it, or None."""
-    kind = type(instance)
-    return next((name for name in vars(instance) if callable(getattr(kind, name, None))), None)
+def replaced_method(instance: Any, names: Iterable[str] | None = None) -> str | None:
+    """Return the name of the first method of a class that was replaced on this instance of it, or None.
+
+    :param instance: any object
+    :param names: names of the methods that count; None for all
+    """
+    kind, attributes = type(instance), vars(instance)
+    candidates = attributes if names is None else attributes.keys() & set(names)
+    return next((name for name in candidates if callable(getattr(kind, name, None))), None)
 
 
 class Traits(NamedTuple):

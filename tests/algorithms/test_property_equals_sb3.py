@@ -561,7 +561,7 @@ def test_what_once_differed_from_sb3_when_compiled_does_not(config):  # review c
     traced({**PLAIN, **config})
 
 
-IGNORING_INSTANCES = policy_evaluation, "replaced_method", lambda instance: None
+IGNORING_INSTANCES = policy_evaluation, "replaced_method", lambda *_: None
 ANY_OPTIMIZER = FlatAdam, "obstacle", staticmethod(lambda optimizer, policy: None)
 IGNORING_CALLBACKS = actor.Snapshot, "is_current", lambda self: True
 
