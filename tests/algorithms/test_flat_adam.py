@@ -52,7 +52,7 @@ def test_steps_on_vectors_and_own_steps_take_turns(settings):
     flat_steps(policy, parts[0])
     own_steps(policy, parts[1])
     flat_steps(policy, parts[2])
-    own_steps(other, sum(parts, []))
+    own_steps(other, [*parts[0], *parts[1], *parts[2]])
     assert_same_training_state(policy, other)
 
 
