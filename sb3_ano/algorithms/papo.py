@@ -3,6 +3,8 @@
 from typing import Any, Unpack
 
 import torch
+from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv
 
@@ -15,11 +17,11 @@ from sb3_ano.shaping import MAX_LOG_RATIO, ppo, surrogate
 
 
 class TDRolloutBuffer(FlatRolloutBuffer):
-    """The default buffer under the name that files saved by version 0.1 contain."""
+    """The default buffer of PAPO: the one of ANO under the name that saved models and checkpoints contain."""
 
 
 class DictTDRolloutBuffer(DictFlatRolloutBuffer):
-    """The default buffer for Dict observations under the name that files saved by version 0.1 contain."""
+    """The same for Dict observations."""
 
 
 class PAPO(ShapedPolicyAlgorithm):
@@ -56,11 +58,15 @@ class PAPO(ShapedPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        if not isinstance(self.rollout_buffer, self._default_buffer()):
+        needed = super()._default_buffer()
+        if not isinstance(self.rollout_buffer, needed):
             raise ValueError(
                 f"rollout_buffer_class={self.rollout_buffer_class!r} gives PAPO no td_errors of these observations; "
-                f"allowed are {self._default_buffer().__name__} and its subclasses"
+                f"allowed are {needed.__name__} and its subclasses"
             )
+
+    def _default_buffer(self) -> type[RolloutBuffer]:
+        return DictTDRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else TDRolloutBuffer
 
     def policy_loss(
         self, log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange, samples: RolloutSamples
