@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from operator import is_
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -19,7 +20,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from torch import nn
 
 from sb3_ano._compat import registries
-from sb3_ano.algorithms.policies import PolicyEvaluation, customization
+from sb3_ano.algorithms.policy_evaluation import PolicyEvaluation, customization
 
 Observations: TypeAlias = np.ndarray | dict[str, np.ndarray]
 #: Actions ``(n_envs, ...)``, values ``(n_envs, 1)``, log-probabilities ``(n_envs,)``.
@@ -52,37 +53,29 @@ def make_actor(model: Any, n_envs: int) -> Actor:
 
 
 class Snapshot:
-    """Modules, hooks, replaced methods and parameters of a policy at one moment.
+    """Keep modules, hooks, replaced methods and parameters of a policy at one moment.
 
     :param policy: actor and critic
     """
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
-        self._sizes: list[tuple[dict[str, Any], int]] = []
-        self._entries: list[tuple[dict[str, Any], str, Any]] = [(vars(policy), "action_dist", policy.action_dist)]
-        self._known = True
-        for module in policy.modules():
-            known = registries(module)
-            self._known = self._known and known is not None
-            for registry in (vars(module), *(known or [])):
-                self._sizes.append((registry, len(registry)))
-            for registry in known or []:
-                self._entries += [(registry, name, value) for name, value in registry.items()]
+        self._policy, self._action_dist = policy, policy.action_dist
+        self._attributes = [(vars(module), len(vars(module))) for module in policy.modules()]
+        registered = [registries(module) for module in policy.modules()]
+        self._known = None not in registered
+        self._registries = [(registry, [*registry.values()]) for module in registered for registry in module or []]
         # Values, because no version counter shows what was written through ``parameter.data``.
         self._values = [(parameter, parameter.detach().clone()) for parameter in policy.parameters()]
 
     def is_current(self) -> bool:
-        """Whether the policy is still the same; False if that cannot be known."""
-        for registry, size in self._sizes:
-            if len(registry) != size:
-                return False
-        for registry, name, value in self._entries:
-            if registry.get(name) is not value:
-                return False
-        for parameter, value in self._values:
-            if not torch.equal(parameter, value):
-                return False
-        return self._known
+        """Tell whether the policy is still the same; False if that cannot be known."""
+        return (
+            self._known
+            and self._policy.action_dist is self._action_dist
+            and all(len(attributes) == size for attributes, size in self._attributes)
+            and all(len(now) == len(then) and all(map(is_, now.values(), then)) for now, then in self._registries)
+            and all(torch.equal(parameter, value) for parameter, value in self._values)
+        )
 
 
 class TorchActor:
@@ -96,7 +89,7 @@ class TorchActor:
         self._evaluation = PolicyEvaluation(policy, precision)
         self._policy, self._device = policy, policy.device
         if self._device.type == "cpu":
-            self._evaluation.freeze()
+            self._evaluation.make_inference_copy()
 
     @torch.no_grad()
     def __call__(self, observations: Observations) -> Acted:
@@ -111,7 +104,7 @@ class TorchActor:
     def terminal_values(self, observations: list[Any]) -> np.ndarray:
         # One at a time as in SB3, because custom modules may count their calls or look at the batch.
         inputs = [self._policy.obs_to_tensor(observation)[0] for observation in observations]
-        return np.concatenate([self._evaluation.values(each).cpu().numpy().reshape(-1) for each in inputs])
+        return np.concatenate([self._evaluation.values(x).cpu().numpy().reshape(-1) for x in inputs])
 
 
 class _Layer(NamedTuple):

@@ -1,18 +1,18 @@
 """Anchored Neighborhood Optimization."""
 
 import warnings
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import numpy as np
 import torch
-from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.type_aliases import GymEnv, Schedule
+from stable_baselines3.common.type_aliases import GymEnv
 
+from sb3_ano.algorithms.arguments import Arguments, inherit_signature
 from sb3_ano.algorithms.base import ShapedPolicyAlgorithm
 from sb3_ano.algorithms.buffers import RolloutSamples
-from sb3_ano.algorithms.saving import SavedModel
-from sb3_ano.algorithms.update import TrustRegion
+from sb3_ano.algorithms.loading import SavedModel
+from sb3_ano.algorithms.update import ClipRange
 from sb3_ano.shaping import (
     Shaping,
     ShapingLike,
@@ -30,10 +30,10 @@ from sb3_ano.shaping import (
 
 
 class ANO(ShapedPolicyAlgorithm):
-    """Anchored Neighborhood Optimization: PPO with a smooth, redescending surrogate in place of the clip.
+    """Anchored Neighborhood Optimization: PPO with a smooth, redescending surrogate instead of the clip.
 
     Paper: "ANO: A Principled Approach to Robust Policy Optimization", Section 4 and Algorithm 1.
-    The arguments are those of :class:`~sb3_ano.algorithms.base.ShapedPolicyAlgorithm`, that is, of SB3's PPO, and
+    The arguments are those of :class:`~sb3_ano.algorithms.base.ShapedPolicyAlgorithm`, and the following.
 
     :param shaping: the shaping function: ``"ano"``, ``"spo"``, ``"ppo"``, ``"identity"``, ``"module:function"``, a
         callable ``h(x)``, or a pair of those for independent ``f`` and ``g``; see :mod:`sb3_ano.shaping`
@@ -41,85 +41,24 @@ class ANO(ShapedPolicyAlgorithm):
         that violates ``h(x) <= x`` is warned about
     """
 
+    @inherit_signature(ShapedPolicyAlgorithm)
     def __init__(
         self,
         policy: str | type[ActorCriticPolicy],
         env: GymEnv | str,
-        learning_rate: float | Schedule = 3e-4,
-        n_steps: int = 2048,
-        batch_size: int = 64,
-        n_epochs: int = 10,
-        gamma: float = 0.99,
-        gae_lambda: float = 0.95,
-        clip_range: float | Schedule = 0.2,
-        clip_range_vf: float | Schedule | None = None,
-        normalize_advantage: bool = True,
-        ent_coef: float = 0.0,
-        vf_coef: float = 0.5,
-        max_grad_norm: float = 0.5,
-        use_sde: bool = False,
-        sde_sample_freq: int = -1,
-        rollout_buffer_class: type[RolloutBuffer] | None = None,
-        rollout_buffer_kwargs: dict[str, Any] | None = None,
-        target_kl: float | None = None,
-        stats_window_size: int = 100,
-        tensorboard_log: str | None = None,
-        policy_kwargs: dict[str, Any] | None = None,
-        verbose: int = 0,
-        seed: int | None = None,
-        device: torch.device | str = "auto",
-        _init_setup_model: bool = True,
-        *,
+        *args: Any,
         shaping: ShapingLike = "ano",
-        clip_range_high: float | str | Schedule | None = None,
-        torch_compile: bool | Literal["auto"] = "auto",
-        precision: Literal["float32", "bfloat16"] = "float32",
-        desired_kl: float | str | Schedule | None = None,
-        check_finite: bool = True,
+        **arguments: Unpack[Arguments],
     ):
-        super().__init__(
-            policy,
-            env,
-            learning_rate=learning_rate,
-            n_steps=n_steps,
-            batch_size=batch_size,
-            n_epochs=n_epochs,
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-            clip_range=clip_range,
-            clip_range_vf=clip_range_vf,
-            normalize_advantage=normalize_advantage,
-            ent_coef=ent_coef,
-            vf_coef=vf_coef,
-            max_grad_norm=max_grad_norm,
-            use_sde=use_sde,
-            sde_sample_freq=sde_sample_freq,
-            rollout_buffer_class=rollout_buffer_class,
-            rollout_buffer_kwargs=rollout_buffer_kwargs,
-            target_kl=target_kl,
-            stats_window_size=stats_window_size,
-            tensorboard_log=tensorboard_log,
-            policy_kwargs=policy_kwargs,
-            verbose=verbose,
-            seed=seed,
-            device=device,
-            _init_setup_model=False,
-            clip_range_high=clip_range_high,
-            torch_compile=torch_compile,
-            precision=precision,
-            desired_kl=desired_kl,
-            check_finite=check_finite,
-        )
-        # Resolved by _setup_model, where SB3's load has put its arguments in the same place.
+        # Resolved by _setup_model, because SB3's load puts its arguments in the same place.
         vars(self)["shaping"] = shaping
-        if _init_setup_model:
-            self._setup_model()
+        super().__init__(policy, env, *args, **arguments)
 
     @property
     def shaping(self) -> ShapingLike:
-        """The shape as given; a new one takes effect at the next update.
+        """Shape as given; a new one takes effect at the next update.
 
-        A saved model carries ``shaping_name``, because a function may be lost with its module.
+        A saved model contains ``shaping_name``, because a function may be lost with its module.
         """
         return vars(self)["shaping"]
 
@@ -134,7 +73,7 @@ class ANO(ShapedPolicyAlgorithm):
         self.shaping_name = name_of(shaping)
         #: Values of the shape, by which it is recognized when the model is loaded
         self.shaping_fingerprint = fingerprint(shape)
-        self._step = None  # compiled code may hold the shape before this one
+        self._updater = None  # compiled code may hold the former shape
         if not is_importable(shaping):
             warnings.warn(
                 f"shaping={self.shaping_name!r} cannot be imported by its name: the model is saved as usual, but loads "
@@ -150,10 +89,10 @@ class ANO(ShapedPolicyAlgorithm):
         return super().__repr__().replace("(", f"(shaping={name_of(self.shaping)!r}, ", 1)
 
     def policy_loss(
-        self, log_ratio: torch.Tensor, advantages: torch.Tensor, region: TrustRegion, samples: RolloutSamples
+        self, log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange, samples: RolloutSamples
     ) -> torch.Tensor:
-        """Minus the mean surrogate of Definition 3.2."""
-        objective = surrogate(log_ratio, advantages, self._shape, eps_low=region.eps_low, eps_high=region.eps_high)
+        """Compute minus the mean surrogate of Definition 3.2."""
+        objective = surrogate(log_ratio, advantages, self._shape, eps_low=clip_range.low, eps_high=clip_range.high)
         return -objective.mean()
 
     def _has_stock_loss(self) -> bool:
@@ -171,16 +110,16 @@ class ANO(ShapedPolicyAlgorithm):
         name = saved.attributes["shaping_name"]
         shaping = replacements.get("shaping", name)
         try:
-            found = fingerprint(shaping)
+            values = fingerprint(shaping)
         except (ValueError, TypeError) as error:
             raise ValueError(f"{saved.path} was trained with shaping={name!r}, which cannot be used: {error}") from error
-        if not np.allclose(found, saved.attributes["shaping_fingerprint"], rtol=1e-6, atol=1e-9):
+        if not np.allclose(values, saved.attributes["shaping_fingerprint"], rtol=1e-6, atol=1e-9):
             if "shaping" not in replacements:
                 raise ValueError(
                     f"{saved.path} was trained with shaping={name!r}, but the function of that name is another one now; "
-                    "pass the one to go on with as shaping="
+                    "pass the one to continue with as shaping="
                 )
-            warnings.warn(f"{saved.path} was trained with shaping={name!r}; shaping= goes on with another one", stacklevel=3)
+            warnings.warn(f"{saved.path} was trained with shaping={name!r}; shaping= continues with another one", stacklevel=3)
         return {"shaping": shaping}
 
 

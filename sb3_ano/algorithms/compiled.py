@@ -1,4 +1,4 @@
-"""A minibatch step through ``torch.compile``."""
+"""Run a minibatch step through ``torch.compile``."""
 
 import types
 from collections.abc import Callable
@@ -19,9 +19,9 @@ class CompilationError(RuntimeError):
 
 
 def compiler_options(device: torch.device, products: int, stock: bool) -> dict[str, Any]:
-    """Options of ``torch.compile`` for a step; they change its speed only, unless the step is ``stock``.
+    """Return options of ``torch.compile`` for a step; they change its speed only, unless the step is ``stock``.
 
-    :param device: where it computes
+    :param device: device of the step
     :param products: samples of a minibatch times parameters; with few of them, one thread is faster than waking others
     :param stock: whether all code is PyTorch's, SB3's, and this package's, and actions are not squashed; then ``tanh`` may be
         computed from ``exp``, with an absolute error of 1e-7. Code that divides by ``1 - tanh(x) ** 2`` or takes its
@@ -37,14 +37,14 @@ def compiler_options(device: torch.device, products: int, stock: bool) -> dict[s
 
 
 class CompiledStep:
-    """A bound method, compiled for minibatches of one length.
+    """Compile a bound method for minibatches of one length.
 
-    PyTorch checks at every call whether what the code depends on is still as it was when it was compiled, and these guards
-    cost a third of a small step. If nothing but data should change during an epoch, guards are evaluated until a call finds
-    what it needs: at the first call, and after each compilation once more, because the call itself may have changed something.
+    PyTorch checks at every call whether the objects that the code depends on are as they were at compilation. These guards
+    cost a third of a small step. If nothing but data should change during an epoch, guards are evaluated at the first call of
+    the epoch, and once more after each compilation, because the call itself may have changed something.
 
-    :param step: ``step(rollout, indices)``, a NamedTuple of tensors
-    :param options: of ``torch.compile``
+    :param step: bound method ``step(rollout, indices)`` that returns a NamedTuple of tensors
+    :param options: options of ``torch.compile``
     :param constant: whether nothing but data should change during an epoch
     """
 
@@ -56,7 +56,7 @@ class CompiledStep:
         )
         compiled = torch.compile(self._function, fullgraph=True, dynamic=False, options=options)
         self._owner = step.__self__
-        self._step = types.MethodType(compiled, self._owner)
+        self._compiled_fn = types.MethodType(compiled, self._owner)
         self._constant = constant
         self._compilations_in_a_row = 0
         self.begin()
@@ -66,9 +66,9 @@ class CompiledStep:
         self._unguarded: Callable[..., Any] | None = None
 
     def __call__(self, rollout: Any, indices: torch.Tensor | None) -> Any:
-        """One step.
+        """Make one step.
 
-        :raises CompilationError: if it had to be compiled, and that failed, or would have to be compiled too often
+        :raises CompilationError: if compilation failed, or would be needed too often
         """
         if self._unguarded is not None:
             return self._unguarded(self._owner, rollout, indices)
@@ -76,7 +76,7 @@ class CompiledStep:
         if before >= _COMPILATIONS or self._compilations_in_a_row >= _COMPILATIONS_IN_A_ROW:
             raise CompilationError(f"it was compiled {before} times, because what it depends on keeps changing")
         try:
-            result = self._step(rollout, indices)
+            result = self._compiled_fn(rollout, indices)
         except Exception as error:  # a missing compiler, or code that cannot be traced
             raise CompilationError(_first_line(error)) from error
         if len(compilations(self._function)) > before:
@@ -89,7 +89,7 @@ class CompiledStep:
 
 
 def _first_line(error: Exception) -> str:
-    """What went wrong, of an error message of PyTorch's that fills a screen."""
+    """Return the informative lines of an error message of PyTorch's, which fills a screen."""
     lines = str(error).strip().splitlines() or [repr(error)]
     context = [line.strip() for line in lines if "debug context" in line]
     return f"{type(error).__name__}: {'; '.join([lines[0], *context[:1]])}"

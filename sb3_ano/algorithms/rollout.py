@@ -1,8 +1,7 @@
-"""Collection of rollouts: what SB3's loop does, with little Python a step, and a guard against numbers that are none."""
+"""Collect rollouts as SB3 does, with less Python per step, and name the environment that returned NaN or Inf."""
 
-import contextlib
+import copy
 import math
-from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,16 +24,15 @@ from stable_baselines3.common.callbacks import (
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
-from stable_baselines3.common.vec_env.base_vec_env import VecEnvStepReturn
 
 from sb3_ano.algorithms.actor import Actor, Snapshot, make_actor
 from sb3_ano.algorithms.buffers import FlatRolloutBuffer
 from sb3_ano.algorithms.validation import require_arguments
 
-Arrays: TypeAlias = np.ndarray | dict[str, np.ndarray] | tuple[np.ndarray, ...]
+Arrays: TypeAlias = np.ndarray | dict[str, np.ndarray]
 
 
-class RolloutCollection(OnPolicyAlgorithm):
+class RolloutMixin(OnPolicyAlgorithm):
     """SB3's on-policy algorithm with a faster ``collect_rollouts``."""
 
     check_finite: bool = True
@@ -45,15 +43,21 @@ class RolloutCollection(OnPolicyAlgorithm):
         """Fill the buffer; see SB3, whose callbacks find the same local variables here.
 
         :return: False if a callback ended the training
-        :raises ValueError: if an environment returns NaN or infinity
+        :raises ValueError: if an environment returns NaN or Inf
         """
         require_arguments(self)  # a user or a callback may have changed them
         if isinstance(rollout_buffer, FlatRolloutBuffer):
-            rollout_buffer.buffer_size = n_rollout_steps  # the buffer is laid out anew if n_steps has changed
-        if not self.check_finite:
-            return self._collect(env, callback, rollout_buffer, n_rollout_steps, lambda *step: None)
-        with checked_steps(env, self.num_timesteps // env.num_envs, self._last_obs) as check:
-            return self._collect(env, callback, rollout_buffer, n_rollout_steps, check)
+            rollout_buffer.buffer_size = n_rollout_steps  # n_steps may have changed
+        check = FiniteCheck(env, self.num_timesteps // env.num_envs) if self.check_finite else None
+        try:
+            training_continues = self._collect(env, callback, rollout_buffer, n_rollout_steps, check)
+        except Exception:
+            if check is not None:  # NaN makes distributions and simulators raise errors that do not name it
+                check.require_finite(rollout_buffer, self._last_obs, even_if_finite=True)
+            raise
+        if check is not None:
+            check.require_finite(rollout_buffer, self._last_obs)
+        return training_continues
 
     def _collect(
         self,
@@ -61,7 +65,7 @@ class RolloutCollection(OnPolicyAlgorithm):
         callback: BaseCallback,
         rollout_buffer: RolloutBuffer,
         n_rollout_steps: int,
-        check: Callable[[Any, np.ndarray, np.ndarray, list[dict]], None],
+        check: "FiniteCheck | None",
     ) -> bool:
         self.policy.set_training_mode(False)
         n_steps = 0
@@ -72,7 +76,7 @@ class RolloutCollection(OnPolicyAlgorithm):
         discrete = isinstance(self.action_space, spaces.Discrete)
         # Tensors are for callbacks, and for buffers that are not ours.
         takes_arrays = getattr(rollout_buffer.add, "__func__", None) is FlatRolloutBuffer.add
-        as_tensors = not (_sees_nothing(callback) and takes_arrays)
+        as_tensors = not (_needs_no_locals(callback) and takes_arrays)
         callback.on_rollout_start()
         actor = make_actor(self, env.num_envs)
         snapshot = None if _changes_nothing(callback) else Snapshot(self.policy)
@@ -87,11 +91,15 @@ class RolloutCollection(OnPolicyAlgorithm):
             if as_tensors:
                 obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
                 values, log_probs = self._as_tensor(values), self._as_tensor(log_probs)
-            if actions.dtype.kind == "f" and not math.isfinite(np.vdot(actions, actions)):
-                require_finite_actions(actions, self.num_timesteps)
+            # A sum of squares is not finite if a term is not; the second look is for sums that overflow.
+            if actions.dtype.kind == "f" and not math.isfinite(np.vdot(actions, actions)) and not np.isfinite(actions).all():
+                raise ValueError(
+                    f"the policy returned actions that are not finite after {self.num_timesteps} steps; look at its parameters"
+                )
             clipped_actions = in_bounds(actions)
             new_obs, rewards, dones, infos = env.step(clipped_actions)
-            check(new_obs, rewards, dones, infos)
+            if check is not None:
+                check.add_step()
             self.num_timesteps += env.num_envs
 
             if as_tensors:  # callbacks read these variables under SB3's names
@@ -106,6 +114,8 @@ class RolloutCollection(OnPolicyAlgorithm):
             if discrete:
                 actions = actions.reshape(-1, 1)
             if np.count_nonzero(dones):
+                if check is not None:
+                    require_finite_ends(dones, infos, self.num_timesteps // env.num_envs)
                 bootstrap_truncations(rewards, dones, infos, actor, self.gamma)
 
             rollout_buffer.add(
@@ -129,7 +139,7 @@ class RolloutCollection(OnPolicyAlgorithm):
         return torch.as_tensor(array, device=self.device)
 
     def _to_action_space(self) -> Any:
-        """A function from the policy's actions to those that the environments take."""
+        """Return a function from the policy's actions to those that the environments take."""
         space = self.action_space
         if not isinstance(space, spaces.Box):
             return lambda actions: actions
@@ -139,23 +149,16 @@ class RolloutCollection(OnPolicyAlgorithm):
         return lambda actions: np.minimum(np.maximum(actions, low), high)
 
 
-def require_finite_actions(actions: np.ndarray, step: int) -> None:
-    """Complain of a policy that has become not a number, before an environment is blamed.
-
-    :raises ValueError: if an action is NaN or infinite
-    """
-    if not np.isfinite(actions).all():
-        raise ValueError(f"the policy returned actions that are not finite after {step} steps; look at its parameters")
-
-
-def _sees_nothing(callback: BaseCallback) -> bool:
-    """Whether this is what SB3 puts in place of no callback, a progress bar, or one that says ``reads_locals = False``."""
+def _needs_no_locals(callback: BaseCallback) -> bool:
+    """Tell whether a callback is SB3's stand-in for none, a progress bar, or one that says ``reads_locals = False``."""
     if isinstance(callback, CallbackList):
-        return all(map(_sees_nothing, callback.callbacks))
+        return all(map(_needs_no_locals, callback.callbacks))
     if getattr(callback, "reads_locals", True) is False:
         return True
     return type(callback) is ProgressBarCallback or (type(callback) is ConvertCallback and callback.callback is None)
 
+
+_sees_nothing = _needs_no_locals  # its former name
 
 # Callbacks of SB3 that leave the policy alone, and the attributes under which they call others.
 _READERS: dict[type[BaseCallback], tuple[str, ...]] = {
@@ -170,22 +173,23 @@ _READERS: dict[type[BaseCallback], tuple[str, ...]] = {
 
 
 def _changes_nothing(callback: BaseCallback | None) -> bool:
-    """Whether a callback is known to leave the policy alone; then no step looks for changes."""
-    if callback is None or (not isinstance(callback, CallbackList) and _sees_nothing(callback)):
-        return True
+    """Tell whether a callback is known to leave the policy alone; then the policy need not be compared at each step."""
     if isinstance(callback, CallbackList):
         return all(map(_changes_nothing, callback.callbacks))
+    if callback is None or _needs_no_locals(callback):
+        return True
     called = _READERS.get(type(callback))
     replaced = vars(callback).keys() & {"on_step", "_on_step", "_log_data"}
     return called is not None and not replaced and all(_changes_nothing(getattr(callback, name)) for name in called)
 
 
 def bootstrap_truncations(rewards: np.ndarray, dones: np.ndarray, infos: list[dict], actor: Actor, gamma: float) -> None:
-    """Add the discounted value of the last observation to the rewards of episodes that were cut off, not ended.
+    """Add the discounted value of the last observation to the rewards of episodes that were truncated, not terminated.
 
-    :param rewards: of one step, ``(n_envs,)``, changed in place
-    :param dones: ``(n_envs,)``
-    :param infos: of the environments, with ``terminal_observation`` and ``TimeLimit.truncated``
+    :param rewards: rewards of one step, ``(n_envs,)``, changed in place
+    :param dones: ends of episodes, ``(n_envs,)``
+    :param infos: info dictionaries of the environments, with ``terminal_observation`` and ``TimeLimit.truncated``
+    :param actor: policy of the rollout
     :param gamma: discount factor
     """
     truncated = [
@@ -200,97 +204,96 @@ def bootstrap_truncations(rewards: np.ndarray, dones: np.ndarray, infos: list[di
     rewards[truncated] = rewards[truncated] + gamma * actor.terminal_values(terminal)
 
 
+def require_finite_ends(dones: np.ndarray, infos: list[dict], step: int) -> None:
+    """Check the last observations of episodes, which never get into the buffer.
+
+    :raises ValueError: if one is NaN or Inf, naming environment and step
+    """
+    for index in np.flatnonzero(dones):
+        terminal = infos[index].get("terminal_observation")
+        if terminal is not None:
+            require_finite("terminal observation", terminal, step, environment=int(index))
+
+
 class FiniteCheck:
-    """Raises where a step returned NaN or infinity, naming the environment and the step.
+    """Check a rollout for NaN and Inf once it is collected, and name the environment and the step.
 
-    :param step: steps that each environment has made so far in this training, for the message
+    VecNormalize spreads NaN over the statistics of all environments. The check keeps references to what VecNormalize received,
+    looks at them only if the rollout is not finite, and puts the statistics back.
+
+    :param env: training environment
+    :param step: steps that each environment has made so far in this training
     """
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, env: VecEnv, step: int) -> None:
         self._step = step
+        self._normalize = unwrap_vec_normalize(env)
+        self._received: list[tuple[Any, Any]] = []
+        self._statistics: dict[str, Any] = {}
+        if self._normalize is not None:
+            names = vars(self._normalize).keys() & {"obs_rms", "ret_rms", "returns"}
+            self._statistics = {name: copy.deepcopy(vars(self._normalize)[name]) for name in names}
+            self._received.append((self._normalize.old_obs, None))
 
-    def __call__(self, observations: Any, rewards: np.ndarray, dones: np.ndarray, infos: list[dict]) -> None:
-        self._step += 1
-        # A sum of squares is not finite where a term is not: one pass, and in the rare case of an overflow a second one.
-        if not math.isfinite(np.vdot(rewards, rewards)):
-            require_finite("reward", rewards, self._step)
-        for array in _arrays(observations):
-            if array.dtype.kind == "f" and not math.isfinite(np.vdot(array, array)):
-                require_finite("observation", observations, self._step)
-        if not np.count_nonzero(dones):
+    def add_step(self) -> None:
+        """Keep the observations and rewards that VecNormalize received in the last step."""
+        if self._normalize is not None:
+            self._received.append((self._normalize.old_obs, self._normalize.old_reward))
+
+    def require_finite(self, buffer: RolloutBuffer, last_observations: Any, even_if_finite: bool = False) -> None:
+        """Check the rollout in the buffer.
+
+        :param buffer: rollout buffer, filled up to its position
+        :param last_observations: observations after the last step
+        :param even_if_finite: whether to look at what VecNormalize received although the rollout is finite
+        :raises ValueError: if an observation or reward is NaN or Inf
+        """
+        if not even_if_finite and all(map(_is_finite, (buffer.rewards, buffer.observations, last_observations))):
             return
-        for index in np.flatnonzero(dones):
-            terminal = infos[index].get("terminal_observation")
-            if terminal is not None:
-                require_finite("terminal observation", terminal, self._step, environment=int(index))
+        received = self._received
+        if self._normalize is not None:
+            received = [*received, (self._normalize.old_obs, self._normalize.old_reward)]
+            vars(self._normalize).update(self._statistics)
+        stored = [
+            (
+                _row(buffer.observations, row) if row < buffer.pos else last_observations,
+                buffer.rewards[row - 1] if row > 0 else None,
+            )
+            for row in range(buffer.pos + 1)
+        ]
+        for history in (received, stored):
+            for step, (observations, rewards) in enumerate(history, start=self._step):
+                require_finite("observation", observations, step)
+                if rewards is not None:
+                    require_finite("reward", rewards, step)
 
 
-@contextlib.contextmanager
-def checked_steps(env: VecEnv, step: int, last_observations: Any) -> Iterator[FiniteCheck]:
-    """Check what a rollout starts from, and below VecNormalize each step; yields the check for the steps of ``env``.
+def _row(observations: Arrays, row: int) -> Arrays:
+    return {key: part[row] for key, part in observations.items()} if isinstance(observations, dict) else observations[row]
 
-    VecNormalize would spread one bad number over the statistics of all environments, and clip an infinite one. The check
-    below it is no wrapper, because SB3's callbacks compare the wrappers of training and evaluation.
 
-    :param env: the training environment
-    :param step: steps that each environment has made so far
-    :param last_observations: where the rollout starts
-    :raises ValueError: if an observation or reward is not finite
-    """
-    normalize = unwrap_vec_normalize(env)
-    if normalize is not None:
-        require_finite("observation", normalize.old_obs, step)
-    require_finite("observation", last_observations, step)
-    if normalize is None:
-        yield FiniteCheck(step)
-        return
-    below, check = normalize.venv, FiniteCheck(step)
-    step_wait, custom = below.step_wait, vars(below).get("step_wait")
-
-    def checked_step_wait() -> VecEnvStepReturn:
-        result = step_wait()
-        check(*result)
-        return result
-
-    below.step_wait = checked_step_wait  # type: ignore[method-assign]
-    try:
-        yield FiniteCheck(step)
-    finally:
-        if vars(below).get("step_wait") is checked_step_wait:
-            del below.step_wait  # the method of the class remains
-            if custom is not None:
-                below.step_wait = custom  # type: ignore[method-assign]
+def _is_finite(values: Arrays) -> bool:
+    arrays = map(np.asarray, values.values() if isinstance(values, dict) else [values])
+    return all(array.dtype.kind != "f" or bool(np.isfinite(array).all()) for array in arrays)
 
 
 def require_finite(what: str, values: Arrays, step: int, environment: int | None = None) -> None:
-    """Complain of the first number in ``values`` that is none.
+    """Check observations or rewards of one step.
 
-    :param what: what the values are, for the message
-    :param values: with the environments along the first axis, unless ``environment`` says whose they are
-    :raises ValueError: naming environment and step
+    :param what: name of the values for the message
+    :param values: array or dictionary of arrays, with the environments along the first axis unless ``environment`` is given
+    :param step: steps that each environment has made so far
+    :param environment: number of the environment whose values these are
+    :raises ValueError: if one is NaN or Inf, naming environment and step
     """
-    for key, array in _named_arrays(values):
-        array = np.asarray(array)
-        if array.dtype.kind != "f" or np.isfinite(array).all():
-            continue
-        where = np.argwhere(~np.isfinite(array))[0]
-        index = int(where[0]) if environment is None else environment
-        raise ValueError(
-            f"environment {index} returned {array[tuple(where)]} in its {what}{key} at step {step} of the training "
-            "(environments count from 0, steps for each environment); observations and rewards must be finite, or "
-            "check_finite=False leaves them to the policy"
-        )
-
-
-def _arrays(values: Arrays) -> list[np.ndarray]:
-    if isinstance(values, np.ndarray):
-        return [values]
-    return [np.asarray(array) for _, array in _named_arrays(values)]
-
-
-def _named_arrays(values: Arrays) -> list[tuple[str, np.ndarray]]:
-    if isinstance(values, dict):
-        return [(f" {name!r}", array) for name, array in values.items()]
-    if isinstance(values, tuple):
-        return [(f" {i}", array) for i, array in enumerate(values)]
-    return [("", values)]
+    parts = {f" {key!r}": part for key, part in values.items()} if isinstance(values, dict) else {"": values}
+    for key, part in parts.items():
+        if not _is_finite(part):
+            array = np.asarray(part)
+            where = np.argwhere(~np.isfinite(array))[0]
+            index = int(where[0]) if environment is None else environment
+            raise ValueError(
+                f"environment {index} returned {array[tuple(where)]} in its {what}{key} at step {step} of the training "
+                "(environments count from 0, steps for each environment); observations and rewards must be finite, or "
+                "check_finite=False leaves them to the policy"
+            )

@@ -1,9 +1,9 @@
-"""The minibatch step: gather, loss, gradient, clip by norm, Adam. One function, run as it stands or compiled."""
+"""Update a policy on minibatches: gather, loss, gradient, clip by norm, Adam. The same code runs eagerly or compiled."""
 
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from stable_baselines3.common.policies import ActorCriticPolicy
@@ -13,23 +13,23 @@ from torch.nn import functional as F
 from sb3_ano._compat import compiler_obstacle
 from sb3_ano.algorithms.buffers import RolloutSamples, gather
 from sb3_ano.algorithms.compiled import CompilationError, CompiledStep, compiler_options
-from sb3_ano.algorithms.parameters import FlatAdam, FlatParameters, has_tied_parameters
-from sb3_ano.algorithms.policies import PolicyEvaluation, customization, is_stock
+from sb3_ano.algorithms.flat_adam import FlatAdam, FlatVectors
+from sb3_ano.algorithms.policy_evaluation import PolicyEvaluation, Traits
 
 
-class TrustRegion(NamedTuple):
-    """Radii of the current update, 0-d tensors; tensors, so that a schedule does not recompile a compiled step.
+class ClipRange(NamedTuple):
+    """Radii of the current update, 0-d tensors; tensors, so that a schedule does not recompile compiled code.
 
-    :param eps_low: radius below 1, acting where ``A < 0``
-    :param eps_high: radius above 1, acting where ``A >= 0``
+    :param low: radius below 1, acting where ``A < 0``
+    :param high: radius above 1, acting where ``A >= 0``
     """
 
-    eps_low: torch.Tensor
-    eps_high: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
 
 
-#: ``policy_loss(log_ratio, advantages, region, samples)``, a scalar to be minimised.
-PolicyLoss: TypeAlias = Callable[[torch.Tensor, torch.Tensor, TrustRegion, RolloutSamples], torch.Tensor]
+#: ``policy_loss(log_ratio, advantages, clip_range, samples)``, a scalar to be minimized.
+PolicyLoss: TypeAlias = Callable[[torch.Tensor, torch.Tensor, ClipRange, RolloutSamples], torch.Tensor]
 
 
 class Coefficients(NamedTuple):
@@ -38,8 +38,8 @@ class Coefficients(NamedTuple):
     :param clip_range_vf: radius of the value clip
     :param ent_coef: weight of the entropy loss
     :param vf_coef: weight of the value loss
-    :param max_grad_norm: the gradient is scaled down to this norm
-    :param max_kl: a minibatch whose KL exceeds this makes no step and ends the update
+    :param max_grad_norm: norm to which a longer gradient is scaled down
+    :param max_kl: limit of the KL; a minibatch beyond it makes no step and ends the update
     """
 
     clip_range_vf: torch.Tensor
@@ -50,48 +50,47 @@ class Coefficients(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StepSettings:
-    """What shapes a step, beside its numbers; a step is made for one of these.
+class UpdateSettings:
+    """The properties of an algorithm, besides numbers, that an :class:`Updater` is made for.
 
+    :param policy_loss: surrogate of the algorithm
     :param clip_value: whether the value function is clipped
-    :param normalize_advantage: whether to normalise the advantages of each minibatch
+    :param normalize_advantage: whether to normalize the advantages of each minibatch
     :param discrete: whether actions are indices
-    :param precision: of the policy's layers, ``"float32"`` or ``"bfloat16"``
+    :param precision: precision of the policy's layers, ``"float32"`` or ``"bfloat16"``
     :param stock_loss: whether the policy loss is this package's own code
+    :param compiled: whether to run the step through ``torch.compile`` if that is possible
     """
 
+    policy_loss: PolicyLoss
     clip_value: bool
     normalize_advantage: bool
     discrete: bool
     precision: str
-    stock_loss: bool = False
+    stock_loss: bool
+    compiled: bool
 
 
-class LossTerms(NamedTuple):
-    """The scalar terms of a minibatch loss, and its samples' log-ratios and advantages, ``(batch,)``."""
+class _Losses(NamedTuple):
+    """The loss of a minibatch, its three terms, and its samples' log-ratios and advantages, ``(batch,)``."""
 
     loss: torch.Tensor
-    policy_loss: torch.Tensor
-    value_loss: torch.Tensor
-    entropy_loss: torch.Tensor
+    terms: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     log_ratio: torch.Tensor
     advantages: torch.Tensor
 
-    def detached(self) -> "LossTerms":
-        return LossTerms(*(term.detach() for term in self))
 
-    def scalars(self, norm: torch.Tensor) -> torch.Tensor:
-        """The scalar terms, and the norm of the gradient, in the order of :class:`StepResult`."""
-        return torch.stack([self.policy_loss, self.value_loss, self.entropy_loss, self.loss, norm])
+#: Names of the numbers in :attr:`StepResult.scalars`.
+SCALARS = ("policy_loss", "value_loss", "entropy_loss", "loss", "grad_norm")
 
 
 class StepResult(NamedTuple):
-    """What a step leaves behind for the statistics, detached.
+    """The outcome of a minibatch for the diagnostics, detached.
 
-    :param scalars: policy loss, value loss, entropy loss, loss, and norm of the gradient before clipping, ``(5,)``
-    :param log_ratio: ``(batch,)``
-    :param advantages: as the loss saw them, ``(batch,)``
-    :param gradient: of the loss with respect to each log-ratio, ``(batch,)``
+    :param scalars: the numbers named in :data:`SCALARS`, the norm before clipping, ``(5,)``
+    :param log_ratio: logarithms of the probability ratios, ``(batch,)``
+    :param advantages: advantages that the loss was computed with, ``(batch,)``
+    :param log_ratio_grad: gradient of the loss by each log-ratio, ``(batch,)``
     :param finite: 0-d bool; False if loss or gradient is not finite, and then nothing was changed
     :param stop: 0-d bool; True if the KL exceeds its limit, and then nothing was changed
     """
@@ -99,192 +98,176 @@ class StepResult(NamedTuple):
     scalars: torch.Tensor
     log_ratio: torch.Tensor
     advantages: torch.Tensor
-    gradient: torch.Tensor
+    log_ratio_grad: torch.Tensor
     finite: torch.Tensor
     stop: torch.Tensor
 
 
 def approximate_kl(log_ratio: torch.Tensor) -> torch.Tensor:
-    """Schulman's estimate ``mean(r - 1 - log r)`` of the KL from the rollout's policy, a scalar."""
+    """Compute Schulman's estimate ``mean(r - 1 - log r)`` of the KL divergence from the rollout's policy, a scalar."""
     return (log_ratio.exp() - 1.0 - log_ratio).mean()
 
 
-class MinibatchStep:
-    """Updates a policy on minibatches, one a call, between :meth:`begin` and :meth:`end`.
+class Updater:
+    """Update a policy on minibatches, one per call, after :meth:`start_update`.
 
-    :param policy: actor and critic, with its optimizer; if that is a plain Adam, parameters become views of one vector
-    :param policy_loss: the algorithm's surrogate
-    :param settings: what shapes the step
-    :param compiled: whether to run the step through ``torch.compile``; if that is impossible, a warning says so, and the step
-        runs as it is
+    :param policy: actor and critic, with its optimizer
+    :param settings: properties of the algorithm
     """
 
-    def __init__(
-        self, policy: ActorCriticPolicy, policy_loss: PolicyLoss, settings: StepSettings, compiled: bool = False
-    ) -> None:
+    def __init__(self, policy: ActorCriticPolicy, settings: UpdateSettings) -> None:
         self.settings = settings
-        self._policy, self._policy_loss = policy, policy_loss
+        self._policy, self._optimizer = policy, policy.optimizer
         self._evaluation = PolicyEvaluation(policy, settings.precision)
-        self._loss_of_policy = _LossOfPolicy(policy, self._loss)
-        self._optimizer = policy.optimizer
-        self.parameters = FlatParameters(policy)
-        self._stock = is_stock(policy)
-        self.adam: FlatAdam | None = None
-        self._obstacle = self._obstacle_to_adam()
-        if self._obstacle is None:
-            self.parameters.share()
-            self.adam = FlatAdam(self._optimizer, self.parameters)
-        self._names = [f"policy.{name}" for name in self.parameters.names]
-        self.region = TrustRegion(*(torch.zeros((), device=policy.device) for _ in TrustRegion._fields))
+        self._loss_module = _LossModule(policy, self._losses)
+        self._obstacle = self._obstacle_to_vectors(self._evaluation.traits)
+        #: Parameters and moments as vectors; None if the gradient and the step have to be SB3's and the optimizer's own.
+        self.vectors: FlatVectors | None = None
+        self._names: list[str] = []
+        self.clip_range = ClipRange(*(torch.zeros((), device=policy.device) for _ in ClipRange._fields))
         self.coefficients = Coefficients(*(torch.zeros((), device=policy.device) for _ in Coefficients._fields))
-        self._variants: dict[tuple[int, bool], CompiledStep] = {}
-        self._asked_to_compile = compiled
-        self.compiled = compiled and self._can_be_compiled()
+        self._compiled_steps: dict[tuple[int, bool], CompiledStep] = {}
+        self.compiled = settings.compiled and self._can_be_compiled()
 
-    def _obstacle_to_adam(self) -> str | None:
-        """Why gradients and steps have to be made as SB3 makes them, or None."""
+    def is_compatible(self, policy: ActorCriticPolicy, settings: UpdateSettings) -> bool:
+        """Tell whether the policy, its optimizer and the settings are still those that this updater was made for."""
+        if settings != self.settings or policy is not self._policy or policy.optimizer is not self._optimizer:
+            return False
+        traits = Traits.of(policy)
+        return traits == self._evaluation.traits and self._obstacle_to_vectors(traits) == self._obstacle
+
+    def _obstacle_to_vectors(self, traits: Traits) -> str | None:
+        """Say why gradients and steps have to be made as SB3 makes them, or None."""
         if any(parameter.grad is not None for parameter in self._policy.parameters() if not parameter.requires_grad):
             return "a frozen parameter has a gradient, which counts for the norm"
-        return customization(self._policy) or FlatAdam.obstacle(self._optimizer, self.parameters)
+        return traits.customization or FlatAdam.obstacle(self._optimizer, self._policy)
 
     def _can_be_compiled(self) -> bool:
         reason = self._obstacle
-        if reason is None and has_tied_parameters(self._policy):
+        if reason is None and _has_tied_parameters(self._policy):
             reason = "several of its layers share parameters"
         if reason is None:
             reason = compiler_obstacle(self._compiler_options(1))
-        if reason is None:
-            return True
-        _warn_of_eager(reason)
-        return False
+        if reason is not None:
+            _warn_of_eager(reason)
+        return reason is None
 
-    def _compiler_options(self, length: int) -> dict[str, Any]:
-        stock = self._stock and self.settings.stock_loss and not self._policy.squash_output
-        return compiler_options(self._policy.device, length * len(self.parameters.vector), stock)
+    def _compiler_options(self, batch_size: int) -> dict[str, Any]:
+        parameters = sum(parameter.numel() for parameter in self._policy.parameters())
+        stock = self._evaluation.traits.stock and self.settings.stock_loss and not self._policy.squash_output
+        return compiler_options(self._policy.device, batch_size * parameters, stock)
 
-    def serves(self, policy: ActorCriticPolicy, policy_loss: PolicyLoss, settings: StepSettings, compiled: bool) -> bool:
-        """Whether this step can continue: same settings, and policy and optimizer are still what it was made for."""
-        same = settings == self.settings and compiled == self._asked_to_compile and policy_loss == self._policy_loss
-        if not same or policy is not self._policy or policy.optimizer is not self._optimizer:
-            return False
-        if not self._evaluation.is_current() or self._stock != is_stock(policy) or not self.parameters.are_those_of(policy):
-            return False
-        if self.adam is None:
-            return self._obstacle_to_adam() is not None
-        return self.parameters.are_shared() and self._obstacle_to_adam() is None and self.adam.is_current()
+    def start_update(self, clip_range: tuple[float, float], coefficients: dict[str, float]) -> None:
+        """Set the numbers of an update; those of Adam are read from the optimizer.
 
-    def begin(self, region: tuple[float, float], coefficients: dict[str, float]) -> None:
-        """Set the numbers of an update, and read the learning rate from the optimizer.
-
-        :param region: radii below and above 1
-        :param coefficients: by the names of :class:`Coefficients`
+        :param clip_range: radii below and above 1
+        :param coefficients: numbers by the names of :class:`Coefficients`
         """
-        for tensor, value in zip(self.region, region, strict=True):
+        for tensor, value in zip(self.clip_range, clip_range, strict=True):
             tensor.fill_(value)
         for name, value in coefficients.items():
             getattr(self.coefficients, name).fill_(value)
-        if self.adam is not None:
-            self.adam.begin()
+        self.vectors = cast(FlatAdam, self._optimizer).flatten() if self._obstacle is None else None
+        trained = [name for name, parameter in self._policy.named_parameters() if parameter.requires_grad]
+        self._names = [f"policy.{name}" for name in trained]
 
     def start_epoch(self) -> None:
-        """Look again at what compiled code depends on."""
-        for variant in self._variants.values():
-            variant.begin()
-
-    def end(self) -> None:
-        """Let the optimizer's state show what was done."""
-        if self.adam is not None:
-            self.adam.publish()
+        """Check again what compiled code depends on."""
+        for step in self._compiled_steps.values():
+            step.begin()
 
     def __call__(self, rollout: RolloutSamples, indices: torch.Tensor | None) -> StepResult:
-        """One step on ``rollout[indices]``, or on all of ``rollout`` where ``indices`` is None."""
+        """Make one step on ``rollout[indices]``, or on all of ``rollout`` if ``indices`` is None."""
         if not self.compiled:
-            return self._step(rollout, indices)
-        length = len(rollout.advantages if indices is None else indices)
-        variant = length, indices is None
-        if variant not in self._variants:
+            return self._train_step(rollout, indices)
+        variant = len(rollout.advantages if indices is None else indices), indices is None
+        if variant not in self._compiled_steps:
             # Custom modules may change at every call, and minibatches of a custom buffer may differ in their types.
-            constant = self._stock and indices is not None
-            self._variants[variant] = CompiledStep(self._step, self._compiler_options(length), constant)
+            constant = self._evaluation.traits.stock and indices is not None
+            self._compiled_steps[variant] = CompiledStep(self._train_step, self._compiler_options(variant[0]), constant)
         try:
-            return self._variants[variant](rollout, indices)
+            return self._compiled_steps[variant](rollout, indices)
         except CompilationError as error:
             self.compiled = False
             _warn_of_eager(str(error))
-            return self._step(rollout, indices)
+            return self._train_step(rollout, indices)
 
-    def _step(self, rollout: RolloutSamples, indices: torch.Tensor | None) -> StepResult:
+    def _train_step(self, rollout: RolloutSamples, indices: torch.Tensor | None) -> StepResult:
         samples = rollout if indices is None else gather(rollout, indices)
-        if self.adam is None or not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling():
             return self._eager_step(samples)
-        terms, gradient, log_ratio_gradient = self._traced_gradient(samples)
-
+        losses, gradient, log_ratio_grad = self._traced_gradient(samples)
         norm = torch.linalg.vector_norm(gradient)
-        finite = torch.isfinite(terms.loss + norm)
-        stop = approximate_kl(terms.log_ratio) > self.coefficients.max_kl
-        self.adam.step(self._clipped(gradient, norm), (finite & ~stop).double())
-        return StepResult(terms.scalars(norm), terms.log_ratio, terms.advantages, log_ratio_gradient, finite, stop)
+        stop = approximate_kl(losses.log_ratio) > self.coefficients.max_kl
+        self._step_on_vectors(gradient, norm, torch.isfinite(losses.loss + norm) & ~stop)
+        return self._result(losses, norm, log_ratio_grad, stop)
 
-    def _clipped(self, gradient: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-        return gradient * (self.coefficients.max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-
-    def _traced_gradient(self, samples: RolloutSamples) -> tuple[LossTerms, torch.Tensor, torch.Tensor]:
-        """The loss, its gradient as a vector, and its gradient with respect to each log-ratio, for the compiler."""
-        # One leaf, whose parts stand in for the parameters: compiled code gets one vector in place of dozens of tensors.
-        leaf = self.parameters.vector.detach().requires_grad_()
-        parts = self.parameters.views(leaf)
+    def _traced_gradient(self, samples: RolloutSamples) -> tuple[_Losses, torch.Tensor, torch.Tensor]:
+        """Compute the loss, its gradient as a vector, and its gradient by each log-ratio, in a form that can be compiled."""
+        assert self.vectors is not None
+        # One leaf, whose parts replace the parameters: compiled code gets one vector instead of dozens of tensors.
+        leaf = self.vectors.parameters.detach().requires_grad_()
+        parts = self.vectors.views(leaf)
         replaced = dict(zip(self._names, parts, strict=True))
         # One module may be registered under several names, as SB3's shared features extractor is: replacing its
         # parameters under the first is enough.
-        terms, log_ratio = functional_call(self._loss_of_policy, replaced, (samples,), tie_weights=False)
-        wanted = [log_ratio] if log_ratio.requires_grad else []
-        if self._stock:
-            gradient, *rest = torch.autograd.grad(terms.loss, [leaf, *wanted])
+        losses = functional_call(self._loss_module, replaced, (samples,), tie_weights=False)
+        wanted = [losses.log_ratio] if losses.log_ratio.requires_grad else []
+        if self._evaluation.traits.stock:
+            gradient, *rest = torch.autograd.grad(losses.loss, [leaf, *wanted])
         else:
             # All parameters of SB3's own policies are used; those of others may get no gradient, which is not one of zero.
-            gradients = torch.autograd.grad(terms.loss, [*parts, *wanted], allow_unused=True)
+            gradients = torch.autograd.grad(losses.loss, [*parts, *wanted], allow_unused=True)
             if any(part is None for part in gradients[: len(parts)]):
                 raise RuntimeError("some of its parameters get no gradient")
-            gradient, rest = self.parameters.flattened(list(gradients[: len(parts)])), list(gradients[len(parts) :])
-        return terms.detached(), gradient, rest[0] if rest else torch.zeros_like(log_ratio)
+            gradient, rest = self.vectors.flattened(list(gradients[: len(parts)])), list(gradients[len(parts) :])
+        return losses, gradient, rest[0] if rest else torch.zeros_like(losses.log_ratio)
 
     def _eager_step(self, samples: RolloutSamples) -> StepResult:
-        """A backward pass and a step, as in SB3, so that hooks act."""
-        terms, log_ratio = self._loss(samples)
-        stop = approximate_kl(log_ratio.detach()) > self.coefficients.max_kl
-        norm, gradient = torch.zeros_like(terms.loss.detach()), torch.zeros_like(log_ratio)
+        """Make a backward pass and a step as SB3 does, so that hooks act."""
+        losses = self._losses(samples)
+        stop = approximate_kl(losses.log_ratio.detach()) > self.coefficients.max_kl
+        norm, log_ratio_grad = torch.zeros_like(losses.loss.detach()), None
         if not bool(stop):
             self._optimizer.zero_grad()
-            if log_ratio.requires_grad:
-                log_ratio.retain_grad()
-            terms.loss.backward()
-            gradient = gradient if log_ratio.grad is None else log_ratio.grad
-            norm = self._optimize(terms.loss.detach())
-        finite = torch.isfinite(terms.loss.detach() + norm)
-        terms = terms.detached()
-        return StepResult(terms.scalars(norm), terms.log_ratio, terms.advantages, gradient.detach(), finite, stop)
+            if losses.log_ratio.requires_grad:
+                losses.log_ratio.retain_grad()
+            losses.loss.backward()
+            log_ratio_grad = losses.log_ratio.grad
+            norm = self._optimize(losses.loss.detach())
+        return self._result(
+            losses, norm, torch.zeros_like(losses.log_ratio) if log_ratio_grad is None else log_ratio_grad, stop
+        )
 
     def _optimize(self, loss: torch.Tensor) -> torch.Tensor:
-        """Clip the gradients and make a step of the optimizer, if they are finite; the norm before clipping."""
-        gradients = [parameter.grad for parameter in self.parameters.tensors]
-        if self.adam is not None and any(gradient is None for gradient in gradients):
-            self.adam.publish()
-            self.adam = None  # it would move parameters without a gradient by their momentum
-        if self.adam is not None:
-            gradient = self.parameters.flattened(gradients)  # type: ignore[arg-type]
+        """Clip the gradients and make a step of the optimizer if they are finite; return the norm before clipping."""
+        gradients = [] if self.vectors is None else [parameter.grad for parameter in self.vectors.tensors]
+        if self.vectors is not None and all(gradient is not None for gradient in gradients):
+            gradient = self.vectors.flattened(gradients)  # type: ignore[arg-type]
             norm = torch.linalg.vector_norm(gradient)
-            self.adam.step(self._clipped(gradient, norm), torch.isfinite(loss + norm).double())
+            self._step_on_vectors(gradient, norm, torch.isfinite(loss + norm))
             return norm
-        max_norm = self.coefficients.max_grad_norm.item()
-        norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters(), max_norm)
+        # For the rest of this update: it would move parameters without a gradient by their momentum.
+        self.vectors = None
+        norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self.coefficients.max_grad_norm.item())
         if bool(torch.isfinite(loss + norm)):
             self._optimizer.step()
         else:
             self._optimizer.zero_grad()
         return norm
 
-    def _loss(self, samples: RolloutSamples) -> tuple[LossTerms, torch.Tensor]:
-        """Loss of Algorithm 1 of the paper, with SB3's value clip and entropy estimate; and the log-ratio, with its graph."""
+    def _step_on_vectors(self, gradient: torch.Tensor, norm: torch.Tensor, apply: torch.Tensor) -> None:
+        assert self.vectors is not None
+        self.vectors.step(gradient * (self.coefficients.max_grad_norm / (norm + 1e-6)).clamp(max=1.0), apply.double())
+
+    @staticmethod
+    def _result(losses: _Losses, norm: torch.Tensor, log_ratio_grad: torch.Tensor, stop: torch.Tensor) -> StepResult:
+        loss, log_ratio, advantages = losses.loss.detach(), losses.log_ratio.detach(), losses.advantages.detach()
+        scalars = torch.stack([*(term.detach() for term in losses.terms), loss, norm])
+        return StepResult(scalars, log_ratio, advantages, log_ratio_grad.detach(), torch.isfinite(loss + norm), stop)
+
+    def _losses(self, samples: RolloutSamples) -> _Losses:
+        """Compute the loss of Algorithm 1 of the paper, with SB3's value clip and entropy estimate."""
         settings, coefficients = self.settings, self.coefficients
         actions = samples.actions.long().flatten() if settings.discrete else samples.actions
         values, log_prob, entropy = self._evaluation(samples.observations, actions)
@@ -295,7 +278,7 @@ class MinibatchStep:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
 
         log_ratio = log_prob - samples.old_log_prob
-        policy_loss = self._policy_loss(log_ratio, advantages, self.region, samples)
+        policy_loss = settings.policy_loss(log_ratio, advantages, self.clip_range, samples)
 
         if settings.clip_value:
             change = (values - samples.old_values).clamp(-coefficients.clip_range_vf, coefficients.clip_range_vf)
@@ -306,53 +289,25 @@ class MinibatchStep:
         entropy_loss = log_prob.mean() if entropy is None else -entropy.mean()
 
         loss = policy_loss + coefficients.ent_coef * entropy_loss + coefficients.vf_coef * value_loss
-        return LossTerms(loss, policy_loss, value_loss, entropy_loss, log_ratio, advantages), log_ratio
-
-    def not_finite(
-        self, result: StepResult, rollout: RolloutSamples | None, indices: torch.Tensor | None, most: int = 3
-    ) -> list[str]:
-        """What to name in the report of a skipped minibatch: loss terms, or else the gradients that they made.
-
-        The gradients are computed again, at the parameters of now, which further minibatches may have moved.
-
-        :param result: of the step that was skipped
-        :param rollout: that the minibatch was taken from; None where it is not there any more
-        :param most: gradients to name at most
-        """
-        finite = result.scalars.isfinite().tolist()
-        losses = [
-            name
-            for name, is_finite in zip(("policy_loss", "value_loss", "entropy_loss"), finite, strict=False)
-            if not is_finite
-        ]
-        if losses:
-            return losses
-        if not finite[3]:
-            return ["the weighted sum of the losses (vf_coef, ent_coef)"]
-        if rollout is None or indices is None:
-            return ["gradient"]
-        loss = self._loss(gather(rollout, indices))[0].loss
-        parts = torch.autograd.grad(loss, self.parameters.tensors, allow_unused=True)
-        gradients = [
-            f"gradient of {name}"
-            for name, part in zip(self.parameters.names, parts, strict=True)
-            if part is not None and not bool(part.isfinite().all())
-        ]
-        if len(gradients) > most:
-            return [*gradients[:most], f"{len(gradients) - most} more gradients"]
-        return gradients or ["norm of the gradient (overflow)"]
+        return _Losses(loss, (policy_loss, value_loss, entropy_loss), log_ratio, advantages)
 
 
-class _LossOfPolicy(torch.nn.Module):
-    """The loss as a module with the policy in it, so that the policy's parameters can be replaced for the whole of it."""
+class _LossModule(torch.nn.Module):
+    """The loss as a module with the policy in it, so that ``functional_call`` replaces the parameters in all of it."""
 
-    def __init__(self, policy: ActorCriticPolicy, loss: Callable[[RolloutSamples], Any]) -> None:
+    def __init__(self, policy: ActorCriticPolicy, losses: Callable[[RolloutSamples], _Losses]) -> None:
         super().__init__()
         self.policy = policy
-        self._loss = loss
+        self._losses = losses
 
-    def forward(self, samples: RolloutSamples) -> Any:
-        return self._loss(samples)
+    def forward(self, samples: RolloutSamples) -> _Losses:
+        return self._losses(samples)
+
+
+def _has_tied_parameters(module: torch.nn.Module) -> bool:
+    """Tell whether two modules own the same parameter."""
+    owned = [id(parameter) for part in module.modules() for parameter in part.parameters(recurse=False)]
+    return len(owned) > len(set(owned))
 
 
 def _warn_of_eager(reason: str) -> None:

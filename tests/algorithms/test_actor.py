@@ -12,7 +12,7 @@ from torch import nn
 
 from sb3_ano import ANO
 from sb3_ano.algorithms.actor import NumpyActor, TorchActor, make_actor
-from tests.algorithms.test_policies import ACTIONS, POLICIES, Overriding, model, tensors
+from tests.algorithms.test_policy_evaluation import ACTIONS, POLICIES, Overriding, model, tensors
 from tests.common import parameters
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS
 

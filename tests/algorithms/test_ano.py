@@ -33,7 +33,7 @@ def test_the_policy_loss_is_minus_the_mean_surrogate():
     model.learn(64)
     log_ratio, advantages = torch.linspace(-1, 1, 9), torch.linspace(-2, 2, 9)
     expected = -surrogate(log_ratio, advantages, "ano", eps_low=0.1, eps_high=0.3).mean()
-    region = model._step.region
+    region = model._updater.clip_range
     torch.testing.assert_close(model.policy_loss(log_ratio, advantages, region, None), expected)
 
 

@@ -15,9 +15,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule
 
-from sb3_ano import ANO, PAPO
-from sb3_ano.algorithms import base, update
+from sb3_ano import ANO
 from sb3_ano.algorithms import compiled as compiled_module
+from sb3_ano.algorithms import training, update
 from tests.algorithms.test_equals_sb3_ppo import (
     CASES,
     NormalisedExtractor,
@@ -26,7 +26,7 @@ from tests.algorithms.test_equals_sb3_ppo import (
     relative_difference,
     tolerance,
 )
-from tests.algorithms.test_policies import Overriding
+from tests.algorithms.test_policy_evaluation import Overriding
 from tests.common import ALGORITHMS, SMALL, needs_compiler, parameters
 from tests.tiny_envs import BOX_OBSERVATIONS, tiny_vec_env
 
@@ -59,7 +59,7 @@ def traced() -> Iterator[list]:
 
 
 def is_compiled(model) -> bool:
-    return model._step.compiled
+    return model._updater.compiled
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -94,39 +94,65 @@ def test_two_models_in_one_process_do_not_share_compiled_code(traced):
     assert relative_difference(*map(parameters, found)) > 1e-5
 
 
-@pytest.mark.parametrize(
-    "change", [{"ent_coef": 0.1}, {"vf_coef": 0.1}, {"max_grad_norm": 0.01}, {"normalize_advantage": False}]
-)
-def test_a_coefficient_that_is_changed_between_two_calls_acts(change, traced):
-    def run(compiled: bool) -> torch.Tensor:
-        model = ANO("MlpPolicy", "CartPole-v1", **SMALL, torch_compile=compiled).learn(64)
-        for name, value in change.items():
-            setattr(model, name, value)
-        return parameters(model.learn(64, reset_num_timesteps=False))
+class Reading(ANO):
+    """A policy loss that reads Python attributes."""
 
-    assert relative_difference(run(False), run(True)) <= 1e-6
+    bonus = None
+    squared = False
+    kernel = staticmethod(torch.tanh)
 
-
-def test_a_number_that_a_policy_loss_reads_acts_when_it_is_changed(traced):
-    def run(compiled: bool, omega: float) -> torch.Tensor:
-        model = PAPO("MlpPolicy", "CartPole-v1", **SMALL, max_epoch_kl=None, torch_compile=compiled).learn(64)
-        model.omega1 = omega
-        return parameters(model.learn(64, reset_num_timesteps=False))
-
-    assert relative_difference(run(False, 0.5), run(True, 0.5)) <= 1e-6
-    assert relative_difference(run(True, 0.005), run(True, 0.5)) > 1e-5
+    def policy_loss(self, log_ratio, advantages, clip_range, samples):
+        loss = super().policy_loss(log_ratio, advantages, clip_range, samples)
+        if self.bonus is not None:
+            loss = loss + self.bonus * log_ratio.mean()
+        return loss + 0.1 * self.kernel(log_ratio.square() if self.squared else log_ratio).mean()
 
 
-def test_loaded_parameters_and_optimizer_states_are_gone_on_with(traced, tmp_path):
-    def run(compiled: bool) -> torch.Tensor:
-        model = ANO("MlpPolicy", "CartPole-v1", **SMALL, torch_compile=compiled).learn(64)
-        kept = model.get_parameters()
-        model.learn(64)
-        model.set_parameters(kept)
-        np.random.seed(0)
-        return parameters(model.learn(64))
+class Scaling(FlattenExtractor):
+    """An extractor that reads Python attributes."""
 
-    assert relative_difference(run(False), run(True)) <= 1e-6
+    scale = 1.0
+    doubled = False
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return super().forward(observations) * self.scale * (2.0 if self.doubled else 1.0)
+
+
+def load_former_parameters(model) -> None:
+    kept = model.get_parameters()
+    model.learn(64)
+    model.set_parameters(kept)
+    np.random.seed(0)
+
+
+CHANGES = {
+    "ent_coef": lambda model: setattr(model, "ent_coef", 5.0),
+    "vf_coef": lambda model: setattr(model, "vf_coef", 0.1),
+    "max_grad_norm": lambda model: setattr(model, "max_grad_norm", 0.01),
+    "normalize_advantage": lambda model: setattr(model, "normalize_advantage", False),
+    "bonus": lambda model: setattr(model, "bonus", 0.5),
+    "squared": lambda model: setattr(model, "squared", True),
+    "kernel": lambda model: setattr(model, "kernel", torch.neg),
+    "extractor.scale": lambda model: setattr(model.policy.features_extractor, "scale", 3.0),
+    "extractor.doubled": lambda model: setattr(model.policy.features_extractor, "doubled", True),
+    "loaded parameters": load_former_parameters,
+}
+
+
+def before_and_after(change, compiled: bool) -> torch.Tensor:
+    extractor = {"features_extractor_class": Scaling}
+    model = Reading("MlpPolicy", "Pendulum-v1", **SMALL, policy_kwargs=extractor, torch_compile=compiled).learn(32)
+    change(model)
+    model.learn(32)
+    assert is_compiled(model) is compiled
+    return parameters(model)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_changed_between_two_calls_acts(name, traced):
+    expected = before_and_after(CHANGES[name], False)
+    assert relative_difference(expected, before_and_after(CHANGES[name], True)) <= 1e-6
+    assert relative_difference(expected, before_and_after(lambda model: None, False)) > 5e-6
 
 
 def test_saved_models_are_the_same_file_whatever_the_mode(traced, tmp_path):
@@ -150,7 +176,7 @@ def test_saved_models_are_the_same_file_whatever_the_mode(traced, tmp_path):
     ("options", "reason"),
     [
         ({"policy": Overriding}, "Overriding overrides evaluate_actions"),
-        ({"policy_kwargs": {"optimizer_class": torch.optim.RMSprop}}, "not a plain torch.optim.Adam, but RMSprop"),
+        ({"policy_kwargs": {"optimizer_class": torch.optim.RMSprop}}, "not the Adam that the model has made, but RMSprop"),
     ],
 )
 def test_what_cannot_be_compiled_is_warned_about_once_and_trains_the_same(options, reason):
@@ -164,8 +190,8 @@ def test_what_cannot_be_compiled_is_warned_about_once_and_trains_the_same(option
 
 def test_code_that_cannot_be_traced_is_warned_about_once_and_trains_the_same():
     class Untraceable(ANO):
-        def policy_loss(self, log_ratio, advantages, region, samples):
-            loss = super().policy_loss(log_ratio, advantages, region, samples)
+        def policy_loss(self, log_ratio, advantages, clip_range, samples):
+            loss = super().policy_loss(log_ratio, advantages, clip_range, samples)
             return -loss if loss.item() == math.inf else loss
 
     expected = ANO("MlpPolicy", "CartPole-v1", **SMALL, torch_compile=False).learn(96)
@@ -177,9 +203,10 @@ def test_code_that_cannot_be_traced_is_warned_about_once_and_trains_the_same():
 
 @pytest.mark.parametrize(("seconds", "compiles"), [(1.0, False), (4 * 4e-4, True)])
 def test_auto_compiles_where_the_run_is_long_enough(seconds, compiles, traced, monkeypatch):
-    monkeypatch.setattr(base, "COMPILE_SECONDS", seconds)
-    model = ANO("MlpPolicy", "CartPole-v1", **SMALL)
+    monkeypatch.setattr(training, "COMPILE_SECONDS", seconds)
+    model = ANO("MlpPolicy", "CartPole-v1", **SMALL).learn(32)
     assert model.torch_compile == "auto"
+    assert not is_compiled(model)
     assert is_compiled(model.learn(64)) is compiles  # 2 epochs of 64 / 32 minibatches
 
 
@@ -192,58 +219,12 @@ def test_auto_compiles_wide_networks_after_fewer_minibatches(width, batch_size, 
     assert model._compiles()
 
 
-def test_a_short_run_does_not_compile():
-    assert not is_compiled(ANO("MlpPolicy", "CartPole-v1", **SMALL).learn(64))
-
-
-def changed(attribute: str, compiled: bool, value) -> torch.Tensor:
-    """Parameters after an update, a change of what the loss or the policy reads, and another update."""
-
-    class Extractor(FlattenExtractor):
-        scale = 1.0
-        doubled = False
-
-        def forward(self, observations: torch.Tensor) -> torch.Tensor:
-            return super().forward(observations) * self.scale * (2.0 if self.doubled else 1.0)
-
-    class Loss(ANO):
-        bonus = None
-        squared = False
-
-        def policy_loss(self, log_ratio, advantages, region, samples):
-            loss = super().policy_loss(log_ratio, advantages, region, samples)
-            if self.bonus is not None:
-                loss = loss + self.bonus * log_ratio.mean()
-            return loss + 0.1 * self.kernel(log_ratio.square() if self.squared else log_ratio).mean()
-
-    extractor = {"features_extractor_class": Extractor}
-    model = Loss("MlpPolicy", "Pendulum-v1", **SMALL, policy_kwargs=extractor, torch_compile=compiled)
-    model.kernel = torch.tanh
-    model.learn(32)
-    owner, name = model, attribute
-    if attribute.startswith("extractor."):
-        owner, name = model.policy.features_extractor, attribute.removeprefix("extractor.")
-    if value is not None:
-        setattr(owner, name, value)
-    return parameters(model.learn(32))
-
-
-@pytest.mark.parametrize(
-    ("attribute", "value"),
-    [("bonus", 0.5), ("squared", True), ("kernel", torch.neg), ("extractor.scale", 3.0), ("extractor.doubled", True)],
-)
-def test_what_the_loss_or_the_policy_reads_acts_when_it_is_changed(attribute, value, traced):
-    expected = changed(attribute, False, value)
-    assert relative_difference(expected, changed(attribute, True, value)) <= 1e-6
-    assert relative_difference(expected, changed(attribute, True, None)) > 5e-6
-
-
 def test_a_loss_that_looks_at_the_policy_itself_has_its_gradient(traced):
     class Regularised(ANO):
-        def policy_loss(self, log_ratio, advantages, region, samples):
+        def policy_loss(self, log_ratio, advantages, clip_range, samples):
             penalty = sum(parameter.square().sum() for parameter in self.policy.parameters())
             latent = self.policy.mlp_extractor.forward_actor(samples.observations)
-            return super().policy_loss(log_ratio, advantages, region, samples) + 0.1 * penalty + latent.square().mean()
+            return super().policy_loss(log_ratio, advantages, clip_range, samples) + 0.1 * penalty + latent.square().mean()
 
     runs = [Regularised("MlpPolicy", "Pendulum-v1", **SMALL, torch_compile=compiled).learn(96) for compiled in (False, True)]
     assert is_compiled(runs[1])
@@ -272,8 +253,8 @@ def test_annealed_coefficients_need_one_graph(traced):
 
 def test_what_changes_at_every_update_ends_compilation_with_one_warning(traced):
     class Counting(ANO):
-        def policy_loss(self, log_ratio, advantages, region, samples):
-            return super().policy_loss(log_ratio, advantages, region, samples) * (1.0 + 1e-5 * self._n_updates)
+        def policy_loss(self, log_ratio, advantages, clip_range, samples):
+            return super().policy_loss(log_ratio, advantages, clip_range, samples) * (1.0 + 1e-5 * self._n_updates)
 
     def run(compiled: bool) -> torch.Tensor:
         return parameters(Counting("MlpPolicy", "CartPole-v1", **SMALL, torch_compile=compiled).learn(32 * 14))
@@ -282,13 +263,6 @@ def test_what_changes_at_every_update_ends_compilation_with_one_warning(traced):
         found = run(True)
     assert len(warned) == 1
     assert relative_difference(run(False), found) <= 1e-6
-
-
-def test_a_short_training_may_be_followed_by_a_long_one(traced, monkeypatch):
-    model = ANO("MlpPolicy", "CartPole-v1", **SMALL).learn(32)
-    assert not is_compiled(model)
-    monkeypatch.setattr(base, "COMPILE_SECONDS", 1e-4)
-    assert is_compiled(model.learn(64))
 
 
 def test_what_changes_at_every_call_ends_compilation_with_one_warning_and_no_log(traced, capfd):  # review users U22
@@ -357,7 +331,7 @@ def test_only_code_that_is_known_gets_another_tanh(options, stock):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = ANO("MlpPolicy", "Pendulum-v1", **SMALL, **options, torch_compile=True)
-    assert model._ready_step()._compiler_options(32)["cpp.use_decompose_tanh"] is stock
+    assert model._get_updater()._compiler_options(32)["cpp.use_decompose_tanh"] is stock
 
 
 # The compiler's own code warns.

@@ -10,11 +10,11 @@ from stable_baselines3.common.buffers import RolloutBuffer
 
 from sb3_ano import PAPO, SPO
 from sb3_ano.algorithms.papo import TDRolloutBuffer
-from sb3_ano.algorithms.update import TrustRegion
+from sb3_ano.algorithms.update import ClipRange
 from tests.common import SMALL
 from tests.tiny_envs import BOX_OBSERVATIONS
 
-REGION = TrustRegion(torch.tensor(0.2, dtype=torch.float64), torch.tensor(0.2, dtype=torch.float64))
+REGION = ClipRange(torch.tensor(0.2, dtype=torch.float64), torch.tensor(0.2, dtype=torch.float64))
 
 # Worked with a pocket calculator: three samples, eps = 0.2.
 RATIO = [1.5, 0.9, 0.5]
@@ -99,7 +99,7 @@ def test_the_gradient_of_papo_equals_the_hand_worked_table(gamma, bracket_slope)
 @pytest.mark.parametrize("advantage", [-2.0, 2.0])
 def test_papo_is_finite_for_every_finite_log_ratio(log_ratio, advantage):
     model = PAPO("MlpPolicy", "CartPole-v1", **SMALL)
-    region = TrustRegion(torch.tensor(0.2), torch.tensor(0.2))
+    region = ClipRange(torch.tensor(0.2), torch.tensor(0.2))
     at = torch.tensor([log_ratio, 0.0], requires_grad=True)
     minibatch = types.SimpleNamespace(td_errors=torch.tensor([0.3, -0.1]), old_values=torch.tensor([1.0, 2.0]))
     loss = model.policy_loss(at, torch.tensor([advantage, 1.0]), region, minibatch)

@@ -20,8 +20,8 @@ from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecMonitor, 
 from torch import nn
 
 from sb3_ano import ANO
-from sb3_ano.algorithms import actor, policies
-from sb3_ano.algorithms.parameters import FlatAdam
+from sb3_ano.algorithms import actor, policy_evaluation
+from sb3_ano.algorithms.flat_adam import FlatAdam
 from tests.algorithms.test_compile import traced_only
 from tests.common import needs_compiler, parameters
 from tests.tiny_envs import DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env
@@ -561,8 +561,8 @@ def test_what_once_differed_from_sb3_when_compiled_does_not(config):  # review c
     traced({**PLAIN, **config})
 
 
-IGNORING_INSTANCES = policies, "replaced_method", lambda instance: None
-ANY_OPTIMIZER = FlatAdam, "obstacle", staticmethod(lambda optimizer, parameters: None)
+IGNORING_INSTANCES = policy_evaluation, "replaced_method", lambda *_: None
+ANY_OPTIMIZER = FlatAdam, "obstacle", staticmethod(lambda optimizer, policy: None)
 IGNORING_CALLBACKS = actor.Snapshot, "is_current", lambda self: True
 
 

@@ -1,46 +1,81 @@
-"""Observations and rewards that are not numbers."""
+"""The collection against SB3's, and the check for NaN and Inf."""
 
+import copy
 import math
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecNormalize
 
 from sb3_ano import ANO
 from sb3_ano.algorithms.buffers import FlatRolloutBuffer
-from sb3_ano.algorithms.rollout import FiniteCheck, bootstrap_truncations
-from tests.common import parameters
+from sb3_ano.algorithms.rollout import bootstrap_truncations
+from tests.common import ALGORITHMS, parameters
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, TinyEnv, tiny_vec_env, vec_env_with_bad_number
 
+SETTINGS = {"n_steps": 32, "batch_size": 32, "n_epochs": 1, "seed": 0, "device": "cpu"}
+NAN, INF = math.nan, math.inf
 
-def train(env, policy: str = "MlpPolicy") -> ANO:
-    return ANO(policy, env, n_steps=32, batch_size=32, n_epochs=1, seed=0).learn(3 * 32 * env.num_envs)
+
+def train(env, policy: str = "MlpPolicy", **options) -> ANO:
+    return ANO(policy, env, **SETTINGS, **options).learn(3 * 32 * env.num_envs)
 
 
-@pytest.mark.parametrize("what", ["reward", "observation"])
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("at", [3, 40])
+def plain(actions: spaces.Space | None = None, n_envs: int = 2):
+    return tiny_vec_env(BOX_OBSERVATIONS, actions or spaces.Discrete(2), n_envs)
+
+
+class Wrapper(VecEnvWrapper):
+    """A wrapper that changes the rewards."""
+
+    def __init__(self, env, change) -> None:
+        super().__init__(env)
+        self.change = change
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        observations, rewards, dones, infos = self.venv.step_wait()
+        return observations, self.change(rewards), dones, infos
+
+
 @pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(("number", "at"), [(NAN, 3), (INF, 40), (-INF, 33), (NAN, 32)])
+@pytest.mark.parametrize("what", ["reward", "observation"])
 def test_the_environment_and_the_step_are_named(what, number, at, normalize):
     env = vec_env_with_bad_number(2, what, number, at)
     if normalize:
         env = VecNormalize(env)
     with pytest.raises(ValueError, match=f"environment 2 returned {number} in its {what} at step {at} of the training"):
         train(env)
+    if normalize:  # it would spread the number over the statistics of all environments
+        assert np.isfinite(env.obs_rms.mean).all()
+        assert np.isfinite(env.ret_rms.var)
+        assert np.isfinite(env.returns).all()
 
 
-def test_the_key_of_a_dict_observation_is_named():
-    env = vec_env_with_bad_number(1, "observation", math.nan, 7, observation_space=DICT_OBSERVATIONS)
-    with pytest.raises(ValueError, match="environment 1 returned nan in its observation 'place' at step 7 of the training"):
-        train(env, "MultiInputPolicy")
+@pytest.mark.parametrize(
+    ("policy", "observations", "options", "place"),
+    [
+        ("MultiInputPolicy", DICT_OBSERVATIONS, {}, "observation 'place'"),
+        # Its distribution raises an error of its own when it gets NaN.
+        ("MlpPolicy", BOX_OBSERVATIONS, {"policy_kwargs": {"activation_fn": torch.nn.ELU}}, "observation"),
+    ],
+)
+def test_the_environment_is_named_if_the_policy_raises(policy, observations, options, place):
+    env = vec_env_with_bad_number(1, "observation", NAN, 7, observation_space=observations)
+    with pytest.raises(ValueError, match=f"environment 1 returned nan in its {place} at step 7 of the training"):
+        train(env, policy, **options)
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf])
-@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(("number", "normalize"), [(NAN, False), (INF, False), (NAN, True)])
 def test_a_terminal_observation_is_looked_at(number, normalize):
     env = vec_env_with_bad_number(3, "observation", number, TinyEnv.length)
     message = f"environment 3 returned {number} in its terminal observation at step {TinyEnv.length} of"
@@ -51,7 +86,7 @@ def test_a_terminal_observation_is_looked_at(number, normalize):
 class BadReset(TinyEnv):
     def reset(self, **kwargs):
         observation, info = super().reset(**kwargs)
-        return np.full_like(observation, math.nan), info
+        return np.full_like(observation, NAN), info
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -62,50 +97,70 @@ def test_the_first_observation_is_looked_at(normalize):
         train(VecNormalize(env) if normalize else env)
 
 
-@pytest.mark.parametrize("what", ["reward", "observation"])
-def test_the_statistics_of_vecnormalize_stay_finite(what):
-    env = VecNormalize(vec_env_with_bad_number(2, what, math.inf, 9))
-    with pytest.raises(ValueError, match="environment 2"):
-        train(env)
-    assert np.isfinite(env.obs_rms.mean).all()
-    assert np.isfinite(env.ret_rms.var)
-    assert "step_wait" not in vars(env.venv)
+@pytest.mark.parametrize("normalize", [False, True])
+def test_other_errors_are_left_alone(normalize):
+    def fail(rewards):
+        raise OSError("the simulator is gone")
+
+    env = Wrapper(plain(), fail)
+    with pytest.raises(OSError, match="the simulator is gone"):
+        train(VecNormalize(env) if normalize else env)
+
+
+class Blind(gym.ObservationWrapper):
+    """Sees nothing if the first number is negative."""
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        return np.where(observation[0] < 0.0, np.array([NAN, INF, -INF, 0.0]), observation).astype(np.float32)
+
+
+class Forgiving(FlattenExtractor):
+    """Replaces NaN and Inf by numbers."""
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return torch.nan_to_num(super().forward(observations), nan=0.0, posinf=10.0, neginf=-10.0)
+
+
+@pytest.mark.parametrize("cls", ALGORITHMS)
+def test_the_check_can_be_switched_off(cls, tmp_path):  # review users U7
+    settings = {**SETTINGS, "policy_kwargs": {"features_extractor_class": Forgiving}}
+
+    def env():
+        return Blind(TinyEnv(copy.deepcopy(BOX_OBSERVATIONS), spaces.Discrete(2)))
+
+    model = cls("MlpPolicy", env(), **settings)
+    with pytest.raises(ValueError, match="environment 0 returned nan .* or check_finite=False leaves them to the policy"):
+        model.learn(128)
+    model = cls("MlpPolicy", env(), **settings, check_finite=False).learn(128)
+    assert np.isnan(model.rollout_buffer.observations).any()
+    assert model.n_skipped_minibatches == 0
+    assert parameters(model).isfinite().all()
+    model.save(tmp_path / "unchecked")
+    assert cls.load(tmp_path / "unchecked").check_finite is False
+    if cls is ANO:
+        ppo = PPO("MlpPolicy", env(), **settings).learn(128)
+        model = cls("MlpPolicy", env(), **settings, shaping="ppo", check_finite=False).learn(128)
+        assert torch.allclose(parameters(model), parameters(ppo), rtol=1e-5, atol=1e-7)
 
 
 def test_what_a_wrapper_makes_of_finite_numbers_is_looked_at_too():
-    class Logarithm(VecEnvWrapper):
-        def reset(self):
-            return self.venv.reset()
-
-        def step_wait(self):
-            observations, rewards, dones, infos = self.venv.step_wait()
-            rewards[1] = -math.inf
-            return observations, rewards, dones, infos
-
     with pytest.raises(ValueError, match="environment 1 returned -inf in its reward at step 1 of"):
-        train(Logarithm(tiny_vec_env(BOX_OBSERVATIONS, spaces.Discrete(2))))
+        train(Wrapper(VecNormalize(plain()), lambda rewards: np.array([0.0, -INF])))
 
 
 def test_a_wrapper_that_overrides_step_is_called():
-    class Seven(VecEnvWrapper):
-        def reset(self):
-            return self.venv.reset()
-
-        def step_wait(self):
-            return self.venv.step_wait()
-
+    class Seven(Wrapper):
         def step(self, actions):
             observations, rewards, dones, infos = super().step(actions)
             return observations, np.full_like(rewards, 7.0), dones, infos
 
-    model = ANO("MlpPolicy", Seven(tiny_vec_env(BOX_OBSERVATIONS, spaces.Discrete(2))), n_steps=8, batch_size=16, gamma=0.0)
-    model.learn(16)
+    model = train(Seven(plain(), lambda rewards: rewards), gamma=0.0)
     assert (model.rollout_buffer.rewards == 7.0).all()
 
 
-def test_the_guard_follows_a_change_of_environment():
-    model = train(tiny_vec_env(BOX_OBSERVATIONS, spaces.Discrete(2), n_envs=4))
-    model.set_env(vec_env_with_bad_number(0, "reward", math.nan, 5))
+def test_the_check_follows_a_change_of_environment():
+    model = train(plain(n_envs=4))
+    model.set_env(vec_env_with_bad_number(0, "reward", NAN, 5))
     with pytest.raises(ValueError, match="environment 0 returned nan in its reward"):
         model.learn(128)
 
@@ -205,20 +260,10 @@ def test_only_truncations_are_bootstrapped_and_all_of_one_step_together():
     np.testing.assert_array_equal(asked, [[[10.0, 10.0], [13.0, 13.0]]])
 
 
-class IntegerRewards(VecEnvWrapper):
-    """Rewards of an integer type, as SubprocVecEnv makes them of Python's integers."""
-
-    def reset(self):
-        return self.venv.reset()
-
-    def step_wait(self):
-        observations, rewards, dones, infos = self.venv.step_wait()
-        return observations, np.ceil(100.0 * rewards).astype(np.int64), dones, infos
-
-
 def test_integer_rewards_of_truncated_episodes_are_those_of_sb3():  # review core 3
     def run(cls):
-        env = IntegerRewards(tiny_vec_env(BOX_OBSERVATIONS, spaces.Discrete(3)))
+        # An integer type, as SubprocVecEnv makes of Python's integers.
+        env = Wrapper(plain(actions=spaces.Discrete(3)), lambda rewards: np.ceil(100.0 * rewards).astype(np.int64))
         model = cls("MlpPolicy", env, n_steps=40, batch_size=40, seed=0, device="cpu")
         with torch.no_grad():
             model.policy.value_net.bias.fill_(1.7)
@@ -231,22 +276,21 @@ def test_integer_rewards_of_truncated_episodes_are_those_of_sb3():  # review cor
 
 
 def test_a_step_wait_that_a_user_replaced_stays_and_is_called():  # review core 12
-    env = tiny_vec_env(BOX_OBSERVATIONS, spaces.Discrete(2))
+    env = plain()
     calls, step_wait = [], env.step_wait
-
-    def counted():
-        calls.append(1)
-        return step_wait()
-
-    env.step_wait = counted
-    ANO("MlpPolicy", VecNormalize(env), n_steps=16, batch_size=32, n_epochs=1, seed=0).learn(96)
-    assert len(calls) == 48
-    assert env.step_wait is counted
+    env.step_wait = lambda: calls.append(1) or step_wait()
+    replaced = env.step_wait
+    train(VecNormalize(env))
+    assert len(calls) == 96
+    assert env.step_wait is replaced
 
 
-def test_an_overflowing_sum_of_finite_numbers_is_no_complaint():
-    big = np.full((2, 4), 3e38, np.float32)
-    FiniteCheck(0)(big, big[:, 0], np.zeros(2, bool), [{}, {}])
+def test_large_finite_actions_are_allowed():
+    model = ANO("MlpPolicy", plain(actions=BOX_ACTIONS), **SETTINGS)
+    model.train = lambda: None
+    with torch.no_grad():
+        model.policy.action_net.bias.fill_(1e25)  # the sum of squares overflows
+    assert model.learn(64).rollout_buffer.full
 
 
 class AtRolloutStart(BaseCallback):
@@ -278,27 +322,13 @@ class BetterReturns(BaseCallback):
 @pytest.mark.parametrize("callback", [AtRolloutStart, BetterReturns])
 def test_what_a_callback_changes_acts_as_in_sb3(callback):
     def run(cls, callback=None) -> torch.Tensor:
-        env = tiny_vec_env(BOX_OBSERVATIONS, BOX_ACTIONS)
         options = {"shaping": "ppo"} if cls is ANO else {}
-        model = cls("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=2, seed=0, device="cpu", **options)
+        model = cls("MlpPolicy", plain(actions=BOX_ACTIONS), **{**SETTINGS, "n_epochs": 2}, **options)
         return parameters(model.learn(128, callback=callback))
 
     expected = run(PPO, callback())
     torch.testing.assert_close(run(ANO, callback()), expected, rtol=1e-5, atol=1e-6)
     assert (run(ANO) - expected).norm() > 1e-3
-
-
-def test_the_length_of_a_rollout_may_be_changed_between_two_trainings():
-    def run(cls) -> torch.Tensor:
-        env = tiny_vec_env(BOX_OBSERVATIONS, BOX_ACTIONS)
-        options = {"shaping": "ppo"} if cls is ANO else {}
-        model = cls("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=2, seed=0, device="cpu", **options).learn(128)
-        for n_steps in (16, 64):
-            model.n_steps = model.rollout_buffer.buffer_size = n_steps
-            model.learn(256)
-        return parameters(model)
-
-    torch.testing.assert_close(run(ANO), run(PPO), rtol=1e-5, atol=1e-6)
 
 
 class OwnSamples(FlatRolloutBuffer):
@@ -313,15 +343,12 @@ class OwnSamples(FlatRolloutBuffer):
 
 
 def test_methods_that_a_users_buffer_overrides_are_called():
-    env = tiny_vec_env(BOX_OBSERVATIONS, BOX_ACTIONS)
-    settings = {"n_steps": 32, "batch_size": 32, "n_epochs": 1, "seed": 0}
-    found = ANO("MlpPolicy", env, rollout_buffer_class=OwnSamples, **settings).learn(64)
-    plain = ANO("MlpPolicy", tiny_vec_env(BOX_OBSERVATIONS, BOX_ACTIONS), **settings).learn(64)
-    assert not torch.equal(parameters(found), parameters(plain))
+    runs = [train(plain(actions=BOX_ACTIONS), rollout_buffer_class=buffer) for buffer in (OwnSamples, None)]
+    assert not torch.equal(*map(parameters, runs))
 
 
 def test_a_policy_that_is_not_a_number_is_named_and_not_the_environment():
-    model = ANO("MlpPolicy", tiny_vec_env(BOX_OBSERVATIONS, BOX_ACTIONS), n_steps=32, batch_size=32, seed=0)
+    model = ANO("MlpPolicy", plain(actions=BOX_ACTIONS), **SETTINGS)
     with torch.no_grad():
         model.policy.action_net.bias.fill_(math.nan)
     with pytest.raises(ValueError, match="the policy returned actions that are not finite after 0 steps"):

@@ -1,13 +1,18 @@
-"""The gradient step, and what happens to minibatches that are not finite."""
+"""The gradient step, the report of minibatches that are not finite, and the diagnostics of an update."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
 import torch
 
 from sb3_ano import ANO
-from sb3_ano.algorithms.update import MinibatchStep, StepResult, approximate_kl
+from sb3_ano.algorithms.diagnostics import UpdateStatistics
+from sb3_ano.algorithms.update import ClipRange, StepResult, Updater, approximate_kl
+
+SETTINGS = {"n_steps": 64, "batch_size": 16, "n_epochs": 2, "seed": 0}
+NAN = math.nan
 
 
 def snapshot(model) -> dict:
@@ -26,35 +31,42 @@ def assert_equal_state(one, other) -> None:
 
 
 class Spoiled(ANO):
-    """ANO whose policy loss is not a number in the minibatches of ``spoiled``, counted from 0."""
+    """ANO whose policy loss is multiplied by ``number`` in the minibatches of ``spoiled``, counted from 0."""
 
     spoiled: range = range(0)
-    number = float("nan")
+    number = NAN
     seen = 0
 
-    def policy_loss(self, log_ratio, advantages, region, samples):
-        loss = super().policy_loss(log_ratio, advantages, region, samples)
+    def policy_loss(self, log_ratio, advantages, clip_range, samples):
+        loss = super().policy_loss(log_ratio, advantages, clip_range, samples)
         self.seen += 1
         return loss * self.number if self.seen - 1 in self.spoiled else loss
 
 
-def spoiled_model(spoiled: range, number: float = float("nan")) -> Spoiled:
-    model = Spoiled("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=16, n_epochs=2, seed=0)
-    model.spoiled, model.number = spoiled, number
-    return model
+def steps_made(model) -> set[float]:
+    return {state["step"].item() for state in model.policy.optimizer.state.values()}
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_a_minibatch_that_is_not_finite_is_skipped_counted_and_reported_once(number):
-    model = spoiled_model(range(2, 5), number)
-    with pytest.warns(UserWarning, match="a minibatch was skipped.*policy_loss") as warned:
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize("number", [NAN, math.inf])
+def test_a_minibatch_that_is_not_finite_is_skipped_counted_and_reported_once(number, optimizer):
+    model = Spoiled("MlpPolicy", "CartPole-v1", **SETTINGS, policy_kwargs={"optimizer_class": optimizer})
+    model.spoiled, model.number = range(2, 5), number
+    with pytest.warns(UserWarning, match="a minibatch was skipped .* because of NaN or Inf in policy_loss") as warned:
         model.learn(64)
     assert len(warned) == 1
-    assert model.n_skipped_minibatches == 3
-    assert model.logger.name_to_value["train/skipped_minibatches"] == 3
+    assert model.n_skipped_minibatches == model.logger.name_to_value["train/skipped_minibatches"] == 3
     assert all(np.isfinite(value) for name, value in model.logger.name_to_value.items() if name.startswith("train/"))
-    steps = {state["step"].item() for state in model.policy.optimizer.state.values()}
-    assert steps == {5.0}
+    assert steps_made(model) == {5.0}
+
+
+def test_an_update_without_a_single_finite_minibatch_raises():
+    model = Spoiled("MlpPolicy", "CartPole-v1", **SETTINGS)
+    model.spoiled = range(10**6)
+    before = snapshot(model)
+    with pytest.raises(FloatingPointError, match="all 8 minibatches .* were skipped, because of NaN or Inf in policy_loss"):
+        model.learn(64)
+    assert_equal_state(snapshot(model), before)
 
 
 class OwnLoss(ANO):
@@ -62,88 +74,110 @@ class OwnLoss(ANO):
 
     loss = None
 
-    def policy_loss(self, log_ratio, advantages, region, samples):
-        regular = super().policy_loss(log_ratio, advantages, region, samples)
+    def policy_loss(self, log_ratio, advantages, clip_range, samples):
+        regular = super().policy_loss(log_ratio, advantages, clip_range, samples)
         return regular if self.loss is None else 0.0 * regular + self.loss(self.policy)
 
 
-def skipped_step(loss, **settings) -> tuple[OwnLoss, StepResult, list[str]]:
-    """A model after an update, the result of one more step with ``loss``, and what it names; nothing may have changed."""
-    model = OwnLoss("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=16, n_epochs=2, seed=0, ent_coef=0.0)
-    model.learn(64)
+def step_that_changes_nothing(loss, **coefficients) -> StepResult:
+    model = OwnLoss("MlpPolicy", "CartPole-v1", **SETTINGS, ent_coef=0.0).learn(64)
     before = snapshot(model)
     model.loss = loss
-    rollout, indices = model.rollout_buffer.tensors(), torch.arange(16)
-    step = MinibatchStep(model.policy, model.policy_loss, model._step.settings)
-    coefficients = {name: float(value) for name, value in model._step.coefficients._asdict().items()}
-    step.begin((0.2, 0.2), coefficients | settings)
-    result = step(rollout, indices)
-    step.end()
+    updater = Updater(model.policy, model._updater.settings)
+    numbers = {name: float(value) for name, value in model._updater.coefficients._asdict().items()}
+    updater.start_update((0.2, 0.2), numbers | coefficients)
+    result = updater(model.rollout_buffer.tensors(), torch.arange(16))
     assert_equal_state(snapshot(model), before)
-    return model, result, step.not_finite(result, rollout, indices)
+    return result
 
 
 def bias(policy) -> torch.Tensor:
     return policy.action_net.bias
 
 
-NAN = float("nan")
-
-
 @pytest.mark.parametrize(
-    ("loss", "settings", "names"),
+    ("loss", "coefficients", "term"),
     [
-        (lambda policy: bias(policy).sum() * NAN, {}, ["policy_loss"]),
-        (lambda policy: bias(policy).sum() * 0.0, {"vf_coef": NAN}, ["the weighted sum of the losses (vf_coef, ent_coef)"]),
-        # A loss of 0 whose slope is not a number, in one parameter and in all.
-        (lambda policy: (bias(policy) * 0).sum().sqrt(), {}, ["gradient of action_net.bias"]),
-        (
-            lambda policy: (torch.stack([parameter.sum() for parameter in policy.parameters()]).sum() * 0).sqrt(),
-            {},
-            [
-                "gradient of mlp_extractor.policy_net.0.weight",
-                "gradient of mlp_extractor.policy_net.0.bias",
-                "gradient of mlp_extractor.policy_net.2.weight",
-                "9 more gradients",
-            ],
-        ),
-        (lambda policy: (bias(policy) - bias(policy).detach()).sum() * 1e30, {}, ["norm of the gradient (overflow)"]),
+        (lambda policy: bias(policy).sum() * NAN, {}, "policy_loss"),
+        (lambda policy: bias(policy).sum() * 0.0, {"vf_coef": NAN}, "the weighted sum of the losses (vf_coef, ent_coef)"),
+        # A loss of 0 whose slope is not a number, and one whose squared slope overflows.
+        (lambda policy: (bias(policy) * 0).sum().sqrt(), {}, "the gradient"),
+        (lambda policy: (bias(policy) - bias(policy).detach()).sum() * 1e30, {}, "the gradient"),
     ],
 )
-def test_a_step_that_is_not_finite_changes_nothing_and_says_what_was_not(loss, settings, names):
-    _, result, named = skipped_step(loss, **settings)
+def test_a_step_that_is_not_finite_changes_nothing_and_names_the_term(loss, coefficients, term):
+    result = step_that_changes_nothing(loss, **coefficients)
+    statistics = UpdateStatistics(ClipRange(torch.tensor(0.2), torch.tensor(0.2)))
+    statistics.add(result)
     assert not result.finite
-    assert named == names
+    assert statistics.skipped() == [0]
+    assert statistics.non_finite_term(0) == term
+    assert statistics.summary() == {}
 
 
 def test_a_kl_beyond_the_limit_changes_nothing_and_stops():
-    _, result, _ = skipped_step(None, max_kl=-1.0)
+    result = step_that_changes_nothing(None, max_kl=-1.0)
     assert result.finite
     assert result.stop
 
 
-def test_an_interrupted_update_leaves_an_optimizer_that_goes_on():
+def test_an_interrupted_update_leaves_an_optimizer_that_continues():
     class Interrupted(ANO):
-        def policy_loss(self, log_ratio, advantages, region, samples):
+        def policy_loss(self, log_ratio, advantages, clip_range, samples):
             if self._n_updates == 3:
                 raise KeyboardInterrupt
-            return super().policy_loss(log_ratio, advantages, region, samples)
+            return super().policy_loss(log_ratio, advantages, clip_range, samples)
 
-    model = Interrupted("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=16, n_epochs=2, seed=0)
+    model = Interrupted("MlpPolicy", "CartPole-v1", **SETTINGS)
     with pytest.raises(KeyboardInterrupt):
         model.learn(128)
-    assert {state["step"].item() for state in model.policy.optimizer.state.values()} == {12.0}
-
-
-def test_an_update_without_a_single_finite_minibatch_raises():
-    model = spoiled_model(range(10**6))
-    before = snapshot(model)
-    with pytest.raises(FloatingPointError, match="all 8 minibatches .* were skipped.*policy_loss"):
-        model.learn(64)
-    assert_equal_state(snapshot(model), before)
+    assert steps_made(model) == {12.0}
 
 
 def test_approximate_kl_is_schulmans_estimate():
     log_ratio = torch.tensor([0.1, -0.2, 0.0], dtype=torch.float64)
     r = log_ratio.exp()
     assert approximate_kl(log_ratio).item() == pytest.approx(((r - 1) - log_ratio).mean().item(), rel=1e-15)
+
+
+def test_statistics_match_a_hand_worked_update():
+    """Two epochs of one minibatch; radii 0.2 and 0.3."""
+    statistics = UpdateStatistics(ClipRange(torch.tensor(0.2), torch.tensor(0.3)))
+    minibatches = [
+        # ratio 1.5 (A > 0, clipped), 0.7 (A < 0, clipped), 1.4 (A < 0, not clipped), 1.0
+        ([1.5, 0.7, 1.4, 1.0], [1.0, -1.0, -1.0, 1.0], [0.3, -0.1, 0.4, 0.2], 2.0),
+        ([1.0, 1.0, 1.0, 1.1], [1.0, -1.0, -1.0, 1.0], [0.0, 0.0, 0.0, 1.0], 4.0),
+    ]
+    for ratio, *rest, norm in minibatches:
+        statistics.start_epoch()
+        scalars = torch.tensor([0.1, 0.2, 0.3, norm, norm])
+        tensors = [torch.tensor(ratio).log(), *map(torch.tensor, rest), torch.tensor(True), torch.tensor(False)]
+        statistics.add(StepResult(scalars, *tensors))
+
+    first = np.mean([r - 1 - np.log(r) for r in (1.5, 0.7, 1.4, 1.0)])
+    second = (1.1 - 1 - np.log(1.1)) / 4
+    expected = {
+        "policy_gradient_loss": 0.1,
+        "value_loss": 0.2,
+        "entropy_loss": 0.3,
+        "loss": 4.0,
+        "approx_kl": second,
+        "kl_mean": (first + second) / 2,
+        "kl_max": first,
+        "ratio_mean": (1.15 + 1.025) / 2,
+        "ratio_max": 1.5,
+        "clip_fraction": 3 / 8,
+        "fraction_above": 2 / 8,
+        "fraction_below": 1 / 8,
+        "ppo_discarded_gradient": (0.3 + 0.1) / (1.0 + 1.0),
+        "grad_norm": 3.0,
+    }
+    assert statistics.summary() == pytest.approx(expected, rel=1e-4)
+    assert statistics.epoch_kl() == pytest.approx(second, rel=1e-4)
+
+
+@pytest.mark.parametrize(("shaping", "discards"), [("ppo", False), ("ano", True)])
+def test_ppos_clip_lets_no_gradient_through_where_ano_restores(shaping, discards):
+    model = ANO("MlpPolicy", "CartPole-v1", n_steps=128, learning_rate=1e-2, seed=0, shaping=shaping).learn(256)
+    assert model.logger.name_to_value["train/clip_fraction"] > 0
+    assert (model.logger.name_to_value["train/ppo_discarded_gradient"] > 0) == discards

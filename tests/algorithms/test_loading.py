@@ -15,10 +15,10 @@ from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.utils import LinearSchedule
 
-from sb3_ano import ANO, SPO
+from sb3_ano import ANO
 from sb3_ano.shaping import from_ratio, spo
 from tests.common import ALGORITHMS, SMALL, parameters, pseudo_huber
-from tests.tiny_envs import BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env
+from tests.tiny_envs import BOX_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env
 
 
 def trained(cls=ANO, **options):
@@ -107,17 +107,13 @@ def test_a_function_of_the_main_script_is_never_looked_up_by_name(tmp_path):
         ANO.load(tmp_path / "model")
 
 
-def test_a_shape_that_was_renamed_is_not_replaced_by_another(tmp_path, module_with_shape):
-    trained(shaping="my_shapes:mine").save(tmp_path / "model")
-    del module_with_shape.mine
-    with pytest.raises(ValueError, match="my_shapes:mine"):
-        ANO.load(tmp_path / "model")
-
-
-def test_a_shape_that_was_edited_is_noticed(tmp_path, module_with_shape):
+def test_a_shape_that_was_edited_or_renamed_is_noticed(tmp_path, module_with_shape):
     trained(shaping="my_shapes:mine").save(tmp_path / "model")
     module_with_shape.mine = lambda x: x - 0.3 * x * x
     with pytest.raises(ValueError, match="the function of that name is another one now"):
+        ANO.load(tmp_path / "model")
+    del module_with_shape.mine
+    with pytest.raises(ValueError, match="my_shapes:mine"):
         ANO.load(tmp_path / "model")
 
 
@@ -130,27 +126,23 @@ def test_a_file_without_the_shape_is_refused(name, tmp_path):  # review core 12
 
 def test_going_on_with_another_shape_is_possible_and_warned_about(tmp_path):
     trained().save(tmp_path / "model")
-    with pytest.warns(UserWarning, match="was trained with shaping='ano'; shaping= goes on with another one"):
+    with pytest.warns(UserWarning, match="was trained with shaping='ano'; shaping= continues with another one"):
         assert ANO.load(tmp_path / "model", shaping="spo").shaping == "spo"
 
 
-@pytest.mark.parametrize("saved_by", ALGORITHMS)
-@pytest.mark.parametrize("loaded_by", ALGORITHMS)
-def test_only_the_algorithm_that_saved_a_file_loads_it(saved_by, loaded_by, tmp_path):
+class Derived(ANO):
+    pass
+
+
+@pytest.mark.parametrize("saved_by", [*ALGORITHMS, Derived, PPO])
+def test_only_the_class_that_saved_a_file_loads_it(saved_by, tmp_path):
     trained(saved_by).save(tmp_path / "model")
-    if saved_by is loaded_by:
-        loaded_by.load(tmp_path / "model")
-    else:
-        message = f"was saved by {saved_by.__name__}; load it with {saved_by.__name__}.load"
+    name = saved_by.__name__
+    message = "was not saved by sb3_ano" if saved_by is PPO else rf"was saved by {name}; load it with {name}\.load"
+    for loaded_by in {*ALGORITHMS, Derived} - {saved_by}:
         with pytest.raises(ValueError, match=message):
             loaded_by.load(tmp_path / "model")
-
-
-@pytest.mark.parametrize("cls", ALGORITHMS)
-def test_a_file_of_sb3s_ppo_is_refused(cls, tmp_path):
-    PPO("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32).save(tmp_path / "ppo")
-    with pytest.raises(ValueError, match="was not saved by sb3_ano"):
-        cls.load(tmp_path / "ppo")
+    assert type(saved_by.load(tmp_path / "model")) is saved_by
 
 
 def test_cuts_and_flipped_bytes_are_noticed(tmp_path):
@@ -192,6 +184,8 @@ def test_a_missing_part_is_noticed(entry, tmp_path):
                 less.writestr(each, whole.read(each))
     with pytest.raises(ValueError, match=f"less.zip is a zip archive, but not of a saved model.*{entry}"):
         ANO.load(tmp_path / "less.zip")
+    with pytest.raises(FileNotFoundError):
+        ANO.load(tmp_path / "missing")
 
 
 def compressed(source, target, **contents):
@@ -216,15 +210,6 @@ def test_a_file_that_unpacks_to_far_more_is_not_unpacked(entry, tmp_path, monkey
         ANO.load(bomb)
 
 
-def test_files_that_are_no_model_are_refused(tmp_path):
-    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
-        archive.writestr("readme.txt", "hello")
-    with pytest.raises(ValueError, match="is a zip archive, but not of a saved model"):
-        ANO.load(tmp_path / "other.zip")
-    with pytest.raises(FileNotFoundError):
-        ANO.load(tmp_path / "missing")
-
-
 @pytest.mark.parametrize(
     ("replacement", "message"),
     [
@@ -237,6 +222,7 @@ def test_files_that_are_no_model_are_refused(tmp_path):
         ({"clip_range": None}, "clip_range=None"),
         ({"learning_rate": "fast"}, "learning_rate='fast'"),
         ({"clip_rang_high": 0.5}, r"unknown arguments \['clip_rang_high'\]"),
+        ({"power": 0.5}, r"unknown arguments \['power'\]"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
@@ -246,12 +232,6 @@ def test_arguments_of_load_are_validated(replacement, message, tmp_path):
         warnings.simplefilter("ignore")  # of going on with another shape
         with pytest.raises((ValueError, TypeError), match=message):
             ANO.load(tmp_path / "model", **replacement)
-
-
-def test_spo_takes_no_shape_when_it_is_loaded_either(tmp_path):
-    trained(SPO).save(tmp_path / "model")
-    with pytest.raises(TypeError, match=r"unknown arguments \['shaping'\]"):
-        SPO.load(tmp_path / "model", shaping="ano")
 
 
 @pytest.mark.parametrize("cls", ALGORITHMS)
@@ -272,15 +252,6 @@ def test_a_stream_is_read_from_where_it_stands():
     assert torch.equal(parameters(ANO.load(stream)), parameters(model))
 
 
-@pytest.mark.parametrize("cls", ALGORITHMS)
-def test_dict_observations_come_back(cls, tmp_path):
-    model = cls("MultiInputPolicy", tiny_vec_env(DICT_OBSERVATIONS, spaces.Discrete(3)), **SMALL).learn(64)
-    model.save(tmp_path / "model")
-    loaded = cls.load(tmp_path / "model", env=tiny_vec_env(DICT_OBSERVATIONS, spaces.Discrete(3)))
-    assert torch.equal(parameters(loaded), parameters(model))
-    loaded.learn(64)
-
-
 def test_a_layer_that_the_policy_names_twice_is_stored_once(tmp_path):
     sizes = []
     for cls in (ANO, PPO):
@@ -295,13 +266,3 @@ def test_an_environment_with_other_spaces_is_refused(tmp_path):
     trained().save(tmp_path / "model")
     with pytest.raises(ValueError, match="do not match"):
         ANO.load(tmp_path / "model", env=tiny_vec_env(BOX_OBSERVATIONS, spaces.Discrete(5)))
-
-
-def test_a_subclass_loads_its_own_files(tmp_path):
-    class Derived(ANO):
-        pass
-
-    trained(Derived).save(tmp_path / "model")
-    assert type(Derived.load(tmp_path / "model")) is Derived
-    with pytest.raises(ValueError, match=r"load it with Derived\.load"):
-        ANO.load(tmp_path / "model")

@@ -8,7 +8,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.preprocessing import preprocess_obs
 
 from sb3_ano import ANO
-from sb3_ano.algorithms.policies import PolicyEvaluation, customization, preprocessing
+from sb3_ano.algorithms.policy_evaluation import PolicyEvaluation, customization, preprocessing
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env
 
 OBSERVATIONS = {

@@ -1,10 +1,10 @@
-"""What the update and the collection ask of an SB3 actor-critic policy."""
+"""Evaluate SB3's actor-critic policies in a form that can be compiled, and find out where that equals SB3's own code."""
 
 import contextlib
 import copy
 import types
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from gymnasium import spaces
@@ -26,36 +26,12 @@ from sb3_ano._compat import has_hooks
 #: Turns a batch of raw observations into the input of a features extractor.
 Preprocessing: TypeAlias = Callable[[Any], Any]
 
-# Methods that a policy may override without changing what the collection and the update compute: those for construction,
-# prediction, and saving.
-_FREE_TO_OVERRIDE = frozenset(
-    {
-        "_abc_impl",
-        "_build",
-        "_build_mlp_extractor",
-        "_dummy_schedule",
-        "_get_constructor_parameters",
-        "_load_from_state_dict",
-        "_predict",
-        "_save_to_state_dict",
-        "_update_features_extractor",
-        "_version",
-        "extra_repr",
-        "get_distribution",
-        "get_extra_state",
-        "init_weights",
-        "load",
-        "load_state_dict",
-        "make_features_extractor",
-        "predict",
-        "reset_noise",
-        "save",
-        "set_extra_state",
-        "set_training_mode",
-        "state_dict",
-    }
+# Methods that the collection and the update do the work of, or rely on. Others may be overridden, because they are called.
+_EVALUATING = (
+    *("__call__", "__getattr__", "_call_impl", "_wrapped_call_impl", "forward", "evaluate_actions", "predict_values"),
+    *("extract_features", "_get_action_dist_from_latent", "obs_to_tensor", "unscale_action"),
+    *("device", "squash_output", "parameters", "named_parameters", "modules", "named_modules", "children"),
 )
-_METHODS = frozenset(name for name in dir(ActorCriticPolicy) if not name.startswith("__")) | {"__call__", "__getattr__"}
 _SB3_EXTRACTORS = (FlattenExtractor, NatureCNN, CombinedExtractor)
 _SB3_POLICIES = (ActorCriticPolicy, ActorCriticCnnPolicy, MultiInputActorCriticPolicy)
 _DISTRIBUTIONS = (
@@ -68,22 +44,21 @@ _DISTRIBUTIONS = (
 
 
 def customization(policy: ActorCriticPolicy) -> str | None:
-    """What makes a policy compute something else than SB3's own code does with its modules; None if nothing does.
+    """Say what makes a policy compute something else than SB3's own code does with its modules; None if nothing does.
 
-    Such a policy is called at every step, as in SB3. Overridden methods count, and so do hooks and methods that were replaced
-    on an instance, of the policy or of a module in it. Custom classes of modules do not count, because modules are called.
+    Such a policy is called at every step, as in SB3. Overridden methods count. Hooks count, and methods that were replaced on
+    an instance, of the policy or of a module in it. Custom classes of modules do not count, because modules are called.
     """
     kind = type(policy)
-    if kind not in _SB3_POLICIES:
-        if kind.__mro__[-len(ActorCriticPolicy.__mro__) :] != ActorCriticPolicy.__mro__:
-            return f"{kind.__name__} has several base classes"
-        for name in sorted(_METHODS - _FREE_TO_OVERRIDE):
-            if getattr(kind, name) is not getattr(ActorCriticPolicy, name):
-                return f"{kind.__name__} overrides {name}"
+    if kind.__mro__[-len(ActorCriticPolicy.__mro__) :] != ActorCriticPolicy.__mro__:
+        return f"{kind.__name__} has several base classes"
+    for name in _EVALUATING:
+        if getattr(kind, name) is not getattr(ActorCriticPolicy, name):
+            return f"{kind.__name__} overrides {name}"
     for path, module in policy.named_modules():
-        where = ".".join(["policy", *filter(None, [path])])
-        replaced = replaced_method(module)
-        if replaced is not None and not (module is policy and replaced in _FREE_TO_OVERRIDE):
+        where = f"policy.{path}" if path else "policy"
+        replaced = replaced_method(module, _EVALUATING if module is policy else None)
+        if replaced is not None:
             return f"{where}.{replaced} was replaced"
         if has_hooks(module):
             return f"{where} has hooks"
@@ -91,24 +66,51 @@ def customization(policy: ActorCriticPolicy) -> str | None:
     return None if replaced is None else f"policy.action_dist.{replaced} was replaced"
 
 
-def replaced_method(instance: Any) -> str | None:
-    """The first method of a class that was replaced on this instance of it, or None."""
-    kind = type(instance)
-    return next((name for name in vars(instance) if callable(getattr(kind, name, None))), None)
+def replaced_method(instance: Any, names: Iterable[str] | None = None) -> str | None:
+    """Return the name of the first method of a class that was replaced on this instance of it, or None.
+
+    :param instance: any object
+    :param names: names of the methods that count; None for all
+    """
+    kind, attributes = type(instance), vars(instance)
+    candidates = attributes if names is None else attributes.keys() & set(names)
+    return next((name for name in candidates if callable(getattr(kind, name, None))), None)
 
 
-def is_stock(policy: ActorCriticPolicy) -> bool:
-    """Whether all code of a policy is SB3's and PyTorch's, which keeps nothing from one call to the next but tensors."""
-    return (
-        type(policy) in _SB3_POLICIES
-        and type(policy.action_dist) in _DISTRIBUTIONS
-        and customization(policy) is None
-        and all(map(_has_stock_layers, policy.children()))
-    )
+class Traits(NamedTuple):
+    """The properties of a policy that decide how it is evaluated; compiled code is made for one of these.
+
+    :param customization: reason to call the policy's own methods, see :func:`customization`, or None
+    :param stock: whether all code of the policy is SB3's and PyTorch's, which keeps nothing between two calls but tensors
+    :param channels_last: whether images are given to the features extractor in that memory format
+    :param normalize_images: whether images are divided by 255
+    :param observation_space: observation space
+    """
+
+    customization: str | None
+    stock: bool
+    channels_last: bool
+    normalize_images: bool
+    observation_space: spaces.Space
+
+    @classmethod
+    def of(cls, policy: ActorCriticPolicy) -> "Traits":
+        """Inspect a policy as it is now."""
+        reason = customization(policy)
+        extractors = [policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor]
+        # SB3's convolutions are faster in channels_last, but a custom extractor may read how its input lies in memory.
+        channels_last = all(type(part) in (NatureCNN, CombinedExtractor) and _has_stock_layers(part) for part in extractors)
+        stock = (
+            type(policy) in _SB3_POLICIES
+            and type(policy.action_dist) in _DISTRIBUTIONS
+            and reason is None
+            and all(map(_has_stock_layers, policy.children()))
+        )
+        return cls(reason, stock, channels_last, policy.normalize_images, policy.observation_space)
 
 
 def _has_stock_layers(module: torch.nn.Module) -> bool:
-    """Whether a module and all modules in it are instances of SB3's and PyTorch's own classes."""
+    """Tell whether a module and all modules in it are instances of SB3's and PyTorch's own classes."""
     return all(
         type(part) in (MlpExtractor, *_SB3_EXTRACTORS) or type(part).__module__.startswith("torch.nn.modules.")
         for part in module.modules()
@@ -116,7 +118,7 @@ def _has_stock_layers(module: torch.nn.Module) -> bool:
 
 
 def has_native_bfloat16(device: torch.device) -> bool:
-    """Whether the device multiplies bfloat16 matrices with instructions made for it."""
+    """Tell whether a device multiplies bfloat16 matrices with instructions made for it."""
     if device.type == "cpu":
         capabilities = torch.cpu.get_capabilities()
         return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
@@ -124,7 +126,7 @@ def has_native_bfloat16(device: torch.device) -> bool:
 
 
 def preprocessing(space: spaces.Space, normalize_images: bool, channels_last: bool = False) -> Preprocessing:
-    """SB3's ``preprocess_obs`` for one space, in PyTorch alone, so that it can be compiled.
+    """Return SB3's ``preprocess_obs`` for one space, in PyTorch alone, so that it can be compiled.
 
     :param space: observation space
     :param normalize_images: whether images are divided by 255
@@ -156,8 +158,8 @@ def _as_bfloat16(inputs: Any) -> Any:
     return {key: part.bfloat16() for key, part in inputs.items()} if isinstance(inputs, dict) else inputs.bfloat16()
 
 
-class PolicyEvaluation(torch.nn.Module):
-    """Values, log-probabilities and entropies of a policy: a module, so that its parameters can be replaced in a call.
+class PolicyEvaluation:
+    """Compute values, log-probabilities and entropies of a policy.
 
     :param policy: actor and critic
     :param precision: ``"float32"``, or ``"bfloat16"`` for the layers of features extractor and networks; the heads,
@@ -165,37 +167,25 @@ class PolicyEvaluation(torch.nn.Module):
     """
 
     def __init__(self, policy: ActorCriticPolicy, precision: str = "float32") -> None:
-        super().__init__()
         self.policy = policy
-        self._made_for = self._traits()
-        self.standard, channels_last, *_ = self._made_for
+        self.traits = Traits.of(policy)
+        self._standard = self.traits.customization is None
         self._bfloat16 = self._autocast = precision == "bfloat16"
         self._device_type = policy.device.type
-        if self.standard:
-            self._preprocess = preprocessing(policy.observation_space, policy.normalize_images, channels_last)
-        self._frozen: Any = None
+        if self._standard:
+            self._preprocess = preprocessing(policy.observation_space, policy.normalize_images, self.traits.channels_last)
+        self._layers: Any = policy
 
-    def _traits(self) -> tuple[bool, bool, bool, spaces.Space]:
-        policy = self.policy
-        extractors = [policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor]
-        # A custom extractor may read how its input lies in memory.
-        channels_last = all(type(part) in (NatureCNN, CombinedExtractor) and _has_stock_layers(part) for part in extractors)
-        return customization(policy) is None, channels_last, policy.normalize_images, policy.observation_space
-
-    def is_current(self) -> bool:
-        """Whether the policy is still evaluated in the same way."""
-        return self._traits() == self._made_for
-
-    def forward(
+    def __call__(
         self, observations: PyTorchObs, actions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """What ``policy.evaluate_actions`` returns.
+        """Return what ``policy.evaluate_actions`` returns.
 
         :param observations: as the rollout buffer gives them
         :param actions: ``(batch, action_dim)``, or ``(batch,)`` for Discrete
         :return: values ``(batch, 1)``, log-probabilities ``(batch,)``, entropies ``(batch,)`` or None
         """
-        if not self.standard:
+        if not self._standard:
             return self.policy.evaluate_actions(observations, actions)
         latent_pi, latent_vf = self.latents(observations)
         distribution = self.policy._get_action_dist_from_latent(latent_pi)
@@ -210,8 +200,8 @@ class PolicyEvaluation(torch.nn.Module):
         return values, log_prob, entropy
 
     def act(self, observations: PyTorchObs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What ``policy(observations)`` returns: sampled actions, values ``(batch, 1)``, log-probabilities ``(batch,)``."""
-        if not self.standard:
+        """Return what ``policy(observations)`` does: actions, values ``(batch, 1)``, log-probabilities ``(batch,)``."""
+        if not self._standard:
             return self.policy(observations)
         latent_pi, latent_vf = self.latents(observations)
         values = self.policy.value_net(latent_vf)
@@ -221,8 +211,8 @@ class PolicyEvaluation(torch.nn.Module):
         return actions.reshape(-1, *self.policy.action_space.shape), values, log_prob  # type: ignore[misc]
 
     def values(self, observations: PyTorchObs) -> torch.Tensor:
-        """What ``policy.predict_values`` returns, ``(batch, 1)``."""
-        if not self.standard:
+        """Return the values of observations, ``(batch, 1)``, as ``policy.predict_values`` does."""
+        if not self._standard:
             return self.policy.predict_values(observations)
         inputs = self._preprocess(observations)
         with self._precision():
@@ -230,7 +220,7 @@ class PolicyEvaluation(torch.nn.Module):
         return self.policy.value_net(self._as_float32(latent_vf))
 
     def latents(self, observations: PyTorchObs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs of the action head and of the value head."""
+        """Return the inputs of the action head and of the value head."""
         layers = self._layers
         inputs = self._preprocess(observations)
         with self._precision():
@@ -241,10 +231,6 @@ class PolicyEvaluation(torch.nn.Module):
                 latent_vf = layers.mlp_extractor.forward_critic(layers.vf_features_extractor(inputs))
         return self._as_float32(latent_pi), self._as_float32(latent_vf)
 
-    @property
-    def _layers(self) -> Any:
-        return self.policy if self._frozen is None else self._frozen
-
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self._autocast:
             return torch.autocast(self._device_type, dtype=torch.bfloat16)
@@ -253,23 +239,24 @@ class PolicyEvaluation(torch.nn.Module):
     def _as_float32(self, latent: torch.Tensor) -> torch.Tensor:
         return latent.float() if self._bfloat16 else latent
 
-    def freeze(self) -> None:
-        """Continue with a copy of the layers as they are now, laid out for many small batches on the CPU.
+    def make_inference_copy(self) -> None:
+        """Continue with a copy of SB3's own layers as they are now, laid out for many small batches on the CPU.
 
-        What every forward pass would repeat is done once: weights of convolutions in ``channels_last``, and, for bfloat16,
-        weights of that type. Layers other than SB3's own are not copied.
+        Every forward pass would otherwise convert weights again: those of convolutions to ``channels_last``, and, for
+        bfloat16, all weights to that type. Custom layers are not copied.
         """
         names = ["mlp_extractor", "features_extractor", "pi_features_extractor", "vf_features_extractor"]
         originals = {name: getattr(self.policy, name) for name in names}
-        if not self.standard or any(
+        if not self._standard or any(
             type(layer) not in (MlpExtractor, *_SB3_EXTRACTORS) or not _has_stock_layers(layer) for layer in originals.values()
         ):
             return
-        self._frozen = types.SimpleNamespace(**copy.deepcopy(originals))
-        for layer in vars(self._frozen).values():
+        copies = copy.deepcopy(originals)
+        for layer in copies.values():
             layer.to(memory_format=torch.channels_last)
             if self._bfloat16:
                 layer.to(torch.bfloat16)
+        self._layers = types.SimpleNamespace(**copies)
         if self._bfloat16:
             preprocess = self._preprocess
             self._preprocess = lambda observations: _as_bfloat16(preprocess(observations))

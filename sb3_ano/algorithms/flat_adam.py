@@ -1,0 +1,168 @@
+"""Adam on one vector: the optimizer that replaces ``torch.optim.Adam`` when a policy is built."""
+
+import operator
+from typing import Any
+
+import torch
+from stable_baselines3.common.policies import ActorCriticPolicy
+from torch.optim import Adam, Optimizer
+
+from sb3_ano._compat import has_hooks
+from sb3_ano.algorithms.policy_evaluation import replaced_method
+
+# Options of Adam that the flat step reads, or that change its speed only; and the values that the others must have.
+_FREE_OPTIONS = frozenset({"params", "lr", "initial_lr", "betas", "eps", "foreach", "fused"})
+_PLAIN_OPTIONS = {
+    "weight_decay": 0,
+    "decoupled_weight_decay": False,
+    "amsgrad": False,
+    "maximize": False,
+    "capturable": False,
+    "differentiable": False,
+}
+# Each tensor starts at a multiple of this many numbers: a cache line of float32, for aligned vector instructions.
+_ALIGNMENT = 16
+
+
+class FlatVectors:
+    """Parameters and their Adam moments as one vector each, so that a step costs the same for any number of layers.
+
+    This is a plain class, because ``torch.compile`` treats attributes of optimizers in its own way.
+
+    :param tensors: trained parameters, float32 and on one device
+    """
+
+    def __init__(self, tensors: list[torch.nn.Parameter]) -> None:
+        self.tensors = tensors
+        self._sizes = [-(-tensor.numel() // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
+        device = tensors[0].device
+        self.parameters, self.first, self.second = (torch.zeros(sum(self._sizes), device=device) for _ in range(3))
+        self.steps = torch.zeros(len(tensors), device=device)
+        # Tensors, so that a schedule does not recompile a compiled step; float64 as PyTorch computes with these numbers.
+        self.learning_rate, self.beta1, self.beta2, self.eps = torch.zeros(4, dtype=torch.float64, device=device).unbind()
+
+    def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """Split a vector like :attr:`parameters` into tensors with the shapes of the parameters."""
+        parts = vector.split(self._sizes)
+        return [part[: like.numel()].view(like.shape) for part, like in zip(parts, self.tensors, strict=True)]
+
+    def flattened(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        """Join tensors with the shapes of the parameters to a vector, with zeros in the gaps."""
+        parts = []
+        for tensor, size in zip(tensors, self._sizes, strict=True):
+            parts.append(tensor.reshape(-1))
+            if size > tensor.numel():
+                parts.append(tensor.new_zeros(size - tensor.numel()))
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def step(self, gradient: torch.Tensor, apply: torch.Tensor) -> None:
+        """Make one step of Adam (Kingma & Ba 2015, Algorithm 1), or none.
+
+        :param gradient: gradient of the loss by :attr:`parameters`, finite if ``apply`` is 1
+        :param apply: 0-d float64, 1 or 0; with 0, parameters, moments and steps stay as they are
+        """
+        # A factor instead of a branch, so that compiled code need not wait for the decision.
+        self.steps.add_(apply.float())
+        count = self.steps[0].double().clamp(min=1.0)
+        gradient = torch.where(apply > 0.0, gradient, 0.0)
+        weight = ((1.0 - self.beta2) * apply).float()
+        self.first.lerp_(gradient, ((1.0 - self.beta1) * apply).float())
+        self.second.mul_(1.0 - weight).add_(weight * gradient * gradient)
+        scale = (1.0 - self.beta2**count).sqrt().float()
+        size = (apply * self.learning_rate / (1.0 - self.beta1**count)).float()
+        self.parameters.sub_(size * self.first / (self.second.sqrt() / scale + self.eps))
+
+
+class FlatAdam(Adam):
+    """``torch.optim.Adam`` with a second way to make a step: on one vector, see :attr:`vectors`.
+
+    Its state has the format of Adam's, as views of the vectors, so that either way continues where the other stopped. Saved
+    files are those of a ``torch.optim.Adam``.
+    """
+
+    vectors: FlatVectors | None = None
+
+    @staticmethod
+    def install(policy: ActorCriticPolicy) -> None:
+        """Replace the optimizer of a new policy if it is a plain ``torch.optim.Adam``; others are kept."""
+        optimizer = policy.optimizer
+        if type(optimizer) is Adam:
+            flat = FlatAdam(optimizer.param_groups, **optimizer.defaults)
+            if not has_hooks(optimizer) and FlatAdam.obstacle(flat, policy) is None and replaced_method(optimizer) is None:
+                policy.optimizer = flat
+                flat.flatten()
+
+    @staticmethod
+    def obstacle(optimizer: Optimizer, policy: ActorCriticPolicy) -> str | None:
+        """Say why the optimizer's own ``step`` is needed; None if a step on vectors computes the same.
+
+        :param optimizer: the optimizer of the policy, of any class
+        :param policy: actor and critic
+        """
+        if type(optimizer) is not FlatAdam:
+            return f"its optimizer is not the Adam that the model has made, but {type(optimizer).__name__}"
+        name = replaced_method(optimizer)
+        if name is not None:
+            return f"policy.optimizer.{name} was replaced"
+        if len(optimizer.param_groups) != 1:
+            return "its optimizer has several groups of parameters"
+        for name, value in optimizer.param_groups[0].items():
+            if name not in _FREE_OPTIONS and not (name in _PLAIN_OPTIONS and value == _PLAIN_OPTIONS[name]):
+                return f"its optimizer has {name}={value!r}"
+        if has_hooks(optimizer):
+            return "its optimizer has hooks"
+        named = [(name, parameter) for name, parameter in policy.named_parameters() if parameter.requires_grad]
+        for name, parameter in named:
+            if has_hooks(parameter):
+                return f"policy.{name} has hooks"
+        trained = optimizer.trained()
+        if len(trained) != len(named) or not all(mine is theirs for mine, (_, theirs) in zip(trained, named, strict=True)):
+            return "its optimizer has other parameters than the policy, or another order"
+        if len({float(optimizer.state[each]["step"]) if optimizer.state.get(each) else 0.0 for each in trained}) != 1:
+            return "some of its parameters were trained longer than others"
+        kinds = {(type(each), each.dtype, each.device, each.layout) for each in trained}
+        if kinds != {(torch.nn.Parameter, torch.float32, trained[0].device, torch.strided)}:
+            return "its parameters are not float32 on one device"
+        return None
+
+    def trained(self) -> list[torch.nn.Parameter]:
+        """Return the parameters that are not frozen."""
+        return [parameter for parameter in self.param_groups[0]["params"] if parameter.requires_grad]
+
+    def flatten(self) -> FlatVectors:
+        """Make parameters and state views of :attr:`vectors` if they are not, and read the numbers of the parameter group.
+
+        They are none after a file was loaded, or after parameters were frozen or assigned by ``parameter.data``.
+        """
+        trained = self.trained()
+        if self.vectors is None or not (
+            len(trained) == len(self.vectors.tensors)
+            and all(map(operator.is_, trained, self.vectors.tensors))
+            and trained[0].device == self.vectors.parameters.device
+        ):
+            self.vectors = FlatVectors(trained)
+        vectors = self.vectors
+        group = self.param_groups[0]
+        for number, value in zip(
+            (vectors.learning_rate, vectors.beta1, vectors.beta2, vectors.eps),
+            (group["lr"], *group["betas"], group["eps"]),
+            strict=True,
+        ):
+            number.fill_(value)
+        states = (vectors.views(vectors.first), vectors.views(vectors.second), vectors.steps.unbind())
+        for parameter, view, *moments in zip(trained, vectors.views(vectors.parameters), *states, strict=True):
+            parameter.data = _moved(parameter.data, view)
+            state = self.state[parameter]
+            for name, place in zip(("exp_avg", "exp_avg_sq", "step"), moments, strict=True):
+                state[name] = _moved(state.get(name), place)
+        return vectors
+
+
+def _moved(tensor: Any, view: torch.Tensor) -> torch.Tensor:
+    """Return the view, with the numbers of a tensor that is not there yet, or with zeros instead of None."""
+    if tensor is None:
+        return view.zero_()
+    if (tensor.data_ptr(), tensor.stride()) == (view.data_ptr(), view.stride()):
+        return tensor
+    return view.copy_(tensor)
