@@ -8,7 +8,7 @@ import pytest
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
-from sb3_ano.zoo.registration import ALGORITHMS
+from sb3_ano._registry import ALGORITHMS
 
 ZOO_RUNNER = Path(__file__).resolve().parents[2] / "zoo_runner.py"
 
@@ -35,6 +35,6 @@ def test_classic_control_is_learned(env_id, steps, episodes, least, algo, seed, 
     ]
     command += ["--eval-freq", "-1", "--num-threads", "1", "--verbose", "0"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    model = ALGORITHMS[algo].load(tmp_path / "logs" / algo / f"{env_id}_1" / f"{env_id}.zip")
+    model = ALGORITHMS[algo].algorithm.load(tmp_path / "logs" / algo / f"{env_id}_1" / f"{env_id}.zip")
     mean, _ = evaluate_policy(model, make_vec_env(env_id, seed=1000 + seed), n_eval_episodes=episodes, deterministic=True)
     assert mean >= least
