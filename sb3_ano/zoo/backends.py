@@ -1,6 +1,7 @@
 """The key ``backend`` of the zoo's hyperparameters: environments of ``make_vec_env`` instead of the zoo's own."""
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -80,31 +81,32 @@ def with_backends(create: Callable[..., VecEnv]) -> Callable[..., VecEnv]:
     :param create: ``rl_zoo3.utils.create_test_env``
     """
 
+    signature = inspect.signature(create)
+
     @functools.wraps(create)
-    def create_test_env(
-        env_id: str,
-        n_envs: int = 1,
-        stats_path: str | None = None,
-        seed: int = 0,
-        log_dir: str | None = None,
-        should_render: bool = True,
-        hyperparams: dict[str, Any] | None = None,
-        env_kwargs: dict[str, Any] | None = None,
-        **options: Any,
-    ) -> VecEnv:
-        prepare_env(env_id)
-        hyperparams = hyperparams if hyperparams is not None else {}
-        backend = take_backend(hyperparams, env_id)
+    def create_test_env(*args: Any, **kwargs: Any) -> VecEnv:
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        given = call.arguments
+        prepare_env(given["env_id"])
+        hyperparams = given["hyperparams"] = given["hyperparams"] or {}
+        backend = take_backend(hyperparams, given["env_id"])
         if backend is not None:
-            settings: dict[str, Any] = {"seed": seed, "monitor_dir": log_dir, "vec_env_cls": options.get("vec_env_cls")}
-            settings |= {"wrapper_class": rl_zoo3.utils.get_wrapper_class(hyperparams), "env_kwargs": env_kwargs or {}}
-            if should_render:
-                settings["env_kwargs"] = {"render_mode": "human", **settings["env_kwargs"]}
+            env_kwargs = given["env_kwargs"] or {}
+            if given["should_render"]:
+                env_kwargs = {"render_mode": "human", **env_kwargs}
                 if backend.name in ("envpool", "ale"):  # which cannot show the environment
                     backend = backend._replace(name="gymnasium")
-            make: Callable[..., VecEnv] = functools.partial(backend.make, **settings)
-            options["vec_env_cls"] = lambda env_fns, **vec_env_kwargs: make(len(env_fns), vec_env_kwargs=vec_env_kwargs)
-        return create(env_id, n_envs, stats_path, seed, log_dir, should_render, hyperparams, env_kwargs, **options)
+            make: Callable[..., VecEnv] = functools.partial(
+                backend.make,
+                seed=given["seed"],
+                monitor_dir=given["log_dir"],
+                wrapper_class=rl_zoo3.utils.get_wrapper_class(hyperparams),
+                env_kwargs=env_kwargs,
+                vec_env_cls=given["vec_env_cls"],
+            )
+            given["vec_env_cls"] = lambda env_fns, **vec_env_kwargs: make(n_envs=len(env_fns), vec_env_kwargs=vec_env_kwargs)
+        return create(*call.args, **call.kwargs)
 
     return create_test_env
 

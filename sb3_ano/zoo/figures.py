@@ -8,7 +8,6 @@ from pathlib import Path
 
 import matplotlib
 from matplotlib import pyplot as plt
-from stable_baselines3.common.monitor import LoadMonitorResultsError, load_results
 
 from sb3_ano._io import write_file
 
@@ -58,19 +57,14 @@ def _why_empty(command: str, values: argparse.Namespace) -> str:
         if not runs:
             reasons.append(f"there is no run of {env} in {', '.join(map(str, places))}")
         elif is_training:
-            longest = max(map(_n_episodes, runs))
+            # A monitor file has two lines before its episodes.
+            files = [[len(file.read_text().splitlines()) - 2 for file in run.glob("*.monitor.csv")] for run in runs]
+            longest = max(map(sum, files))
             window = f"has the {values.episode_window} episodes over which {values.y_axis} is averaged"
             reasons.append(f"no run of {env} {window}, the longest has {longest}; use -w {max(1, longest // 5)}")
         else:
             reasons.append(f"no run of {env} has two evaluations; train with a smaller --eval-freq")
     return "; ".join(reasons)
-
-
-def _n_episodes(run: Path) -> int:
-    try:
-        return len(load_results(str(run)))
-    except LoadMonitorResultsError:
-        return 0
 
 
 def _save_all(file: Path) -> None:

@@ -233,23 +233,19 @@ def comparable_results(values: argparse.Namespace) -> Fix:
 def _comparable(results: dict[str, Any], values: argparse.Namespace) -> dict[str, Any]:
     """Give every task what the plots expect of it.
 
-    :raises ValueError: if tasks cannot be shown together
+    :raises ValueError: if ``--iqm`` is asked for and the numbers of evaluations differ
     """
-    tasks = {env: series for env, series in results.items() if env != "results_table"}
-    for series in tasks.values():
-        for result in series.values():
-            if np.ndim(result["last_evals"]) == 0:  # all_plots of rl_zoo3 itself keeps one number of one run
-                result["last_evals"] = np.asarray(result["mean_per_eval"])[-1]
-    shown = {env: series for env, series in tasks.items() if env not in values.skip_envs}
-    shown = {env: series for env, series in shown.items() if env in values.keep_envs} if values.keep_envs else shown
-    counts = {env: len(result["timesteps"]) for env, series in shown.items() for result in series.values()}
+    left_out = ("results_table", *values.skip_envs)
+    series = [(env, result) for env, labels in results.items() if env not in left_out for result in labels.values()]
+    for _, result in series:
+        if np.ndim(result["last_evals"]) == 0:  # rl_zoo3 itself keeps one number of one run
+            result["last_evals"] = np.asarray(result["mean_per_eval"])[-1]
+    counts = {env: len(result["timesteps"]) for env, result in series}
     if len(set(counts.values())) > 1:
-        listed = ", ".join(f"{count} of {env}" for env, count in counts.items())
-        message = f"the numbers of evaluations differ ({listed})"
+        message = "the numbers of evaluations differ: " + ", ".join(f"{count} of {env}" for env, count in counts.items())
         if values.iqm:
-            raise ValueError(f"{message}, so --iqm is not possible; train with the same number, or use --skip-envs")
-        print(f"{message}: each task is shown by its last evaluation")
-        for series in tasks.values():
-            for result in series.values():
-                result.pop("mean_per_eval", None)  # without which the zoo makes no matrix of all evaluations
+            raise ValueError(f"{message}; --iqm needs equal numbers, --skip-envs leaves tasks out")
+        print(message)
+        for _, result in series:
+            result.pop("mean_per_eval", None)  # without them the zoo makes no matrix of all evaluations
     return results

@@ -60,6 +60,9 @@ class _SettingsLoader(yaml.SafeLoader):
             raise yaml.YAMLError(f"more than {_MAX_ALIASES} aliases")
         return super().compose_node(parent, index)
 
+    def reject(self, node: yaml.Node) -> Any:
+        raise _UnsafeTagError(node.tag.replace(_TAG, "!!python/"))
+
     def construct_class(self, name: str, node: yaml.Node) -> type:
         if (found := _library_class(name)) is None:
             raise _UnsafeTagError(f"the Python object {name}")
@@ -70,9 +73,6 @@ class _SettingsLoader(yaml.SafeLoader):
 
     def construct_ordered(self, node: yaml.SequenceNode) -> "OrderedDict[str, Any]":
         return OrderedDict(*self.construct_sequence(node, deep=True))
-
-    def reject(self, node: yaml.Node) -> Any:
-        raise _UnsafeTagError(node.tag.replace(_TAG, "!!python/"))
 
 
 _SettingsLoader.add_constructor(f"{_TAG}tuple", _SettingsLoader.construct_python_tuple)

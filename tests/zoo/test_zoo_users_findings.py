@@ -111,10 +111,10 @@ def test_tasks_of_different_length_are_explained(command):
     assert command("all_plots", "-a", "ano", *envs, "-f", "logs", "-o", "results", "--figure", "evaluations.png")[0] == 0
     status, output, _ = command("plot_from_file", "-i", "results.pkl", "--figure", "results.png")
     assert status == 0
-    assert "the numbers of evaluations differ (4 of CartPole-v1, 2 of Pendulum-v1)" in output
+    assert "the numbers of evaluations differ: 4 of CartPole-v1, 2 of Pendulum-v1" in output
     status, _, errors = command("plot_from_file", "-i", "results.pkl", "--figure", "results.png", "-r", "-iqm")
     assert status == 2
-    assert "so --iqm is not possible" in errors
+    assert "--iqm needs equal numbers" in errors
 
 
 def test_help_can_be_typed_and_names_the_defaults(command):  # users Z14 and Z15
