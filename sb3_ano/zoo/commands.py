@@ -75,7 +75,7 @@ def _with_study(arguments: Sequence[str], stack: ExitStack) -> list[str]:
 
 
 def _train(options: Options, stack: ExitStack) -> None:
-    manager = functools.partial(Manager, plan=plan_training(options))
+    manager = functools.partial(Manager, **plan_training(options))
     fixes.replace(stack, rl_zoo3.train, "ExperimentManager", manager)
 
 

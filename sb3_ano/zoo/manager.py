@@ -5,7 +5,7 @@ import contextlib
 import copy
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_ano._io import write_json
 from sb3_ano._registry import ALGORITHMS
-from sb3_ano.checkpoints import TrainingCheckpoints
+from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
 from sb3_ano.envs.make import prepare_env
 from sb3_ano.zoo.backends import Backend, register_backends, take_backend
 from sb3_ano.zoo.hyperparameters import check_hyperparameters, check_names, hyperparameter_file
-from sb3_ano.zoo.resume import Plan, Run, kept_monitor_files
+from sb3_ano.zoo.resume import kept_monitor_files, record_of
 from sb3_ano.zoo.tuning import register_tuning
 
 
@@ -33,7 +34,9 @@ class Manager(ExperimentManager):
     :param algo: zoo name of the algorithm
     :param positional: further arguments of the zoo's manager
     :param config: hyperparameter file; None takes the file that comes with the algorithm
-    :param plan: what to do about checkpoints; None writes none
+    :param arguments: command line of ``train``, which is recorded
+    :param checkpoint_freq: environment steps between checkpoints; negative for none, None for a checkpoint per minute
+    :param resumed: directory of the run to resume, or None
     :param options: keyword arguments of the zoo's manager
     """
 
@@ -47,7 +50,9 @@ class Manager(ExperimentManager):
         algo: str,
         *positional: Any,
         config: str | None = None,
-        plan: Plan | None = None,
+        arguments: Sequence[str] = (),
+        checkpoint_freq: int | None = -1,
+        resumed: Path | None = None,
         **options: Any,
     ) -> None:
         # The zoo looks for the files of all algorithms in its own package.
@@ -55,37 +60,39 @@ class Manager(ExperimentManager):
             config = str(hyperparameter_file(algo))
         super().__init__(args, algo, *positional, config=config, **options)
         self.backend: Backend | None = None
-        self.plan = plan
-        self.resumed = plan.run if plan is not None else None
-        self.run: Run | None = None
-        if self.resumed is not None:
-            self.save_path, self.params_path = str(self.resumed.directory), str(self.resumed.record.parent)
+        self.checkpoint_freq = checkpoint_freq
+        self.resumed = resumed
+        if resumed is not None:
+            self.save_path, self.params_path = str(resumed), str(record_of(resumed).parent)
+        self.record = {"arguments": list(arguments), "seed": self.seed, "checkpoint_freq": checkpoint_freq, "finished": False}
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
         """Set up the experiment; a run that cannot start leaves no directory, which ``enjoy`` would take for a run."""
         directory = Path(self.save_path)
         is_new = not directory.exists()
+        # Without a checkpoint the run restarts, and so do its files.
+        resumes = self.resumed is not None and newest_checkpoint(self.checkpoints, lambda line: None) is not None
         with no_empty_directories(directory.parent, directory.parent.parent):
             try:
-                with kept_monitor_files(self) if self.resumed and self.resumed.has_checkpoint() else contextlib.nullcontext():
+                with kept_monitor_files(self) if resumes else contextlib.nullcontext():
                     result = super().setup_experiment()
             except Exception:
                 if is_new:
                     shutil.rmtree(directory, ignore_errors=True)
                 raise
-        if result is not None and self.plan is not None:
-            self._write_checkpoints(result[0], self.plan)
+        if result is not None and isinstance(result[0], OnPolicyAlgorithm) and (self.checkpoint_freq or 1) > 0:
+            write_json(record_of(directory), self.record)
+            self.callbacks.append(
+                TrainingCheckpoints(
+                    self.checkpoints, self.checkpoint_freq, resume=self.resumed is not None, verbose=self.verbose
+                )
+            )
         return result
 
-    def _write_checkpoints(self, model: BaseAlgorithm, plan: Plan) -> None:
-        if not isinstance(model, OnPolicyAlgorithm) or (plan.checkpoint_freq or 1) < 0:
-            return
-        self.run = plan.run or Run(Path(self.save_path), plan.arguments, self.seed, plan.checkpoint_freq)
-        self.run.write()
-        resume = plan.run is not None
-        self.callbacks.append(
-            TrainingCheckpoints(self.run.checkpoints, plan.checkpoint_freq, resume=resume, verbose=self.verbose)
-        )
+    @property
+    def checkpoints(self) -> Path:
+        """Directory of the checkpoints."""
+        return Path(self.save_path) / "checkpoints"
 
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read and check hyperparameters; a resumed run has those that it was started with.
@@ -93,7 +100,7 @@ class Manager(ExperimentManager):
         :raises ValueError: if a key is unknown or a value is invalid
         """
         if self.resumed is not None:
-            print(f"Resuming {self.resumed.directory}")
+            print(f"Resuming {self.resumed}")
             # The directory is the user's own. The zoo writes Python objects into it.
             saved = dict(yaml.unsafe_load(Path(self.params_path, "config.yml").read_text()))
             return copy.deepcopy(saved), saved
@@ -163,12 +170,13 @@ class Manager(ExperimentManager):
         :param model: trained model
         """
         super().save_trained_model(model)
-        if self.run is None:
+        if not record_of(Path(self.save_path)).exists():
             return
         if model.num_timesteps < self.n_timesteps:
             print(f"The training ended after {model.num_timesteps} of {self.n_timesteps} steps; --resume continues it")
             return
-        self.run.finish()
+        write_json(record_of(Path(self.save_path)), {**self.record, "finished": True})
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
 
 
 def manager_for(args: argparse.Namespace, algo: str, *positional: Any, **options: Any) -> ExperimentManager:

@@ -101,9 +101,7 @@ def check_settings(file: Path) -> None:
     try:
         settings = yaml.load(file.read_text(encoding="utf-8"), Loader=_SettingsLoader)
     except _UnsafeTagError as error:
-        raise ValueError(
-            f"{file} asks for {error}, which runs code when it is read; if you trust its source, use --trust-remote-code"
-        ) from error
+        raise _unsafe(file, f"{error}, which runs code when it is read") from error
     except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not YAML as the zoo writes it: {error}") from error
     if not isinstance(settings, dict):
@@ -112,16 +110,14 @@ def check_settings(file: Path) -> None:
         for name in _names(settings.get(key)):
             found = name if isinstance(name, type) else _library_class(str(name))
             if found is None or not issubclass(found, kind) or issubclass(found, _WRITERS):
-                raise ValueError(
-                    f"{file}: {key}={str(name)[:100]!r} would be imported and called, and is not a {kind.__name__} of the "
-                    "libraries that the zoo works with; if you trust where it comes from, use --trust-remote-code"
-                )
+                raise _unsafe(file, f"{key}={str(name)[:100]!r}, which is called and is no {kind.__name__} of a known library")
     normalize = settings.get("normalize")
     if isinstance(normalize, str) and not _is_plain(normalize):
-        raise ValueError(
-            f"{file}: normalize={normalize!r} would be evaluated and is more than a dictionary of plain values; "
-            "if you trust where it comes from, use --trust-remote-code"
-        )
+        raise _unsafe(file, f"normalize={normalize!r}, which is evaluated and more than a dictionary of plain values")
+
+
+def _unsafe(file: Path, what: str) -> ValueError:
+    return ValueError(f"{file} holds {what}; if you trust its author, use --trust-remote-code")
 
 
 def _names(called: Any) -> list[Any]:

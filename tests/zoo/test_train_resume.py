@@ -17,8 +17,8 @@ import pytest
 from stable_baselines3.common.monitor import load_results
 
 from sb3_ano import ANO
+from sb3_ano._io import write_json
 from sb3_ano.checkpoints.files import checkpoint_files, read_checkpoint
-from sb3_ano.zoo import manager, resume
 from tests.common import parameters
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -178,60 +178,26 @@ def test_no_moment_is_wrong_for_a_kill(env_id, run, tmp_path):
     print(f"{env_id}: {kills} kills in {trainings} trainings")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("env_id", TASKS)
-def test_users_processes_are_killed_and_go_on(env_id, tmp_path):
-    """The same through processes as a user starts them, which import everything anew."""
-
-    def start(folder: str, *options: str) -> subprocess.Popen:
-        (tmp_path / folder).mkdir(exist_ok=True)
-        return subprocess.Popen(
-            [sys.executable, str(ROOT / "zoo_runner.py"), *arguments_for(env_id), *options],
-            cwd=tmp_path / folder,
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    whole = start("whole")
-    assert (whole.communicate()[1], whole.returncode) == (None, 0)
-    for evaluations, options in ((1, []), (2, ["--resume"])):
-        process = start("killed", *options)
-        seen = 0
-        for line in process.stdout:
-            seen += line.startswith("Eval num_timesteps")
-            if seen == evaluations:
-                process.kill()
-                break
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
-    resumed = start("killed", "--resume")
-    assert "TrainingCheckpoints: goes on from" in resumed.communicate()[0]
-    assert resumed.returncode == 0
-    require_same(final_state(tmp_path / "killed", env_id), final_state(tmp_path / "whole", env_id))
-
-
-def written_run(name: str, *arguments: str, **settings: Any) -> resume.Run:
-    run = resume.Run(Path("logs/ano") / name, [*WHICH, *arguments], 7, None, **settings)
-    run.write()
+def written_run(name: str, *arguments: str, finished: bool = False) -> Path:
+    run = Path("logs/ano") / name
+    record = {"arguments": [*WHICH, *arguments], "seed": 7, "checkpoint_freq": None, "finished": finished}
+    write_json(run / name.rsplit("_", 1)[0] / "run.json", record)
     return run
 
 
 @pytest.fixture
-def planned(zoo, monkeypatch) -> Callable[..., tuple[resume.Plan, argparse.Namespace]]:
-    """Runs ``train`` up to where it makes the manager, and returns its plan and the options that the zoo gets."""
-    made: list[tuple[resume.Plan, argparse.Namespace]] = []
+def planned(zoo, monkeypatch) -> Callable[..., tuple[argparse.Namespace, dict[str, Any]]]:
+    """Runs ``train --resume`` up to where it makes the manager, and returns the options of the zoo and the manager's own."""
+    made: list[tuple[argparse.Namespace, dict[str, Any]]] = []
 
-    class Stop(manager.Manager):
-        def __init__(self, args, *rest, plan, **options):
-            made.append((plan, args))
-            raise SystemExit(0)
+    def stop(args, *rest, **own):
+        made.append((args, own))
+        raise SystemExit(0)
 
-    monkeypatch.setattr("sb3_ano.zoo.commands.Manager", Stop)
+    monkeypatch.setattr("sb3_ano.zoo.commands.Manager", stop)
 
-    def plan(options: str = "", which: list[str] = WHICH) -> tuple[resume.Plan, argparse.Namespace]:
-        zoo(f"train {' '.join(which)} --resume {options}")
+    def plan(options: str = "") -> tuple[argparse.Namespace, dict[str, Any]]:
+        zoo(f"train {' '.join(WHICH)} --resume {options}")
         return made.pop()
 
     return plan
@@ -240,18 +206,16 @@ def planned(zoo, monkeypatch) -> Callable[..., tuple[resume.Plan, argparse.Names
 def test_the_run_that_was_started_last_resumes_with_its_own_options(planned):
     for number in (1, 2, 10):
         written_run(f"CartPole-v1_{number}", "-n", str(1000 * number), "-params", "n_steps:8")
-    plan, args = planned("-P --verbose 0")
-    assert plan.run.directory == Path("logs/ano/CartPole-v1_10")
+    args, own = planned("-P --verbose 0")
+    assert own["resumed"] == Path("logs/ano/CartPole-v1_10")
     assert (args.n_timesteps, args.seed, args.hyperparams) == (10_000, 7, {"n_steps": 8})
     assert (args.progress, args.verbose, args.log_folder) == (True, 0, "logs")
     assert not {"resume", "checkpoint_freq"} & set(vars(args))
 
 
-def test_without_a_run_a_new_one_starts(planned, capsys):
-    plan, args = planned("-n 5 --checkpoint-freq 9")
-    assert (plan.run, plan.checkpoint_freq, args.n_timesteps) == (None, 9, 5)
-    Path("logs/ano/CartPole-v1_2").mkdir(parents=True)
-    assert planned("-n 5")[0].run is None
+def test_without_a_run_a_new_one_starts(planned):
+    args, own = planned("-n 5 --checkpoint-freq 9")
+    assert ("resumed" in own, own["checkpoint_freq"], args.n_timesteps) == (False, 9, 5)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +239,7 @@ def test_a_finished_run_is_left_alone(zoo):
 )
 def test_options_may_be_given_again(same, planned):
     written_run("CartPole-v1_1", "-n", "1000")
-    assert planned(same)[0].run is not None
+    assert "resumed" in planned(same)[1]
 
 
 @pytest.mark.parametrize("other", ["-n 2000", "--seed 8", "-params n_envs:2", "-tb runs", "--eval-freq 10"])
@@ -299,7 +263,7 @@ def test_impossible_options_are_rejected(options, message, zoo):
 
 
 def test_a_damaged_record_is_named(zoo):
-    written_run("CartPole-v1_1").record.write_text('{"arguments": [')
+    (written_run("CartPole-v1_1") / "CartPole-v1" / "run.json").write_text('{"arguments": [')
     assert "run.json is damaged" in zoo(f"train {' '.join(WHICH)} --resume", status=2).errors
 
 
