@@ -15,29 +15,11 @@ from sb3_ano.envs import register_atari
 from sb3_ano.zoo.backends import take_backend
 from tests.envs.backends import needs_atari, needs_envpool
 
-CHEETAH = {
-    "policy": "MlpPolicy",
-    "n_timesteps": 512,
-    "n_steps": 128,
-    "batch_size": 128,
-    "n_epochs": 1,
-    "n_envs": 2,
-    "normalize": True,
-    "frame_stack": 2,
-    "backend": "envpool",
-}
 ATARI_WRAPPER = "stable_baselines3.common.atari_wrappers.AtariWrapper"
-BREAKOUT = {
-    "policy": "CnnPolicy",
-    "n_timesteps": 512,
-    "n_steps": 128,
-    "batch_size": 256,
-    "n_epochs": 1,
-    "n_envs": 4,
-    "frame_stack": 4,
-    "env_wrapper": [ATARI_WRAPPER],
-    "policy_kwargs": "dict(features_extractor_kwargs=dict(features_dim=16))",
-}
+COMMON = {"n_timesteps": 512, "n_steps": 128, "n_epochs": 1}
+CHEETAH = {**COMMON, "policy": "MlpPolicy", "batch_size": 128, "n_envs": 2, "normalize": True, "frame_stack": 2}
+BREAKOUT = {**COMMON, "policy": "CnnPolicy", "batch_size": 256, "n_envs": 4, "frame_stack": 4, "env_wrapper": [ATARI_WRAPPER]}
+BREAKOUT["policy_kwargs"] = "dict(features_extractor_kwargs=dict(features_dim=16))"
 FEW = "--eval-freq 1024 --eval-episodes 1 --seed 1"
 
 
@@ -83,7 +65,7 @@ def test_a_pool_and_processes_exclude_each_other(tmp_path):
 
 @needs_envpool
 def test_mujoco_is_trained_and_enjoyed_with_envpool(zoo, tmp_path):
-    (tmp_path / "own.yml").write_text(yaml.safe_dump({"HalfCheetah-v4": CHEETAH}))
+    (tmp_path / "own.yml").write_text(yaml.safe_dump({"HalfCheetah-v4": {**CHEETAH, "backend": "envpool"}}))
     trained = zoo(f"train --algo ano --env HalfCheetah-v4 -conf own.yml -n 2048 {FEW}")
     assert "Stacking 2 frames" in trained.output
     folder = tmp_path / "logs" / "ano" / "HalfCheetah-v4_1"
@@ -124,7 +106,7 @@ def test_the_zoos_own_algorithms_know_the_key_too(zoo):
 @needs_envpool
 @needs_atari
 def test_what_a_backend_cannot_do_is_one_clear_line(changes, message, zoo, tmp_path):
-    (tmp_path / "own.yml").write_text(yaml.safe_dump({"HalfCheetah-v4": CHEETAH | changes}))
+    (tmp_path / "own.yml").write_text(yaml.safe_dump({"HalfCheetah-v4": {**CHEETAH, "backend": "envpool", **changes}}))
     finished = zoo("train --algo ano --env HalfCheetah-v4 -conf own.yml", status=2)
     assert finished.errors.startswith("error: ")
     assert message in finished.errors

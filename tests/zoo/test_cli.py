@@ -46,15 +46,6 @@ def test_an_agent_is_trained_enjoyed_and_trained_further(algo, zoo, tmp_path):
     assert "Loading pretrained agent" in zoo(f"{which} {few} -i {folder}/CartPole-v1.zip").output, "options alone mean train"
 
 
-@pytest.mark.slow
-def test_mujoco_trains_with_normalization(zoo, tmp_path):
-    few = "-n 256 --eval-freq 64 --eval-episodes 1 -params n_envs:2 n_steps:64 batch_size:32"
-    zoo(f"train --algo ano --env Hopper-v5 {few}")
-    assert (tmp_path / "logs" / "ano" / "Hopper-v5_1" / "Hopper-v5" / "vecnormalize.pkl").is_file()
-    assert (tmp_path / "logs" / "ano" / "Hopper-v5_1" / "best_model.zip").is_file()
-    zoo("enjoy --algo ano --env Hopper-v5 --no-render -n 50")
-
-
 def test_a_custom_file_and_a_custom_shape_are_used(zoo, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "zoo_shapes.py").write_text("import torch\ndef mine(x):\n    return 1 + x - torch.sqrt(1 + x * x)\n")
