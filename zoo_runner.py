@@ -5,4 +5,4 @@ import sys
 from sb3_ano.zoo.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(program="python zoo_runner.py"))

@@ -29,7 +29,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "_registry": ({"algorithms"}, {"stable_baselines3"}),
     "hub": (BASE | {"_registry", "algorithms", "shaping", "envs", "checkpoints"}, HUB),
     "zoo": (
-        BASE | {"_registry", "algorithms", "shaping", "envs", "checkpoints", "hub", "cli", "bench.scores"},
+        BASE | {"_registry", "algorithms", "shaping", "envs", "checkpoints", "hub", "cli"},
         ZOO | {"matplotlib", "pandas"},
     ),
     "bench": (

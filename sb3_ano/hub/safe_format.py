@@ -271,7 +271,7 @@ def _prepared_env(agent: StoredAgent, env: GymEnv | str) -> VecEnv:
 def _build(
     agent: StoredAgent, env: VecEnv | None, device: torch.device | str, restored: dict[str, Any]
 ) -> ShapedPolicyAlgorithm:
-    model = agent.algorithm(agent.policy, env, device=device, _init_setup_model=False)  # type: ignore[arg-type]
+    model = agent.algorithm(agent.policy, env, device=device, _init_setup_model=False)
     vars(model).update(agent.attributes | restored | agent.spaces)
     if env is None:
         model.n_envs = agent.n_envs

@@ -1,18 +1,24 @@
 """The RL Zoo with ANO, SPO and PAPO in it.
 
-After ``register()``, every entry point of rl_zoo3 in the same process knows ``ano``, ``spo`` and ``papo`` and finds their
-hyperparameters; ``python -m sb3_ano.zoo`` is the command line.
+After ``register()``, ``rl_zoo3.train.train()`` in the same process knows ``ano``, ``spo`` and ``papo`` and finds their
+hyperparameters. ``python -m sb3_ano.zoo`` is the command line.
 """
+
+from sb3_ano.extras import missing_extra
 
 __all__ = ["register"]
 
 
 def register() -> None:
-    """Add ``ano``, ``spo`` and ``papo`` to the RL Zoo of this process; calling it again changes nothing.
+    """Add the algorithms of this package to the RL Zoo of this process; a second call changes nothing.
 
-    :raises MissingExtraError: if rl-zoo3 is not installed
+    Algorithms of others stay as they are.
+
+    :raises MissingExtraError: if rl-zoo3 or one of its dependencies is not installed
     """
-    # The zoo takes seconds to import, which the command line's help need not wait for.
-    from sb3_ano.zoo.registration import register_algorithms
-
+    try:
+        # Importing the zoo takes seconds, which the command line's help does not need.
+        from sb3_ano.zoo.manager import register_algorithms
+    except ModuleNotFoundError as error:
+        raise missing_extra("zoo", str(error.name).partition(".")[0]) from error
     register_algorithms()

@@ -1,186 +1,151 @@
-"""The zoo's commands, each with what has to be in place before it runs."""
+"""The zoo's commands: what is set up before the zoo's own code runs, and removed after it."""
 
 import argparse
-import contextlib
-import dataclasses
+import functools
 import importlib
 import os
 import runpy
 import sys
 import warnings
-from argparse import Namespace
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-from sb3_ano.zoo import register
-from sb3_ano.zoo.options import TRAIN_PREPARATIONS, named_in
+import rl_zoo3.train
 
-OWN = ("ano", "spo", "papo")
+from sb3_ano._registry import ALGORITHMS
+from sb3_ano.envs import explained_missing_packages, register_atari
+from sb3_ano.zoo import fixes
+from sb3_ano.zoo.manager import Manager, no_empty_directories
+from sb3_ano.zoo.parsing import Options, added_options
+from sb3_ano.zoo.resume import plan_training
+from sb3_ano.zoo.settings import is_trusted, require_trust
 
 
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """A command of the zoo.
+def run_command(name: str, arguments: Sequence[str], program: str) -> None:
+    """Run a command of the zoo.
 
-    :param summary: what it does, in a few words
-    :param run: called with this package's options and the arguments that are left for the zoo
+    :param name: name of the command
+    :param arguments: command line without the command
+    :param program: program and command as the user typed them
+    :raises ValueError: if an option is invalid
+    :raises SystemExit: after help, or if nothing remains to be done
     """
+    prepare, needed = _COMMANDS[name]
+    with ExitStack() as stack:
+        stack.enter_context(explained_missing_packages())
+        stack.enter_context(warnings.catch_warnings())
+        # Imported before names are replaced, so that no module of the zoo keeps a replacement.
+        package = "rl_zoo3.plots" if prepare is _plot else "rl_zoo3"
+        if name not in _SCRIPTS:
+            importlib.import_module(f"{package}.{name}")
+        fixes.apply_fixes(stack, needed)
 
-    summary: str
-    run: Callable[[Namespace, list[str]], None]
+        def prepared(options: Options) -> argparse.Namespace:
+            if options.take("trust_remote_code"):
+                fixes.set_variable(stack, "TRUST_REMOTE_CODE", "1")  # which children inherit
+            if isinstance(env := getattr(options.values, "env", None), str):
+                register_atari(env)
+            prepare(options, stack)
+            return options.values
 
-
-def show_help(command: str) -> None:
-    """Have the zoo print its help on a command, with the default algorithm and environment, which ends with SystemExit."""
-    register()
-    original = argparse.HelpFormatter._get_help_string
-
-    def with_default(formatter: argparse.HelpFormatter, action: argparse.Action) -> str | None:
-        text = original(formatter, action)
-        named = action.dest in ("algo", "env") and isinstance(action.default, str)
-        return f"{text} (default: %(default)s)" if named else text
-
-    argparse.HelpFormatter._get_help_string = with_default  # type: ignore[method-assign, assignment]
-    try:
-        _run_zoo(command)
-    finally:
-        argparse.HelpFormatter._get_help_string = original  # type: ignore[method-assign]
-
-
-# rl_zoo3 takes seconds to import, which help and typing errors need not wait for: it is imported when a command runs.
-
-
-def _run_zoo(command: str) -> None:
-    """Run the zoo's own code, with ``sys.argv`` as it is, and with what is broken in it repaired."""
-    from sb3_ano.zoo import repairs
-
-    repairs.apply_needed(repairs.COMMANDS.get(command, ()))
-    if command in ("train", "enjoy", *_PLOTS):
-        package = "rl_zoo3.plots" if command in _PLOTS else "rl_zoo3"
-        getattr(importlib.import_module(f"{package}.{command}"), command)()
-        return
-    with warnings.catch_warnings():
-        # Minibatches of odd sizes, because there are fewer environments than in training, do not matter for acting.
-        warnings.filterwarnings("ignore", "batch_size=.* does not divide the rollout", UserWarning)
-        # A repair may have imported the module; as a command it runs anew, as "python -m" would.
-        warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning, module="runpy")
-        warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning, module="<frozen runpy>")
-        runpy.run_module(f"rl_zoo3.{command}", run_name="__main__")
-
-
-def _give(arguments: Sequence[str]) -> None:
-    """Make these the arguments that the zoo parses."""
-    sys.argv[1:] = arguments
-
-
-def _train(options: Namespace, arguments: list[str]) -> None:
-    register()
-    for name in TRAIN_PREPARATIONS:
-        arguments = importlib.import_module(name).prepare(options, arguments)
-    _give(arguments)
-    _run_zoo("train")
-
-
-def _enjoy(options: Namespace, arguments: list[str]) -> None:
-    register()
-    arguments = _from_logs(arguments)
-    if not (_has_display() or named_in(arguments).no_render):
-        print("There is no display to show the agent on, so that only its returns are printed; record_video makes a video")
-        arguments = [*arguments, "--no-render"]
-    _give(arguments)
-    with _guarded_downloads():
-        _run_zoo("enjoy")
-
-
-def _record(command: str) -> Callable[[Namespace, list[str]], None]:
-    def run(options: Namespace, arguments: list[str]) -> None:
-        register()
-        _give(_from_logs(arguments))
-        with _software_rendering():
-            _run_zoo(command)
-
-    return run
-
-
-def _benchmark(options: Namespace, arguments: list[str]) -> None:
-    register()
-    with _guarded_downloads():
-        _run_zoo("benchmark")
-
-
-def _plot(command: str) -> Callable[[Namespace, list[str]], None]:
-    def run(options: Namespace, arguments: list[str]) -> None:
-        register()
-        from sb3_ano.zoo.figures import figures
-
-        with figures(options.figure, has_display=_has_display()):
-            _run_zoo(command)
-
-    return run
-
-
-def _push_to_hub(options: Namespace, arguments: list[str]) -> None:
-    register()
-    from sb3_ano.zoo.hub_commands import explained, push
-
-    with _software_rendering(), explained("push to the Hub"):
-        if named_in(arguments).algo in OWN:
-            push(arguments)
+        stack.enter_context(added_options(name, arguments, program, prepared))
+        if name in _SCRIPTS:
+            # With fewer environments than in training, minibatches can have odd sizes, which does not matter for acting.
+            warnings.filterwarnings("ignore", "batch_size=.* does not divide the rollout", UserWarning)
+            # As a command, a module that has been imported runs a second time, as with "python -m".
+            warnings.filterwarnings("ignore", ".*found in sys.modules", RuntimeWarning)
+            runpy.run_module(f"rl_zoo3.{name}", run_name="__main__")
         else:
-            _run_zoo("push_to_hub")
+            # rl_zoo3.plots has functions of its modules' names, which hide the modules.
+            getattr(sys.modules[f"{package}.{name}"], name)()
 
 
-def _load_from_hub(options: Namespace, arguments: list[str]) -> None:
-    register()
-    from sb3_ano.zoo.downloads import require_trust
-    from sb3_ano.zoo.hub_commands import explained, load
+def _train(options: Options, stack: ExitStack) -> None:
+    values = options.values
+    if values.optimize_hyperparameters:
+        # A search that cannot start leaves no directory.
+        directory = Path(values.log_folder, values.algo, "searches")
+        stack.enter_context(no_empty_directories(directory, directory.parent, directory.parent.parent))
+    manager = functools.partial(Manager, **plan_training(options))
+    fixes.replace(stack, rl_zoo3.train, "ExperimentManager", manager)
 
-    if named_in(arguments).algo in OWN and not options.trust_remote_code:
-        load(arguments)
-        return
+
+def _enjoy(options: Options, stack: ExitStack) -> None:
+    _take_from_logs(options)
+    if not (_has_display() or options.values.no_render):
+        print("There is no display to show the agent on, so only its returns are printed; record_video makes a video")
+        options.values.no_render = True
+
+
+def _record(options: Options, stack: ExitStack) -> None:
+    _take_from_logs(options)
+    _render_without_display(stack)
+
+
+def _benchmark(options: Options, stack: ExitStack) -> None:
+    """Prepare nothing."""
+
+
+def _plot(options: Options, stack: ExitStack) -> None:
+    from sb3_ano.zoo.figures import figures  # imports pyplot, which only plots need
+
+    if options.command == "plot_from_file":
+        fixes.apply_fixes(stack, [fixes.comparable_results(options.values)])
+    # Without a legend there are no curves, which is an error with its reason.
+    warnings.filterwarnings("ignore", "No artists with labels found", UserWarning)
+    file = options.take("figure")
+    stack.enter_context(figures(options.command, options.values, file, has_display=_has_display()))
+
+
+def _push_to_hub(options: Options, stack: ExitStack) -> None:
+    from sb3_ano.zoo.hub_commands import push
+
+    _render_without_display(stack)
+    if options.values.algo in ALGORITHMS:
+        push(options.values)
+        raise SystemExit(0)
+
+
+def _load_from_hub(options: Options, stack: ExitStack) -> None:
+    from sb3_ano.zoo.hub_commands import load
+
+    if options.values.algo in ALGORITHMS and not is_trusted():
+        load(options.values)
+        raise SystemExit(0)
     require_trust()
-    with explained("load from the Hub"):
-        _run_zoo("load_from_hub")
 
 
-def _from_logs(arguments: list[str]) -> list[str]:
-    """Take agents from where ``train`` writes them; the zoo's default, a folder of agents to download, is left for others."""
-    named = named_in(arguments)
-    if named.folder is not None:
-        return arguments
-    trained = any(Path("logs", named.algo).glob(f"{named.env.replace('/', '-')}_*"))
-    return [*arguments, "-f", "logs"] if named.algo in OWN or trained else arguments
+def _take_from_logs(options: Options) -> None:
+    """Take agents from where ``train`` writes them, if ``-f`` is not given; the zoo downloads others to another directory."""
+    values = options.values
+    trained = any(Path("logs", values.algo).glob(f"{values.env}_*"))
+    if (values.algo in ALGORITHMS or trained) and "folder" not in options.given():
+        values.folder = "logs"
 
 
-def _guarded_downloads() -> contextlib.AbstractContextManager[None]:
-    """The zoo downloads agents that it does not find, which are pickles, and loads them."""
-    from sb3_ano.zoo.downloads import guarded_downloads
+def _render_without_display(stack: ExitStack) -> None:
+    from sb3_ano.hub.video import software_rendering  # only videos need it
 
-    return guarded_downloads()
+    stack.enter_context(software_rendering())
 
 
 def _has_display() -> bool:
     return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def _software_rendering() -> contextlib.AbstractContextManager[None]:
-    from sb3_ano.hub.video import software_rendering
-
-    return software_rendering()
-
-
-_PLOTS = ("plot_train", "all_plots", "plot_from_file")
-COMMANDS: dict[str, Command] = {
-    "train": Command("train an agent with the hyperparameters that come with it; also what bare options mean", _train),
-    "enjoy": Command("load a trained agent from the folder logs, run it and print its returns", _enjoy),
-    "record_video": Command("record a trained agent", _record("record_video")),
-    "record_training": Command(
-        "record an agent's best and final states and its checkpoints, in one video", _record("record_training")
-    ),
-    "benchmark": Command("evaluate all agents in a folder, and tabulate their returns", _benchmark),
-    "plot_train": Command("plot the returns of training episodes", _plot("plot_train")),
-    "all_plots": Command("plot and tabulate evaluations of several algorithms, and keep them in a file", _plot("all_plots")),
-    "plot_from_file": Command("plot what all_plots has kept", _plot("plot_from_file")),
-    "push_to_hub": Command("evaluate and record an agent, and put it on the Hugging Face Hub", _push_to_hub),
-    "load_from_hub": Command("download an agent into the folder that train would have left", _load_from_hub),
+_SCRIPTS = ("record_video", "record_training", "benchmark", "push_to_hub", "load_from_hub")
+_AGENTS = (fixes.unsafe_settings, fixes.newest_run_without_agent)
+_DOWNLOADS = (*_AGENTS, fixes.untrusted_downloads, fixes.missing_optional_file)
+_COMMANDS: dict[str, tuple[Callable[[Options, ExitStack], None], tuple[fixes.Fix, ...]]] = {
+    "train": (_train, ()),
+    "enjoy": (_enjoy, _DOWNLOADS),
+    "record_video": (_record, _AGENTS),
+    "record_training": (_record, (*_AGENTS, fixes.child_processes, fixes.missing_ffmpeg)),
+    "benchmark": (_benchmark, (*_DOWNLOADS, fixes.child_processes)),
+    "plot_train": (_plot, ()),
+    "all_plots": (_plot, (fixes.single_runs,)),
+    "plot_from_file": (_plot, ()),
+    "push_to_hub": (_push_to_hub, (*_AGENTS, fixes.missing_metadata, fixes.missing_ffmpeg)),
+    "load_from_hub": (_load_from_hub, (fixes.missing_optional_file,)),
 }

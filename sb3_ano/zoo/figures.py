@@ -1,75 +1,76 @@
-"""The zoo's plots as files, with or without a display."""
+"""The zoo's plots as files, and the reason if a plot is empty."""
 
+import argparse
 import contextlib
-import os
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
-from sb3_ano.extras import missing_extra
+import matplotlib
+from matplotlib import pyplot as plt
 
-try:
-    import matplotlib
-    from matplotlib import pyplot as plt
-    from matplotlib.backend_bases import FigureCanvasBase
-except ImportError as error:
-    raise missing_extra("zoo", error.name or "matplotlib") from error
+from sb3_ano._io import write_file
 
 
 @contextlib.contextmanager
-def figures(file: str | os.PathLike[str] | None, *, has_display: bool) -> Iterator[None]:
-    """Where the figures of the block go that ``plt.show`` would show.
+def figures(command: str, values: argparse.Namespace, file: str | None, *, has_display: bool) -> Iterator[None]:
+    """Write the figures that a plot command in the block would show.
 
-    :param file: picture to write when the block ends, instead of showing it; of several figures, the second goes to
-        ``NAME-2``, and so on; None shows them
-    :param has_display: whether they can be shown
-    :raises ValueError: if matplotlib does not write files of this kind
-    :raises FileNotFoundError: if the folder is not there
+    :param command: plot command of the zoo
+    :param values: options of the command
+    :param file: file to write; further figures are written to ``NAME-2``, and so on; None shows them
+    :param has_display: whether figures can be shown
+    :raises ValueError: if nothing is plotted, or matplotlib does not write files of this format
     """
-    if file is not None:
-        _require_writable(Path(file))
-    if file is None and has_display:
-        yield
-        return
-    matplotlib.use("agg")
-    show = plt.show
-    plt.show = lambda *args, **kwargs: None
+    show, is_shown = plt.show, file is None and has_display
+    if not is_shown:
+        matplotlib.use("agg")
+
+    def show_drawn(*args: object, **kwargs: object) -> None:
+        if not any(axes.has_data() for number in plt.get_fignums() for axes in plt.figure(number).axes):
+            raise ValueError(_why_empty(command, values))
+        if is_shown:
+            show(*args, **kwargs)
+
+    plt.show = show_drawn
     try:
         yield
-        if file is None:
+        if file is not None:
+            show_drawn()
+            _save_all(Path(file))
+        elif not has_display:
             print("There is no display to show the plots on: --figure FILE writes them")
-        else:
-            save_all(Path(file))
     finally:
         plt.show = show
         plt.close("all")
 
 
-def _require_writable(file: Path) -> None:
-    kinds = sorted(FigureCanvasBase.get_supported_filetypes())
-    if file.suffix[1:].lower() not in kinds:
-        raise ValueError(f"--figure={str(file)!r} is not allowed; allowed are files that end in .{', .'.join(kinds)}")
-    if not file.parent.is_dir():
-        raise FileNotFoundError(f"--figure={str(file)!r} is in no folder that exists")
+def _why_empty(command: str, values: argparse.Namespace) -> str:
+    if command == "plot_from_file":
+        return f"{values.input} holds no results for these options"
+    is_training = command == "plot_train"
+    folders, algorithms = ([values.exp_folder], [values.algo]) if is_training else (values.exp_folders, values.algos)
+    places = [Path(folder) / algorithm.lower() for folder in folders for algorithm in algorithms]
+    reasons = []
+    for env in values.env:
+        runs = [run for place in places if place.is_dir() for run in place.iterdir() if env in run.name and run.is_dir()]
+        if not runs:
+            reasons.append(f"there is no run of {env} in {', '.join(map(str, places))}")
+        elif is_training:
+            # A monitor file has two lines before its episodes.
+            files = [[len(file.read_text().splitlines()) - 2 for file in run.glob("*.monitor.csv")] for run in runs]
+            longest = max(map(sum, files))
+            window = f"has the {values.episode_window} episodes over which {values.y_axis} is averaged"
+            reasons.append(f"no run of {env} {window}, the longest has {longest}; use -w {max(1, longest // 5)}")
+        else:
+            reasons.append(f"no run of {env} has two evaluations; train with a smaller --eval-freq")
+    return "; ".join(reasons)
 
 
-def save_all(file: Path) -> list[Path]:
-    """Write all figures of pyplot, and say what is where.
-
-    :param file: of the first figure
-    :raises ValueError: if nothing was drawn
-    """
-    drawn = [plt.figure(number) for number in plt.get_fignums()]
-    if not any(axes.has_data() for figure in drawn for axes in figure.axes):
-        raise ValueError(f"no run fits the options, so that there is nothing to write to {file}")
-    written = []
-    for place, figure in enumerate(drawn, 1):
-        path = file if place == 1 else file.with_stem(f"{file.stem}-{place}")
-        partial = path.with_name(f".{path.name}")
-        try:
-            figure.savefig(partial, format=path.suffix[1:].lower())
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+def _save_all(file: Path) -> None:
+    for position, number in enumerate(plt.get_fignums(), 1):
+        figure, content = plt.figure(number), io.BytesIO()
+        figure.savefig(content, format=file.suffix[1:].lower())
+        path = file if position == 1 else file.with_stem(f"{file.stem}-{position}")
+        write_file(path, content.getvalue())
         print(f"{figure.get_label() or 'Figure'}: {path}")
-        written.append(path)
-    return written

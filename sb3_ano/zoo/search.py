@@ -13,15 +13,12 @@ from typing import Any
 
 import numpy as np
 import optuna
-import pandas as pd
 import yaml
-from matplotlib import pyplot as plt
 from optuna import storages
 from optuna.samplers import BaseSampler
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import MaxTrialsCallback
 from optuna.trial import FrozenTrial, TrialState
-from optuna.visualization.matplotlib import plot_optimization_history, plot_param_importances
 from rl_zoo3.callbacks import TrialEvalCallback
 from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
@@ -218,6 +215,8 @@ class SearchMixin(ExperimentManager):
 
     def _report(self, study: optuna.Study) -> None:
         """Write trials, figures and the best hyperparameters, and print the best trials and how to train with them."""
+        import pandas as pd  # here and below: start-up does not wait for what only a finished search needs
+
         directory = self._search_directory
         trials = study.trials_dataframe()
         write_file(directory / "trials.csv", trials.to_csv(index=False))
@@ -326,6 +325,9 @@ def draw_search(study: optuna.Study, directory: Path, with_importances: bool) ->
     :param directory: directory for ``history.png`` and ``importances.png``
     :param with_importances: whether to draw the importances, too
     """
+    from matplotlib import pyplot as plt
+    from optuna.visualization.matplotlib import plot_optimization_history, plot_param_importances
+
     plots: dict[str, Callable[..., Any]] = {"history.png": plot_optimization_history}
     if with_importances:
         plots["importances.png"] = plot_param_importances

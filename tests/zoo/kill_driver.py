@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from rl_zoo3 import train  # noqa: F401  # what the children would import
 
-from sb3_ano.zoo import cli, registration  # noqa: F401
+from sb3_ano.zoo import cli, commands  # noqa: F401
 
 
 def start(arguments: list[str], folder: str, output: Path) -> int:
@@ -27,7 +27,6 @@ def start(arguments: list[str], folder: str, output: Path) -> int:
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
-        sys.argv = ["zoo_runner.py", *arguments]
         status = cli.main(arguments)
         sys.stdout.flush()
         sys.stderr.flush()

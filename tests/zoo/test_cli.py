@@ -1,7 +1,5 @@
-"""The zoo's command line, run as a user runs it: another process, another folder."""
+"""The zoo's command line, and what ``register`` does to the zoo."""
 
-import contextvars
-import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -10,190 +8,123 @@ import pytest
 import rl_zoo3
 import yaml
 
+import sb3_ano.cli
+from sb3_ano._registry import ALGORITHMS
 from sb3_ano.zoo import cli
-from sb3_ano.zoo.commands import COMMANDS, OWN
-from sb3_ano.zoo.registration import ALGORITHMS
+from sb3_ano.zoo.commands import _COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
-ZOO_RUNNER = [str(ROOT / "zoo_runner.py")]
-MODULE = ["-m", "sb3_ano.zoo"]
+ENTRIES = {
+    "python zoo_runner.py": [str(ROOT / "zoo_runner.py")],
+    "python -m sb3_ano.zoo": ["-m", "sb3_ano.zoo"],
+    "sb3-ano": ["-c", "import sys; from sb3_ano.cli import main; sys.exit(main())"],
+}
+# The zoo leaves the environments of a run that could not start to the end of the process.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
-def run(entry: list[str], *arguments: str, cwd: Path) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *entry, *arguments], cwd=cwd, capture_output=True, text=True, timeout=300)
+def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.parametrize(
-    ("algo", "entry"), [("ano", MODULE), *(pytest.param(algo, ZOO_RUNNER, marks=pytest.mark.slow) for algo in ("spo", "papo"))]
-)
-def test_an_agent_is_trained_and_enjoyed_from_any_folder(algo, entry, tmp_path):
-    options = ["--algo", algo, "--env", "CartPole-v1"]
-    few = ["-n", "512", "--eval-freq", "256", "--eval-episodes", "1", "--seed", "1"]
-    trained = run(entry, "train", *options, *few, "-params", "clip_range:0.3", "n_envs:2", cwd=tmp_path)
-    assert trained.returncode == 0, trained.stderr
-    assert f"hyperparams/{algo}.yml" in trained.stdout
+@pytest.mark.parametrize("algo", ["ano", *(pytest.param(algo, marks=pytest.mark.slow) for algo in ("spo", "papo", "trpo"))])
+def test_an_agent_is_trained_enjoyed_and_trained_further(algo, zoo, tmp_path):
+    which, few = f"--algo {algo} --env CartPole-v1", "-n 512 --eval-freq 256 --eval-episodes 1 --seed 1"
+    trained = zoo(f"train {which} {few} -params gamma:0.9 n_envs:2 n_steps:64 batch_size:64")
+    assert f"hyperparams/{algo}.yml" in trained.output
     folder = tmp_path / "logs" / algo / "CartPole-v1_1"
-    assert {"CartPole-v1.zip", "best_model.zip", "0.monitor.csv", "evaluations.npz"} <= {
-        path.name for path in folder.iterdir()
-    }
-    saved = yaml.unsafe_load((folder / "CartPole-v1" / "config.yml").read_text())
-    assert dict(saved)["clip_range"] == 0.3
-
-    enjoyed = run(entry, "enjoy", *options, "-f", "logs", "--no-render", "-n", "300", cwd=tmp_path)
-    assert enjoyed.returncode == 0, enjoyed.stderr
-    assert "Mean reward:" in enjoyed.stdout
-
-    resumed = run(entry, "train", *options, *few, "-i", f"{folder}/CartPole-v1.zip", cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    assert "Loading pretrained agent" in resumed.stdout
+    files = {path.name for path in folder.iterdir()}
+    assert {"CartPole-v1.zip", "best_model.zip", "0.monitor.csv", "evaluations.npz"} <= files
+    assert yaml.unsafe_load((folder / "CartPole-v1" / "config.yml").read_text())["gamma"] == 0.9
+    assert not {"resume", "checkpoint_freq"} & set(yaml.unsafe_load((folder / "CartPole-v1" / "args.yml").read_text()))
+    enjoyed = zoo(f"enjoy {which} --no-render -n 300").output
+    assert f"Loading logs/{algo}/CartPole-v1_1/CartPole-v1.zip" in enjoyed
+    assert "Mean reward:" in enjoyed
+    assert "Loading pretrained agent" in zoo(f"{which} {few} -i {folder}/CartPole-v1.zip").output, "options alone mean train"
 
 
-def test_bare_options_mean_train(tmp_path):
-    trained = run(
-        MODULE, "--algo", "ano", "--env", "Pendulum-v1", "-n", "64", "--eval-freq", "-1", "-params", "n_steps:16", cwd=tmp_path
-    )
-    assert trained.returncode == 0, trained.stderr
-    assert (tmp_path / "logs" / "ano" / "Pendulum-v1_1" / "Pendulum-v1.zip").is_file()
-
-
-@pytest.mark.slow
-def test_mujoco_trains_with_normalisation(tmp_path):
-    options = ["--algo", "ano", "--env", "Hopper-v5", "-n", "256", "--eval-freq", "64", "--eval-episodes", "1"]
-    trained = run(ZOO_RUNNER, "train", *options, "-params", "n_envs:2", "n_steps:64", "batch_size:32", cwd=tmp_path)
-    assert trained.returncode == 0, trained.stderr
-    assert (tmp_path / "logs" / "ano" / "Hopper-v5_1" / "Hopper-v5" / "vecnormalize.pkl").is_file()
-    assert (tmp_path / "logs" / "ano" / "Hopper-v5_1" / "best_model.zip").is_file()
-    enjoyed = run(ZOO_RUNNER, "enjoy", "--algo", "ano", "--env", "Hopper-v5", "--no-render", "-n", "50", cwd=tmp_path)
-    assert enjoyed.returncode == 0, enjoyed.stderr
-
-
-@pytest.mark.slow
-def test_sb3s_own_algorithms_still_work(tmp_path):
-    options = ["--algo", "trpo", "--env", "CartPole-v1", "-n", "256", "--eval-freq", "-1", "-params", "n_steps:64"]
-    trained = run(MODULE, "train", *options, cwd=tmp_path)
-    assert trained.returncode == 0, trained.stderr
-    enjoyed = run(MODULE, "enjoy", *options[:4], "--no-render", "-n", "60", cwd=tmp_path)
-    assert enjoyed.returncode == 0, enjoyed.stderr
-    assert "Loading logs/trpo/CartPole-v1_1/CartPole-v1.zip" in enjoyed.stdout
-
-
-@pytest.mark.parametrize("module", ["rl_zoo3.load_from_hub", "rl_zoo3.enjoy"])
-def test_what_the_zoo_downloads_needs_trust(module, monkeypatch):
-    from sb3_ano.zoo.downloads import guarded_downloads
-
-    downloads = []
-    user = importlib.import_module(module)
-    for one in ("rl_zoo3.load_from_hub", "rl_zoo3.enjoy"):
-        monkeypatch.setattr(f"{one}.download_from_hub", lambda **options: downloads.append(options))
-    monkeypatch.delenv("TRUST_REMOTE_CODE", raising=False)
-    with guarded_downloads(), pytest.raises(ValueError, match="use --trust-remote-code"):
-        user.download_from_hub(algo="ppo")
-    assert not downloads
-    monkeypatch.setenv("TRUST_REMOTE_CODE", "1")  # as a child of a command inherits it
-    with guarded_downloads():
-        user.download_from_hub(algo="ppo")
-    assert downloads == [{"algo": "ppo"}]
-
-
-def test_registering_makes_the_zoos_own_functions_know_the_algorithms(tmp_path):
-    script = tmp_path / "own.py"
-    script.write_text(
-        "import sys\nfrom sb3_ano.zoo import register\nregister()\nregister()\n"
-        "from rl_zoo3.train import train\n"
-        "sys.argv = 'train --algo spo --env CartPole-v1 -n 64 --eval-freq -1 -params n_steps:16 batch_size:16'.split()\n"
-        "train()\n"
-    )
-    finished = run([str(script)], cwd=tmp_path)
-    assert finished.returncode == 0, finished.stderr
-    assert "hyperparams/spo.yml" in finished.stdout
-
-
-def test_a_custom_file_and_a_custom_shape_are_used(tmp_path):
-    (tmp_path / "my_shapes.py").write_text("import torch\ndef mine(x):\n    return 1 + x - torch.sqrt(1 + x * x)\n")
+def test_a_custom_file_and_a_custom_shape_are_used(zoo, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "zoo_shapes.py").write_text("import torch\ndef mine(x):\n    return 1 + x - torch.sqrt(1 + x * x)\n")
     (tmp_path / "my.yml").write_text(
         "CartPole-v1:\n  policy: MlpPolicy\n  n_timesteps: 64\n  n_steps: 32\n  batch_size: 32\n"
-        "  shaping: 'my_shapes:mine'\n  clip_range: lin_0.2\n  clip_range_high: lin_0.3\n"
+        "  shaping: 'zoo_shapes:mine'\n  clip_range: lin_0.2\n  clip_range_high: lin_0.3\n"
     )
-    trained = run(
-        MODULE, "train", "--algo", "ano", "--env", "CartPole-v1", "-conf", "my.yml", "--eval-freq", "-1", cwd=tmp_path
-    )
-    assert trained.returncode == 0, trained.stderr
-    enjoyed = run(
-        MODULE, "enjoy", "--algo", "ano", "--env", "CartPole-v1", "-f", "logs", "--no-render", "-n", "60", cwd=tmp_path
-    )
-    assert enjoyed.returncode == 0, enjoyed.stderr
+    zoo("train --algo ano --env CartPole-v1 -conf my.yml --eval-freq -1")
+    zoo("enjoy --algo ano --env CartPole-v1 -f logs --no-render -n 60")
 
 
-# The zoo leaves the environments of a run that could not start to the end of the process.
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_file_of_the_zoo_itself_is_used_if_it_is_named(zoo):
+    zoos = Path(rl_zoo3.__file__).parent / "hyperparams" / "ppo.yml"
+    trained = zoo(f"train --algo ano --env CartPole-v1 -n 64 --eval-freq -1 -conf {zoos}")
+    assert f"Loading hyperparameters from: {zoos}" in trained.output
+
+
+ANO = "--algo ano --env CartPole-v1"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian", "--algo", "ano"], "unknown command 'trian', did you mean 'train'?"),
-        (["--algo", "ano", "--env", "CartPol-v1"], "CartPol-v1 not found in gym registry, you maybe meant CartPole-v1?"),
-        (
-            ["--algo", "ano", "--env", "CartPole-v1", "-params", "clip_rang:0.2"],
-            "-params: unknown key 'clip_rang' for ANO, did you mean",
-        ),
-        (["--algo", "anno", "--env", "CartPole-v1"], "argument --algo: invalid choice: 'anno' (choose from"),
-        (["enjoy", "--nonsense"], "unrecognized arguments: --nonsense ('enjoy --help' shows the options)"),
-        (["--algo", "ano", "--env", "CartPole-v1", "-params", "shaping:'anno'"], "shaping='anno' is unknown; allowed are"),
-        (["--algo", "ano", "--env", "CartPole-v1", "-conf", "nowhere.yml"], "No such file or directory: 'nowhere.yml'"),
-        (["--algo", "ano", "--env", "CartPole-v1", "-params", "n_envs:0"], "n_envs=0 is not allowed"),
-        (["--algo", "ano", "-params", "shaping:spo"], "text needs quotes of its own: \"shaping:'spo'\""),
-        (["--algo", "ano", "-params", "clip_range=0.3"], "clip_range=0.3 is not of the form KEY:VALUE"),
-        (["--algo", "ano", "--env", "CartPole-v1", "-params", "shaping:lambda x: x"], "allowed are names, such as"),
-        (
-            ["--algo", "ano", "--env", "CartPole-v1", "--checkpoint-freq", "often"],
-            "--checkpoint-freq: invalid int value: 'often'",
-        ),
-        (["plot_train", "-a", "ano", "-e", "x", "-f", ".", "--figure", "a.txt"], "allowed are files that end in ."),
-        (["plot_train", "-a", "ano", "-e", "x", "-f", ".", "--figure", "no/a.png"], "is in no folder that exists"),
-        (["load_from_hub", "--algo", "ppo", "--env", "CartPole-v1", "-f", "x"], "runs any code that its author put in"),
-        (["enjoy", "--algo", "ppo", "--env", "CartPole-v1", "--no-render"], "runs any code that its author put in"),
-        (["benchmark", "--log-dir", "nothing", "--no-hub"], "No such file or directory: 'nothing'"),
-        (["enjoy", "--algo", "ano", "--env", "CartPole-v1", "-f", "nothing"], "folder was not found"),
+        ("trian --algo ano", "unknown command 'trian', did you mean 'train'?"),
+        ("--algo ano --env CartPol-v1", "CartPol-v1 not found in gym registry, you maybe meant CartPole-v1?"),
+        (f"{ANO} -params clip_rang:0.2", "-params: unknown key 'clip_rang' for ANO, did you mean"),
+        ("--algo anno --env CartPole-v1", "argument --algo: invalid choice: 'anno' (choose from"),
+        ("enjoy --nonsense", "unrecognized arguments: --nonsense ('python -m sb3_ano.zoo enjoy --help' shows the options)"),
+        (f"{ANO} -params \"shaping:'anno'\"", "shaping='anno' is unknown; allowed are"),
+        (f"{ANO} -conf nowhere.yml", "No such file or directory: 'nowhere.yml'"),
+        (f"{ANO} -params n_envs:0", "n_envs=0 is not allowed"),
+        ("--algo ano -params shaping:spo", "text needs quotes of its own: \"shaping:'spo'\""),
+        ("--algo ano -params clip_range=0.3", "clip_range=0.3 is not of the form KEY:VALUE"),
+        (f"{ANO} -params 'shaping:lambda x: x'", "allowed are names, such as"),
+        (f"{ANO} --checkpoint-freq often", "--checkpoint-freq: invalid int value: 'often'"),
+        ("load_from_hub --algo ppo --env CartPole-v1 -f x", "runs any code that its author put in"),
+        ("enjoy --algo ppo --env CartPole-v1 --no-render", "runs any code that its author put in"),
+        ("benchmark --log-dir nothing --no-hub", "No such file or directory: 'nothing'"),
+        (f"enjoy {ANO} -f nothing", "folder was not found"),
     ],
     ids=str,
 )
-def test_bad_input_is_one_clear_line(arguments, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["zoo_runner.py"])
-    monkeypatch.setattr(subprocess, "call", subprocess.call)  # which a command may replace
-    monkeypatch.delenv("TRUST_REMOTE_CODE", raising=False)
-    # In a context of its own, a training that fails leaves no plans for the next.
-    assert contextvars.copy_context().run(cli.main, arguments) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.startswith("error: ") for line in lines] == [True]
-    assert message in lines[0]
-    assert not (tmp_path / "logs").exists(), "a run that could not start leaves nothing"
+def test_bad_input_is_one_clear_line(arguments, message, zoo, tmp_path):
+    (line,) = zoo(arguments, status=2).errors.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert list(tmp_path.iterdir()) == [], "a run that could not start leaves nothing"
 
 
-@pytest.mark.slow
-def test_a_file_of_the_zoo_itself_is_used_when_it_is_asked_for(tmp_path):
-    zoos = str(Path(rl_zoo3.__file__).parent / "hyperparams" / "ppo.yml")
-    options = ["--algo", "ano", "--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1", "-conf", zoos]
-    trained = run(MODULE, "train", *options, cwd=tmp_path)
-    assert trained.returncode == 0, trained.stderr
-    assert f"Loading hyperparameters from: {zoos}" in trained.stdout
+@pytest.mark.parametrize(
+    ("package", "arguments", "message"),
+    [
+        (
+            "ale_py",
+            "--algo ano --env PongNoFrameskip-v4",
+            "ale-py is not installed; install it with: pip install 'sb3-ano[atari]'",
+        ),
+        ("rl_zoo3", "train", "rl_zoo3 is not installed; install it with: pip install 'sb3-ano[zoo]'"),
+    ],
+)
+def test_a_missing_package_is_one_line_that_names_the_extra(package, arguments, message, tmp_path):
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\nfrom sb3_ano.zoo.cli import main\nsys.exit(main({arguments.split()}))"
+    )
+    finished = python("-c", code, cwd=tmp_path)
+    assert (finished.returncode, finished.stderr) == (2, f"error: {message}\n")
 
 
-def test_missing_atari_is_one_line_that_names_the_extra(tmp_path):
-    code = "import sys; sys.modules['ale_py'] = None\nfrom sb3_ano.zoo.cli import main\n"
-    finished = run(["-c", code + "sys.exit(main(['--algo', 'ano', '--env', 'PongNoFrameskip-v4']))"], cwd=tmp_path)
-    assert finished.returncode == 2
-    assert finished.stderr.strip() == "error: ale-py is not installed; install it with: pip install 'sb3-ano[atari]'"
-
-
-@pytest.mark.parametrize("arguments", [[], ["--help"]], ids=str)
-def test_help_lists_the_commands(arguments, tmp_path):
-    finished = run(ZOO_RUNNER, *arguments, cwd=tmp_path)
+@pytest.mark.parametrize("program", ENTRIES)
+def test_help_lists_the_commands_under_a_name_that_can_be_typed(program, tmp_path):
+    finished = python(*ENTRIES[program], "--help", cwd=tmp_path)
     assert finished.returncode == 0
-    assert all(f"\n  {command} " in finished.stdout for command in COMMANDS)
+    assert finished.stdout.startswith(f"usage: {program} COMMAND")
+    groups = sb3_ano.cli.GROUPS if program == "sb3-ano" else ()
+    assert all(f"\n  {command} " in finished.stdout for command in (*cli.COMMANDS, *groups))
+    assert ("\n  llm " in finished.stdout) == (program == "sb3-ano")
 
 
-# What the zoo itself says of each, and what this package adds.
+# One option of the zoo, and one that this package adds.
 HELP = {
     "train": ("--n-timesteps", "--resume"),
     "enjoy": ("--reward-log", "--trust-remote-code"),
@@ -208,24 +139,75 @@ HELP = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_on_a_command_has_the_zoos_options_and_ours(command, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["zoo_runner.py"])
-    assert cli.main([command, "--help"]) == 0
-    zoos, ours = capsys.readouterr().out.split("added by sb3_ano:")
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_help_on_a_command_has_the_zoos_options_and_ours(command, zoo):
+    assert list(_COMMANDS) == list(cli.COMMANDS)
+    output = zoo(f"{command} --help").output
+    assert output.startswith(f"usage: python -m sb3_ano.zoo {command} ")  # users Z14
+    zoos, ours = output.split("added by sb3_ano:")
     assert HELP[command][0] in zoos
     assert HELP[command][1] in ours
     assert "papo" in zoos or "{a2c" not in zoos, "commands with a choice of algorithms know ours"
 
 
-def test_a_missing_rl_zoo_is_one_line_that_names_the_extra(tmp_path):
-    code = "import sys; sys.modules['rl_zoo3'] = None\nfrom sb3_ano.zoo.cli import main\nsys.exit(main(['train']))"
-    finished = run(["-c", code], cwd=tmp_path)
-    assert finished.returncode == 2
-    assert finished.stderr.strip() == "error: rl_zoo3 is not installed; install it with: pip install 'sb3-ano[zoo]'"
+def loaded(code: str) -> set[str]:
+    """Names of the distributions' modules that are loaded after a program."""
+    code = f"{code}\nimport sys; print('@', *{{name.partition('.')[0] for name in sys.modules}})"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return set(output.rpartition("@")[2].split())
 
 
-def test_the_command_line_and_the_registration_name_the_same_algorithms():
-    # The command line keeps names of its own, because the registration imports the zoo.
-    assert set(OWN) == set(ALGORITHMS)
-    assert {algorithm.__name__.lower() for algorithm in ALGORITHMS.values()} == set(ALGORITHMS)
+@pytest.fixture(scope="module")
+def loaded_by_help() -> set[str]:
+    return loaded("from sb3_ano.zoo.cli import main; main(['train', '--help'])") - loaded("import rl_zoo3.train, sb3_ano")
+
+
+HEAVY = ["requests", "pandas", "seaborn", "scipy", "imageio", "safetensors", "ray", "ale_py", "envpool"]
+
+
+@pytest.mark.parametrize("module", HEAVY)
+def test_train_starts_as_fast_as_the_zoos_own(module, loaded_by_help):  # users Z19
+    assert module not in loaded_by_help
+
+
+def test_help_on_no_command_loads_nothing_of_the_zoo():  # users Z19
+    assert loaded("from sb3_ano.zoo.cli import main; main(['--help'])") == loaded("import sb3_ano")
+
+
+OWN_SCRIPT = f"""
+import argparse, subprocess, sys
+import rl_zoo3.train, rl_zoo3.utils
+from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
+from sb3_ano.zoo import register
+
+tables = rl_zoo3.ALGOS, HYPERPARAMS_SAMPLER, HYPERPARAMS_CONVERTER
+owners = argparse.ArgumentParser, subprocess, rl_zoo3.train, rl_zoo3.exp_manager, rl_zoo3.utils, ExperimentManager
+
+def state():
+    return [dict(table) for table in tables], [dict(vars(owner)) for owner in owners]
+
+old_tables, before = state()
+register()
+new_tables, after = state()
+register()
+assert state() == (new_tables, after)
+for old, new in zip(old_tables, new_tables):
+    assert set(new) - set(old) == {{"ano", "spo", "papo"}}
+    assert all(new[name] is old[name] for name in old)
+changed = {{name for old, new in zip(before, after) for name in {{*old, *new}} if old.get(name) is not new.get(name)}}
+assert changed == {{"ExperimentManager", "create_test_env"}}, changed
+assert type(rl_zoo3.train.ExperimentManager(argparse.Namespace(), "ppo", "CartPole-v1", "logs")) is ExperimentManager
+
+sys.argv = "train --algo spo --env CartPole-v1 -n 64 --eval-freq -1 -params n_steps:16 batch_size:16".split()
+from rl_zoo3.train import train
+train()
+"""
+
+
+def test_registering_adds_algorithms_and_leaves_those_of_others_alone(tmp_path):
+    (tmp_path / "own.py").write_text(OWN_SCRIPT)
+    finished = python("own.py", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert "hyperparams/spo.yml" in finished.stdout
+    assert set(ALGORITHMS) == {"ano", "spo", "papo"}

@@ -7,7 +7,7 @@ import sys
 import pytest
 from matplotlib.image import imread
 
-from sb3_ano.zoo.commands import COMMANDS
+from sb3_ano.zoo.cli import COMMANDS
 from tests.zoo.clean_environment import ROOT, declared, make_environment
 from tests.zoo.every_command import ALGORITHMS, ENVIRONMENTS, STEPS, run_all, steps_of, table
 from tests.zoo.zoo_hub import running_zoo_hub

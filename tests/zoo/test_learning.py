@@ -1,16 +1,10 @@
 """The shipped hyperparameters learn what they are for."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
-from sb3_ano.zoo.registration import ALGORITHMS
-
-ZOO_RUNNER = Path(__file__).resolve().parents[2] / "zoo_runner.py"
+from sb3_ano._registry import ALGORITHMS
 
 
 @pytest.mark.slow
@@ -19,22 +13,8 @@ ZOO_RUNNER = Path(__file__).resolve().parents[2] / "zoo_runner.py"
 @pytest.mark.parametrize(
     ("env_id", "steps", "episodes", "least"), [("CartPole-v1", 60_000, 100, 475), ("Pendulum-v1", 100_000, 20, -250)]
 )
-def test_classic_control_is_learned(env_id, steps, episodes, least, algo, seed, tmp_path):
-    command = [
-        sys.executable,
-        str(ZOO_RUNNER),
-        "train",
-        "--algo",
-        algo,
-        "--env",
-        env_id,
-        "-n",
-        str(steps),
-        "--seed",
-        str(seed),
-    ]
-    command += ["--eval-freq", "-1", "--num-threads", "1", "--verbose", "0"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    model = ALGORITHMS[algo].load(tmp_path / "logs" / algo / f"{env_id}_1" / f"{env_id}.zip")
+def test_classic_control_is_learned(env_id, steps, episodes, least, algo, seed, zoo, tmp_path):
+    zoo(f"train --algo {algo} --env {env_id} -n {steps} --seed {seed} --eval-freq -1 --verbose 0")
+    model = ALGORITHMS[algo].algorithm.load(tmp_path / "logs" / algo / f"{env_id}_1" / f"{env_id}.zip")
     mean, _ = evaluate_policy(model, make_vec_env(env_id, seed=1000 + seed), n_eval_episodes=episodes, deterministic=True)
     assert mean >= least

@@ -17,10 +17,8 @@ import pytest
 from stable_baselines3.common.monitor import load_results
 
 from sb3_ano import ANO
+from sb3_ano._io import write_json
 from sb3_ano.checkpoints.files import checkpoint_files, read_checkpoint
-from sb3_ano.zoo import resume
-from sb3_ano.zoo.options import Done
-from sb3_ano.zoo.registration import ALGORITHMS
 from tests.common import parameters
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,8 +103,8 @@ def kill_until_finished(run: Run, folder: Path, env_id: str, moments: list[float
     command, newest = arguments_for(env_id), None
     for killed, moment in enumerate([*moments, None]):
         result = run(command, folder, moment)
-        if newest is not None and "resumes from" in result["output"]:
-            assert f"resumes from {newest.path.relative_to(folder)} after {newest.num_timesteps} steps" in result["output"]
+        if newest is not None and "goes on from" in result["output"]:
+            assert f"goes on from {newest.path.relative_to(folder)} after {newest.num_timesteps} steps" in result["output"]
         if result["status"] == 0:
             return killed
         assert result["status"] == -signal.SIGKILL, result["output"]
@@ -129,7 +127,7 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(env_id, run, tmp_path):
     require_same(final_state(tmp_path / "killed", env_id), final_state(tmp_path / "whole", env_id))
     again = run([*arguments_for(env_id), "--resume"], tmp_path / "killed", None)
     assert again["status"] == 0
-    assert "has finished: there is nothing to go on with" in again["output"]
+    assert "has finished: there is nothing to resume" in again["output"]
 
 
 @pytest.mark.parametrize("algo", ["ano", "ppo"])
@@ -139,7 +137,7 @@ def test_a_run_with_a_uuid_goes_on(algo, run, tmp_path):  # users Z2
     assert run(command, tmp_path, f"logs/{algo}/*/checkpoints/checkpoint_256_steps.zip")["status"] == -signal.SIGKILL
     resumed = run(["train", "--algo", algo, "--resume"], tmp_path, None)
     assert resumed["status"] == 0, resumed["output"]
-    assert "TrainingCheckpoints: resumes from" in resumed["output"]
+    assert "TrainingCheckpoints: goes on from" in resumed["output"]
     (folder,) = tmp_path.glob(f"logs/{algo}/*")
     assert re.fullmatch(r"CartPole-v1_1_[0-9a-f-]{36}", folder.name)
     assert (folder / "CartPole-v1.zip").is_file()
@@ -155,7 +153,7 @@ def test_envpool_goes_on_with_its_files_and_new_episodes(run, tmp_path):
     before = monitor.read_text().splitlines()
     resumed = run([*command, "--resume"], tmp_path, None)
     assert resumed["status"] == 0, resumed["output"]
-    assert resumed["output"].count("the state of EnvPoolVecEnv cannot be stored: new episodes start") == 1
+    assert resumed["output"].count("the state of EnvPoolVecEnv cannot be stored: new episodes begin") == 1
     after = monitor.read_text().splitlines()
     assert after[:10] == before[:10]
     lengths = load_results(str(monitor.parent))["l"]
@@ -180,128 +178,97 @@ def test_no_moment_is_wrong_for_a_kill(env_id, run, tmp_path):
     print(f"{env_id}: {kills} kills in {trainings} trainings")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("env_id", TASKS)
-def test_users_processes_are_killed_and_go_on(env_id, tmp_path):
-    """The same through processes as a user starts them, which import everything anew."""
-
-    def start(folder: str, *options: str) -> subprocess.Popen:
-        (tmp_path / folder).mkdir(exist_ok=True)
-        return subprocess.Popen(
-            [sys.executable, str(ROOT / "zoo_runner.py"), *arguments_for(env_id), *options],
-            cwd=tmp_path / folder,
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    whole = start("whole")
-    assert (whole.communicate()[1], whole.returncode) == (None, 0)
-    for evaluations, options in ((1, []), (2, ["--resume"])):
-        process = start("killed", *options)
-        seen = 0
-        for line in process.stdout:
-            seen += line.startswith("Eval num_timesteps")
-            if seen == evaluations:
-                process.kill()
-                break
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
-    resumed = start("killed", "--resume")
-    assert "TrainingCheckpoints: resumes from" in resumed.communicate()[0]
-    assert resumed.returncode == 0
-    require_same(final_state(tmp_path / "killed", env_id), final_state(tmp_path / "whole", env_id))
-
-
-def options(resume: bool = True, checkpoint_freq: int | None = None) -> argparse.Namespace:
-    return argparse.Namespace(resume=resume, checkpoint_freq=checkpoint_freq)
-
-
-@pytest.fixture(autouse=True)
-def nothing_planned(monkeypatch, tmp_path):
-    """Each test starts in its own folder, and leaves no plan for an experiment of another."""
-    monkeypatch.chdir(tmp_path)
-    yield
-    resume._next.set(None)
-
-
-def written_run(name: str, *arguments: str, **settings: Any) -> resume.Run:
-    folder = Path("logs/ano") / name
-    (folder / name.rsplit("_", 1)[0]).mkdir(parents=True)
-    run = resume.Run(folder, ["--algo", "ano", "--env", "CartPole-v1", *arguments], 7, None, **settings)
-    run.write()
+def written_run(name: str, *arguments: str, finished: bool = False) -> Path:
+    run = Path("logs/ano") / name
+    record = {"arguments": [*WHICH, *arguments], "seed": 7, "checkpoint_freq": None, "finished": finished}
+    write_json(run / name.rsplit("_", 1)[0] / "run.json", record)
     return run
 
 
-def test_the_run_that_was_started_last_goes_on_with_its_own_arguments():
+@pytest.fixture
+def planned(zoo, monkeypatch) -> Callable[..., tuple[argparse.Namespace, dict[str, Any]]]:
+    """Runs ``train --resume`` up to where it makes the manager, and returns the options of the zoo and the manager's own."""
+    made: list[tuple[argparse.Namespace, dict[str, Any]]] = []
+
+    def stop(args, *rest, **own):
+        made.append((args, own))
+        raise SystemExit(0)
+
+    monkeypatch.setattr("sb3_ano.zoo.commands.Manager", stop)
+
+    def plan(options: str = "") -> tuple[argparse.Namespace, dict[str, Any]]:
+        zoo(f"train {' '.join(WHICH)} --resume {options}")
+        return made.pop()
+
+    return plan
+
+
+def test_the_run_that_was_started_last_resumes_with_its_own_options(planned):
     for number in (1, 2, 10):
-        written_run(f"CartPole-v1_{number}", "-n", str(1000 * number))
-    arguments = resume.prepare(options(), [*WHICH, "-P", "--verbose", "0"])
-    assert arguments[:6] == [*WHICH, "-n", "10000"]
-    assert arguments[6:] == ["--seed", "7", "--log-folder", "logs", "--progress", "--verbose", "0"]
-    assert resume._next.get().run.folder == Path("logs/ano/CartPole-v1_10")
+        written_run(f"CartPole-v1_{number}", "-n", str(1000 * number), "-params", "n_steps:8")
+    args, own = planned("-P --verbose 0")
+    assert own["resumed"] == Path("logs/ano/CartPole-v1_10")
+    assert (args.n_timesteps, args.seed, args.hyperparams) == (10_000, 7, {"n_steps": 8})
+    assert (args.progress, args.verbose, args.log_folder) == (True, 0, "logs")
+    assert not {"resume", "checkpoint_freq"} & set(vars(args))
 
 
-def test_without_a_run_a_new_one_begins(capsys):
-    assert resume.prepare(options(), [*WHICH, "-n", "5"]) == [*WHICH, "-n", "5"]
-    assert "holds no run of CartPole-v1 to go on with: a new one begins" in capsys.readouterr().out
-    written_run("CartPole-v1_1")
-    Path("logs/ano/CartPole-v1_2").mkdir()
-    assert resume.prepare(options(), [*WHICH, "-n", "5"]) == [*WHICH, "-n", "5"]
-    assert "CartPole-v1_2 was interrupted before its training began" in capsys.readouterr().out
-
-
-def test_a_finished_run_is_left_alone(capsys):
-    written_run("CartPole-v1_1", finished=True)
-    with pytest.raises(Done) as done:
-        resume.prepare(options(), WHICH)
-    assert done.value.status == 0
-    assert "has finished" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("same", [["-n", "1000"], ["--n-timesteps", "1000"], ["--n-timesteps=1000"], ["--seed", "7"], ["-P"]])
-def test_options_may_be_given_again(same):
-    written_run("CartPole-v1_1", "-n", "1000")
-    resume.prepare(options(), [*WHICH, *same])
-
-
-@pytest.mark.parametrize("other", [["-n", "2000"], ["--seed", "8"], ["-params", "n_envs:2"], ["-tb", "runs"]])
-def test_other_options_are_refused(other):
-    written_run("CartPole-v1_1", "-n", "1000")
-    with pytest.raises(ValueError, match=f"{other[-1]} is not what logs/ano/CartPole-v1_1 was started with"):
-        resume.prepare(options(), [*WHICH, *other])
+def test_without_a_run_a_new_one_starts(planned):
+    args, own = planned("-n 5 --checkpoint-freq 9")
+    assert ("resumed" in own, own["checkpoint_freq"], args.n_timesteps) == (False, 9, 5)
 
 
 @pytest.mark.parametrize(
-    ("given", "arguments", "message"),
+    ("directory", "message"), [("x", "holds no run of CartPole-v1"), ("logs/ano/CartPole-v1_2", "interrupted")]
+)
+def test_the_reason_for_a_new_run_is_printed(directory, message, zoo):
+    Path(directory).mkdir(parents=True)
+    assert (
+        message
+        in zoo(f"train {' '.join(WHICH)} -n 16 --eval-freq -1 --resume -params n_steps:2 n_envs:8 batch_size:16").output
+    )
+
+
+def test_a_finished_run_is_left_alone(zoo):
+    written_run("CartPole-v1_1", finished=True)
+    assert "has finished" in zoo(f"train {' '.join(WHICH)} --resume").output
+
+
+@pytest.mark.parametrize(
+    "same", ["-n 1000", "--n-timesteps 1000", "--n-timesteps=1000", "--seed 7", "-P", "--env CartPole-v1"]
+)
+def test_options_may_be_given_again(same, planned):
+    written_run("CartPole-v1_1", "-n", "1000")
+    assert "resumed" in planned(same)[1]
+
+
+@pytest.mark.parametrize("other", ["-n 2000", "--seed 8", "-params n_envs:2", "-tb runs", "--eval-freq 10"])
+def test_other_options_are_rejected(other, zoo):
+    written_run("CartPole-v1_1", "-n", "1000")
+    errors = zoo(f"train {' '.join(WHICH)} --resume {other}", status=2).errors
+    assert "is not what logs/ano/CartPole-v1_1 was started with" in errors
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
     [
-        (options(), ["--algo", "sac"], "--resume is not possible with --algo sac; it is with .*ano"),
-        (options(), [*WHICH, "-optimize"], "a study goes on by its --storage and --study-name"),
-        (options(False, 0), WHICH, "--checkpoint-freq=0 is not allowed"),
-        (options(True, -1), WHICH, "--checkpoint-freq=-1 is not allowed together with --resume"),
+        ("--algo sac --resume", "--resume is not possible with --algo sac; it is with a2c, ano,"),
+        ("--algo ano --resume -optimize", "a search continues with its --storage and --study-name"),
+        ("--algo ano --checkpoint-freq 0", "--checkpoint-freq=0 is not allowed"),
+        ("--algo ano --checkpoint-freq -1 --resume", "--checkpoint-freq=-1 is not allowed together with --resume"),
     ],
 )
-def test_what_cannot_be_is_refused(given, arguments, message):
-    resume.rl_zoo3.ALGOS.update(ALGORITHMS)
-    with pytest.raises(ValueError, match=message):
-        resume.prepare(given, arguments)
+def test_impossible_options_are_rejected(options, message, zoo):
+    assert message in zoo(f"train {options}", status=2).errors
 
 
-def test_a_damaged_record_is_named():
-    run = written_run("CartPole-v1_1")
-    (run.folder / "CartPole-v1" / "run.json").write_text('{"arguments": [')
-    with pytest.raises(ValueError, match="run.json is damaged"):
-        resume.prepare(options(), WHICH)
+def test_a_damaged_record_is_named(zoo):
+    (written_run("CartPole-v1_1") / "CartPole-v1" / "run.json").write_text('{"arguments": [')
+    assert "run.json is damaged" in zoo(f"train {' '.join(WHICH)} --resume", status=2).errors
 
 
-def test_checkpoints_can_be_left_out(run, tmp_path):
-    command = ["train", *WHICH, "-n", "64", "--eval-freq", "-1", "-params", "n_steps:32", "n_envs:1", "batch_size:32"]
-    result = run([*command, "--checkpoint-freq", "-1"], tmp_path, None)
-    assert result["status"] == 0, result["output"]
-    assert {path.name for path in (tmp_path / "logs/ano/CartPole-v1_1").iterdir()} == {
-        "0.monitor.csv",
-        "CartPole-v1",
-        "CartPole-v1.zip",
-    }
-    assert not (tmp_path / "logs/ano/CartPole-v1_1/CartPole-v1/run.json").exists()
+def test_checkpoints_can_be_left_out(zoo, tmp_path):
+    zoo("train --algo ano -n 64 --eval-freq -1 --checkpoint-freq -1 -params n_steps:32 n_envs:1 batch_size:32")
+    directory = tmp_path / "logs/ano/CartPole-v1_1"
+    assert {path.name for path in directory.iterdir()} == {"0.monitor.csv", "CartPole-v1", "CartPole-v1.zip"}
+    assert not (directory / "CartPole-v1" / "run.json").exists()

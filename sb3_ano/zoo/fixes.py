@@ -1,0 +1,253 @@
+"""Fixes of faults in rl-zoo3 2.9, for the duration of a command.
+
+A fix is a function that replaces names of the zoo until the command ends. A fix that does not find its names, because the zoo
+has changed, is left out with a warning.
+"""
+
+import argparse
+import importlib
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+import types
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import huggingface_sb3  # type: ignore[import-untyped]
+import numpy as np
+import rl_zoo3.utils
+from huggingface_hub.errors import RemoteEntryNotFoundError
+
+from sb3_ano.zoo.settings import check_settings, is_trusted, require_trust
+
+Fix = Callable[[ExitStack], None]
+
+
+def apply_fixes(stack: ExitStack, fixes: Iterable[Fix]) -> None:
+    """Apply fixes until a stack of contexts is closed.
+
+    :param stack: stack of the command
+    :param fixes: functions of this module
+    """
+    for fix in fixes:
+        with ExitStack() as attempt:
+            try:
+                fix(attempt)
+            except (AttributeError, ImportError) as error:
+                changed = f"rl-zoo3 {rl_zoo3.__version__} is not as sb3_ano knows it"
+                if fix in (unsafe_settings, untrusted_downloads) and not is_trusted():
+                    # Without its guard, the command would run code of a stranger's agent.
+                    message = f"{changed}, so {fix.__name__} cannot be prevented: {error}; --trust-remote-code goes ahead"
+                    raise ValueError(message) from error
+                warnings.warn(f"{changed}, so {fix.__name__} is not fixed: {error}", stacklevel=2)
+            else:
+                stack.push(attempt.pop_all())
+
+
+def replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Replace an attribute until the stack is closed.
+
+    :param stack: stack of the command
+    :param owner: module or object
+    :param name: name of the attribute
+    :param value: new value
+    :raises AttributeError: if there is no such attribute
+    """
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    stack.callback(setattr, owner, name, original)
+
+
+def set_variable(stack: ExitStack, name: str, value: str) -> None:
+    """Set an environment variable until the stack is closed.
+
+    :param stack: stack of the command
+    :param name: name of the variable
+    :param value: new value
+    """
+    old = os.environ.get(name)
+    os.environ[name] = value
+    stack.callback(os.environ.update, {} if old is None else {name: old})
+    stack.callback(os.environ.pop, name, None)
+
+
+def _replace_everywhere(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Replace a name in all modules of the zoo that hold the same object under it."""
+    original = getattr(owner, name)
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition(".")[0] in ("rl_zoo3", "huggingface_sb3") and vars(module).get(name) is original:
+            replace(stack, module, name, value)
+
+
+def unsafe_settings(stack: ExitStack) -> None:
+    """Check the settings next to an agent before the zoo reads them with YAML's unsafe loader and ``eval``."""
+    read, list_models = rl_zoo3.utils.get_saved_hyperparams, rl_zoo3.utils.get_trained_models
+
+    def get_saved_hyperparams(stats_path: str, *args: Any, **kwargs: Any) -> Any:
+        for name in ("config.yml", "args.yml"):  # callers read the second one themselves
+            check_settings(Path(stats_path) / name)
+        return read(stats_path, *args, **kwargs)
+
+    def get_trained_models(log_folder: str) -> Any:
+        for file in Path(log_folder).glob("*/*/*/args.yml"):
+            check_settings(file)
+        return list_models(log_folder)
+
+    _replace_everywhere(stack, rl_zoo3.utils, "get_saved_hyperparams", get_saved_hyperparams)
+    _replace_everywhere(stack, rl_zoo3.utils, "get_trained_models", get_trained_models)
+
+
+def untrusted_downloads(stack: ExitStack) -> None:
+    """Ask for trust before ``enjoy`` and ``benchmark`` download an agent that they do not find, which is a pickle."""
+    module = importlib.import_module("rl_zoo3.load_from_hub")  # imports requests, which train need not wait for
+    download = module.download_from_hub
+
+    def download_from_hub(*args: Any, **kwargs: Any) -> None:
+        require_trust()
+        download(*args, **kwargs)
+
+    _replace_everywhere(stack, module, "download_from_hub", download_from_hub)
+
+
+def newest_run_without_agent(stack: ExitStack) -> None:
+    """Skip runs without an agent, which were stopped early, when the newest agent is looked for."""
+    latest = rl_zoo3.utils.get_latest_run_id
+
+    def get_latest_run_id(log_path: str, env_name: Any) -> int:
+        newest = latest(log_path, env_name)
+        for run in range(newest, 0, -1):
+            directory = Path(log_path) / f"{env_name}_{run}"
+            if any(directory.glob("*.zip")):
+                return run
+            if directory.is_dir():
+                print(f"{directory} holds no agent yet: 'train --resume' continues a run that was interrupted")
+        return newest
+
+    # Only here: training numbers its directories after all that exist.
+    replace(stack, rl_zoo3.utils, "get_latest_run_id", get_latest_run_id)
+
+
+def missing_metadata(stack: ExitStack) -> None:
+    """Add ``generate_metadata``, which ``push_to_hub`` imports; sb3-team-hf-integration 3.0 has renamed it."""
+    # The package has a function of the module's name, which hides the module.
+    module: Any = sys.modules["huggingface_sb3.push_to_hub"]
+    if hasattr(module, "generate_metadata"):
+        return
+    generate = module._generate_metadata
+    module.generate_metadata = lambda *args: generate(*args).to_dict()
+    stack.callback(delattr, module, "generate_metadata")
+
+
+def missing_optional_file(stack: ExitStack) -> None:
+    """Let ``load_from_hub`` continue if an agent has no ``vec_normalize.pkl``: it waits for an error of requests."""
+    load, expected = huggingface_sb3.load_from_hub, importlib.import_module("rl_zoo3.load_from_hub").HTTPError
+
+    def load_from_hub(repo_id: str, filename: str) -> Any:
+        try:
+            return load(repo_id, filename)
+        except RemoteEntryNotFoundError as error:
+            raise expected(f"{repo_id} has no file {filename}") from error
+
+    _replace_everywhere(stack, huggingface_sb3, "load_from_hub", load_from_hub)
+
+
+def child_processes(stack: ExitStack) -> None:
+    """Start the children of ``benchmark`` and ``record_training`` with our command line, which knows our algorithms.
+
+    The zoo starts whatever is called ``python``, and ``benchmark`` looks for ``enjoy.py`` in the current directory.
+    """
+    original = subprocess.call
+    script = Path(__file__).resolve().parents[2] / "zoo_runner.py"  # in a clone, which need not be installed
+    program = [sys.executable, *([str(script)] if script.is_file() else ["-m", "sb3_ano.zoo"])]
+
+    def call(command: Any, *args: Any, **kwargs: Any) -> int:
+        match command:
+            case ["python", "enjoy.py", *arguments]:
+                command = [*program, "enjoy", *arguments]
+            case ["python", "-m", str(module), *arguments] if module.startswith("rl_zoo3."):
+                command = [*program, module.removeprefix("rl_zoo3."), *arguments]
+        return original(command, *args, **kwargs)
+
+    replace(stack, subprocess, "call", call)
+
+
+def missing_ffmpeg(stack: ExitStack) -> None:
+    """Put the ffmpeg that comes with imageio on the path, if there is no other.
+
+    :raises RuntimeError: if imageio has none for this platform
+    """
+    if shutil.which("ffmpeg") is not None:
+        return
+    import imageio_ffmpeg  # type: ignore[import-untyped]  # only videos need it
+
+    binary = imageio_ffmpeg.get_ffmpeg_exe()
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ffmpeg-")))
+    if os.name == "nt":  # where links need special rights
+        shutil.copy2(binary, directory / "ffmpeg.exe")
+    else:
+        (directory / "ffmpeg").symlink_to(binary)
+    set_variable(stack, "PATH", f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{directory}")
+
+
+class _Unsqueezed(np.ndarray):
+    def squeeze(self, axis: Any = None) -> np.ndarray:
+        return np.asarray(self)
+
+
+class _NumPy:
+    """NumPy for ``all_plots``, which squeezes the last evaluations, of shape (n_runs, n_episodes), before averaging."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    @staticmethod
+    def array(values: Any) -> np.ndarray:
+        array = np.array(values)
+        return array.view(_Unsqueezed) if array.ndim == 2 else array
+
+
+def single_runs(stack: ExitStack) -> None:
+    """Let ``all_plots`` work for one run, and for one episode per evaluation."""
+    # The package has functions of the modules' names, which hide the modules.
+    replace(stack, sys.modules["rl_zoo3.plots.all_plots"], "np", _NumPy())
+
+
+def comparable_results(values: argparse.Namespace) -> Fix:
+    """Return a fix that lets ``plot_from_file`` read results of one run, and of tasks with different numbers of evaluations.
+
+    :param values: options of ``plot_from_file``
+    """
+
+    def incomparable_results(stack: ExitStack) -> None:
+        module = sys.modules["rl_zoo3.plots.plot_from_file"]
+        loader = types.SimpleNamespace(load=lambda file: _comparable(pickle.load(file), values))
+        replace(stack, module, "pickle", loader)
+
+    return incomparable_results
+
+
+def _comparable(results: dict[str, Any], values: argparse.Namespace) -> dict[str, Any]:
+    """Give every task what the plots expect of it.
+
+    :raises ValueError: if ``--iqm`` is asked for and the numbers of evaluations differ
+    """
+    left_out = ("results_table", *values.skip_envs)
+    series = [(env, result) for env, labels in results.items() if env not in left_out for result in labels.values()]
+    for _, result in series:
+        if np.ndim(result["last_evals"]) == 0:  # rl_zoo3 itself keeps one number of one run
+            result["last_evals"] = np.asarray(result["mean_per_eval"])[-1]
+    counts = {env: len(result["timesteps"]) for env, result in series}
+    if len(set(counts.values())) > 1:
+        message = "the numbers of evaluations differ: " + ", ".join(f"{count} of {env}" for env, count in counts.items())
+        if values.iqm:
+            raise ValueError(f"{message}; --iqm needs equal numbers, --skip-envs leaves tasks out")
+        print(message)
+        for _, result in series:
+            result.pop("mean_per_eval", None)  # without them the zoo makes no matrix of all evaluations
+    return results

@@ -1,0 +1,114 @@
+"""The zoo's own parsers with this package's options in them, so that nothing parses the zoo's options a second time."""
+
+import argparse
+import ast
+import builtins
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rl_zoo3.utils import StoreDict
+
+from sb3_ano.cli import Parser
+
+_TRUST: dict[str, dict[str, Any]] = {
+    "--trust-remote-code": {
+        "action": "store_true",
+        "help": "load files that can run code of their author: pickles, Python objects in YAML; same as TRUST_REMOTE_CODE=1",
+    }
+}
+_FIGURE: dict[str, dict[str, Any]] = {
+    "--figure": {"metavar": "FILE", "help": "save the plot to FILE instead of showing it: png, svg, pdf, ..."}
+}
+_TRAIN: dict[str, dict[str, Any]] = {
+    "--resume": {"action": "store_true", "help": "resume the newest run of --algo and --env from its last checkpoint"},
+    "--checkpoint-freq": {
+        "metavar": "STEPS",
+        "type": int,
+        "help": "environment steps between checkpoints, negative for no checkpoints (default: a checkpoint per minute)",
+    },
+}
+_ADDED = {
+    "train": _TRAIN,
+    **dict.fromkeys(("plot_train", "all_plots", "plot_from_file"), _FIGURE),
+}
+
+
+class Options:
+    """The options of a command: those of the zoo's parser, and ours.
+
+    :param command: name of the command
+    :param parse_args: ``parse_args`` of the zoo's parser, to which our options have been added
+    :param arguments: command line
+    """
+
+    def __init__(self, command: str, parse_args: Callable[..., argparse.Namespace], arguments: Sequence[str]) -> None:
+        self.command, self.parse, self.arguments = command, parse_args, list(arguments)
+        #: Values of all options.
+        self.values = self.parse(self.arguments)
+
+    def given(self) -> dict[str, Any]:
+        """Return the values of the options that are on the command line, by destination."""
+        # argparse sets defaults only for attributes that a namespace lacks.
+        missing = object()
+        blank = argparse.Namespace(**dict.fromkeys(vars(self.values), missing))
+        return {name: value for name, value in vars(self.parse(self.arguments, blank)).items() if value is not missing}
+
+    def take(self, name: str) -> Any:
+        """Remove one of our options, which the zoo would write into ``args.yml``, and return its value or None."""
+        return vars(self.values).pop(name, None)
+
+
+@contextlib.contextmanager
+def added_options(
+    command: str, arguments: Sequence[str], program: str, prepare: Callable[[Options], argparse.Namespace]
+) -> Iterator[None]:
+    """Let the zoo's parser of a command parse ``arguments``, with our options and messages.
+
+    The zoo makes its parsers inside of its functions and scripts. So ``parse_args`` is replaced until its first call.
+
+    :param command: name of the command
+    :param arguments: command line without the command
+    :param program: program and command as the user typed them
+    :param prepare: called with the parsed options; returns what the zoo gets
+    """
+    original = argparse.ArgumentParser.parse_args
+
+    def parse_args(parser: argparse.ArgumentParser, *_: Any) -> argparse.Namespace:
+        argparse.ArgumentParser.parse_args = original  # type: ignore[method-assign]
+        if " " in parser.prog:  # the zoo's plots have a sentence there
+            parser.description = parser.prog
+        parser.prog = program
+        parser.error = functools.partial(Parser.error, parser)  # type: ignore[method-assign, arg-type]
+        group = parser.add_argument_group("added by sb3_ano")
+        for flag, settings in _ADDED.get(command, _TRUST).items():
+            group.add_argument(flag, **settings)
+        for action in getattr(parser, "_actions", ()):
+            if isinstance(action, StoreDict):
+                action.type = _assignment
+            if action.dest in ("algo", "env") and isinstance(action.default, str):
+                action.help = f"{action.help} (default: %(default)s)"
+        return prepare(Options(command, functools.partial(original, parser), arguments))
+
+    argparse.ArgumentParser.parse_args = parse_args  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        argparse.ArgumentParser.parse_args = original  # type: ignore[method-assign]
+
+
+def _assignment(text: str) -> str:
+    """Check a KEY:VALUE argument, whose value the zoo evaluates.
+
+    :raises argparse.ArgumentTypeError: if the value is no Python expression, most often because text has no quotes
+    """
+    key, _, value = text.partition(":")
+    try:
+        expression = ast.parse(value, mode="eval").body
+    except SyntaxError as error:
+        message = f"{text} is not of the form KEY:VALUE with a Python value, such as clip_range:0.3"
+        raise argparse.ArgumentTypeError(message) from error
+    if isinstance(expression, ast.Name) and not hasattr(builtins, value):
+        raise argparse.ArgumentTypeError(f"{text} names no Python value; text needs quotes of its own: \"{key}:'{value}'\"")
+    return text

@@ -1,0 +1,140 @@
+"""Safe reading of the settings next to an agent, and the question whether their author is trusted.
+
+The zoo reads ``config.yml`` and ``args.yml`` with YAML's unsafe loader and ``eval``, and imports and calls the wrappers that
+they name. So a downloaded text file can run code. The agent itself is a pickle: this check is about files that look harmless.
+"""
+
+import ast
+import os
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import rl_zoo3.wrappers  # noqa: F401
+import sb3_contrib.common.wrappers  # noqa: F401  # so that its wrappers are found
+import yaml
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import VecEnvWrapper, VecMonitor, VecVideoRecorder
+
+_TAG = "tag:yaml.org,2002:python/"
+_LIBRARIES = ("torch.nn.", "torch.optim.", "stable_baselines3.", "sb3_contrib.", "sb3_ano.", "rl_zoo3.", "gymnasium.wrappers.")
+# Keys whose values the zoo imports by name and calls, and what they must be subclasses of.
+_CALLED = {"env_wrapper": gym.Wrapper, "vec_env_wrapper": VecEnvWrapper, "callback": BaseCallback}
+# The arguments of these name files to write.
+_WRITERS = (Monitor, VecMonitor, VecVideoRecorder, gym.wrappers.RecordVideo)
+# The zoo's own files have about 2,000 bytes. Aliases expand a short file to a long one.
+_MAX_BYTES, _MAX_ALIASES = 100_000, 10
+
+
+def is_trusted() -> bool:
+    """Whether TRUST_REMOTE_CODE is set, which ``--trust-remote-code`` does for a command and its children."""
+    return os.environ.get("TRUST_REMOTE_CODE", "").lower() in ("y", "yes", "t", "true", "on", "1")
+
+
+def require_trust() -> None:
+    """Print what loading a downloaded agent of the zoo means.
+
+    :raises ValueError: if the user has not said that its author is trusted
+    """
+    meaning = "agents that Stable-Baselines3 saved are pickles: loading one runs any code that its author put in"
+    if not is_trusted():
+        raise ValueError(f"{meaning}; if you trust the author with your machine, use --trust-remote-code")
+    print(f"The author is trusted: {meaning}")
+
+
+class _UnsafeTagError(yaml.YAMLError):
+    """A tag that the safe loader does not read."""
+
+
+class _SettingsLoader(yaml.SafeLoader):
+    """Load what the zoo writes: plain values, ordered dictionaries, tuples, and classes of known libraries."""
+
+    n_aliases = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.n_aliases += self.check_event(yaml.AliasEvent)
+        if self.n_aliases > _MAX_ALIASES:
+            raise yaml.YAMLError(f"more than {_MAX_ALIASES} aliases")
+        return super().compose_node(parent, index)
+
+    def reject(self, node: yaml.Node) -> Any:
+        raise _UnsafeTagError(node.tag.replace(_TAG, "!!python/"))
+
+    def construct_class(self, name: str, node: yaml.Node) -> type:
+        if (found := _library_class(name)) is None:
+            raise _UnsafeTagError(f"the Python object {name}")
+        return found
+
+    def construct_python_tuple(self, node: yaml.SequenceNode) -> tuple[Any, ...]:
+        return tuple(self.construct_sequence(node, deep=True))
+
+    def construct_ordered(self, node: yaml.SequenceNode) -> "OrderedDict[str, Any]":
+        return OrderedDict(*self.construct_sequence(node, deep=True))
+
+
+_SettingsLoader.add_constructor(f"{_TAG}tuple", _SettingsLoader.construct_python_tuple)
+_SettingsLoader.add_constructor(f"{_TAG}object/apply:collections.OrderedDict", _SettingsLoader.construct_ordered)
+_SettingsLoader.add_multi_constructor(f"{_TAG}name:", _SettingsLoader.construct_class)
+_SettingsLoader.add_constructor(None, _SettingsLoader.reject)
+
+
+def _library_class(name: str) -> type | None:
+    """Return a class of the known libraries, if its module is imported: importing some of the zoo's modules runs them."""
+    module, _, attribute = name.rpartition(".")
+    found = vars(sys.modules[module]).get(attribute) if name.startswith(_LIBRARIES) and module in sys.modules else None
+    return found if isinstance(found, type) else None
+
+
+def check_settings(file: Path) -> None:
+    """Check that reading a file of settings as the zoo does runs no code; with TRUST_REMOTE_CODE every file passes.
+
+    :param file: ``config.yml`` or ``args.yml``; it need not exist
+    :raises ValueError: if it would run code, or the zoo does not write such files
+    """
+    if is_trusted() or not file.exists():
+        return
+    if not file.is_file() or file.stat().st_size > _MAX_BYTES:
+        raise ValueError(f"{file} is not a file of up to {_MAX_BYTES:,} bytes, as the zoo writes it")
+    try:
+        settings = yaml.load(file.read_text(encoding="utf-8"), Loader=_SettingsLoader)
+    except _UnsafeTagError as error:
+        raise _unsafe(file, f"{error}, which runs code when it is read") from error
+    except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not YAML as the zoo writes it: {error}") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{file} is not YAML as the zoo writes it: it has no keys")
+    for key, kind in _CALLED.items():
+        for name in _names(settings.get(key)):
+            found = name if isinstance(name, type) else _library_class(str(name))
+            if found is None or not issubclass(found, kind) or issubclass(found, _WRITERS):
+                raise _unsafe(file, f"{key}={str(name)[:100]!r}, which is called and is no {kind.__name__} of a known library")
+    normalize = settings.get("normalize")
+    if isinstance(normalize, str) and not _is_plain(normalize):
+        raise _unsafe(file, f"normalize={normalize!r}, which is evaluated and more than a dictionary of plain values")
+
+
+def _unsafe(file: Path, what: str) -> ValueError:
+    return ValueError(f"{file} holds {what}; if you trust its author, use --trust-remote-code")
+
+
+def _names(called: Any) -> list[Any]:
+    """Return the names in a setting: None, a name, a name with arguments, or a list of those."""
+    parts = called if isinstance(called, list) else [] if called is None else [called]
+    return [name for part in parts for name in (part if isinstance(part, dict) else [part])]
+
+
+def _is_plain(expression: str) -> bool:
+    """Whether evaluating the text gives plain values and calls nothing but ``dict`` with keywords."""
+    try:
+        body = ast.parse(expression, mode="eval").body
+        if isinstance(body, ast.Call) and isinstance(body.func, ast.Name) and body.func.id == "dict" and not body.args:
+            for keyword in body.keywords:
+                ast.literal_eval(keyword.value)
+        else:
+            ast.literal_eval(body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True

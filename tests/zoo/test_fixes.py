@@ -1,0 +1,178 @@
+"""Each fix removes its fault while a command runs, and a zoo that has changed costs one fix and no more."""
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import types
+from argparse import Namespace
+from contextlib import ExitStack
+
+import huggingface_sb3
+import numpy as np
+import pytest
+import rl_zoo3.exp_manager
+import rl_zoo3.load_from_hub
+import rl_zoo3.plots
+import rl_zoo3.utils
+from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
+from huggingface_sb3 import EnvironmentName
+from requests.exceptions import HTTPError
+
+from sb3_ano.zoo import fixes
+
+METADATA = sys.modules["huggingface_sb3.push_to_hub"]
+
+
+@pytest.fixture
+def apply(monkeypatch):
+    """Applies fixes for the duration of a test."""
+    monkeypatch.delenv("TRUST_REMOTE_CODE", raising=False)
+    with ExitStack() as stack:
+        yield lambda *some: fixes.apply_fixes(stack, some)
+
+
+def model_in(directory) -> str:
+    return rl_zoo3.utils.get_model_path(0, str(directory), "ano", EnvironmentName("CartPole-v1"))[1]
+
+
+def test_an_agent_is_found_in_the_newest_run_that_has_one(apply, tmp_path, capsys):
+    for number, has_agent in enumerate((True, True, False, False), 1):
+        (tmp_path / "ano" / f"CartPole-v1_{number}").mkdir(parents=True)
+        if has_agent:
+            (tmp_path / "ano" / f"CartPole-v1_{number}" / "CartPole-v1.zip").touch()
+    with pytest.raises(ValueError, match="No model found"):
+        model_in(tmp_path)
+    apply(fixes.newest_run_without_agent)
+    assert model_in(tmp_path).endswith("CartPole-v1_2/CartPole-v1.zip")
+    assert "CartPole-v1_4 holds no agent" in capsys.readouterr().out
+    assert rl_zoo3.exp_manager.get_latest_run_id(str(tmp_path / "ano"), "CartPole-v1") == 4, "training uses no number twice"
+    shutil.rmtree(tmp_path / "ano" / "CartPole-v1_1")
+    shutil.rmtree(tmp_path / "ano" / "CartPole-v1_2")
+    with pytest.raises(ValueError, match="No model found"):
+        model_in(tmp_path)
+
+
+def test_a_changed_zoo_costs_one_fix_and_a_warning(apply, monkeypatch):
+    monkeypatch.delattr(rl_zoo3.utils, "get_latest_run_id")
+    read = rl_zoo3.utils.get_saved_hyperparams
+    with pytest.warns(UserWarning, match="newest_run_without_agent is not fixed: .*get_latest_run_id"):
+        apply(fixes.newest_run_without_agent, fixes.unsafe_settings)
+    assert rl_zoo3.utils.get_saved_hyperparams is not read
+
+
+def test_a_changed_zoo_does_not_cost_a_guard(apply, monkeypatch):
+    monkeypatch.delattr(rl_zoo3.utils, "get_saved_hyperparams")
+    with pytest.raises(ValueError, match="unsafe_settings cannot be prevented.*--trust-remote-code"):
+        apply(fixes.unsafe_settings)
+    monkeypatch.setenv("TRUST_REMOTE_CODE", "1")
+    with pytest.warns(UserWarning, match="unsafe_settings is not fixed"):
+        apply(fixes.unsafe_settings)
+
+
+FIXES = [fixes.unsafe_settings, fixes.untrusted_downloads, fixes.newest_run_without_agent, fixes.missing_metadata]
+FIXES += [fixes.missing_optional_file, fixes.child_processes, fixes.single_runs]
+
+
+@pytest.mark.parametrize("fix", FIXES)
+def test_a_fix_ends_with_its_command(fix):
+    modules = [module for name, module in sys.modules.items() if name.startswith(("rl_zoo3", "huggingface_sb3", "subprocess"))]
+    before = [dict(vars(module)) for module in modules]
+    with ExitStack() as stack:
+        fixes.apply_fixes(stack, [fix])
+        assert [dict(vars(module)) for module in modules] != before
+    assert [dict(vars(module)) for module in modules] == before
+
+
+def test_metadata_for_a_card_are_what_the_zoo_saves(apply):
+    apply(fixes.missing_metadata)
+    metadata = METADATA.generate_metadata("TRPO", "CartPole-v1", 51.7, 21.64)
+    assert metadata["library_name"] == "stable-baselines3"
+    assert metadata["model-index"][0]["results"][0]["metrics"][0]["value"] == "51.70 +/- 21.64"
+
+
+def test_a_missing_file_is_what_the_zoo_waits_for_and_a_lost_connection_is_not(apply, monkeypatch):
+    errors = [
+        RemoteEntryNotFoundError("404", response=types.SimpleNamespace(headers={}, request=None, status_code=404)),
+        LocalEntryNotFoundError("no connection"),
+    ]
+
+    def fail(repo_id, filename):
+        raise errors.pop(0)
+
+    for module in (huggingface_sb3, rl_zoo3.load_from_hub):
+        monkeypatch.setattr(module, "load_from_hub", fail)
+    apply(fixes.missing_optional_file)
+    with pytest.raises(HTTPError, match="me/agent has no file vec_normalize.pkl"):
+        rl_zoo3.load_from_hub.load_from_hub("me/agent", "vec_normalize.pkl")
+    with pytest.raises(LocalEntryNotFoundError):
+        rl_zoo3.load_from_hub.load_from_hub("me/agent", "vec_normalize.pkl")
+
+
+@pytest.mark.parametrize("module", ["rl_zoo3.load_from_hub", "rl_zoo3.enjoy"])
+def test_what_the_zoo_downloads_needs_trust(module, apply, monkeypatch):
+    import rl_zoo3.enjoy  # noqa: F401
+
+    downloads = []
+
+    def download(**options):
+        downloads.append(options)
+
+    for name in ("rl_zoo3.load_from_hub", "rl_zoo3.enjoy"):
+        monkeypatch.setattr(f"{name}.download_from_hub", download)
+    apply(fixes.untrusted_downloads)
+    with pytest.raises(ValueError, match="use --trust-remote-code"):
+        sys.modules[module].download_from_hub(algo="ppo")
+    assert not downloads
+    monkeypatch.setenv("TRUST_REMOTE_CODE", "1")  # as a child of a command inherits it
+    sys.modules[module].download_from_hub(algo="ppo")
+    assert downloads == [{"algo": "ppo"}]
+
+
+def test_children_of_the_zoo_are_started_with_our_command_line(apply, monkeypatch, tmp_path, capfd):
+    start, started = subprocess.call, []
+    monkeypatch.setattr(subprocess, "call", lambda command, **kwargs: started.append(command) or 0)
+    apply(fixes.child_processes)
+    subprocess.call(["python", "enjoy.py", "--algo", "papo", "-f", str(tmp_path)])
+    subprocess.call(["python", "-m", "rl_zoo3.record_video", "--env", "x"])
+    subprocess.call(["python", "-m", "http.server"])
+    subprocess.call("python enjoy.py", shell=True)
+    assert [command[0] for command in started[:2]] == [sys.executable] * 2
+    assert started[1][-3:] == ["record_video", "--env", "x"]
+    assert started[2:] == [["python", "-m", "http.server"], "python enjoy.py"]
+    assert start(started[0], cwd=tmp_path) == 2
+    assert f"error: The {tmp_path}/papo folder was not found" in capfd.readouterr().err
+
+
+def test_ffmpeg_is_found_where_there_is_none(apply, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    apply(fixes.missing_ffmpeg)
+    assert subprocess.run(["ffmpeg", "-version"], capture_output=True, text=True).stdout.startswith("ffmpeg version")
+    found = shutil.which("ffmpeg")
+    apply(fixes.missing_ffmpeg)
+    assert shutil.which("ffmpeg") == found, "another one is left alone"
+    assert os.environ["PATH"].startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize(("runs", "episodes"), [(1, 1), (1, 2), (3, 1), (3, 2)])
+def test_the_last_evaluations_are_one_mean_per_run(runs, episodes, zoo, tmp_path):
+    returns = np.arange(runs * 2 * episodes, dtype=float).reshape(runs, 2, episodes)
+    for number, results in enumerate(returns, 1):
+        folder = tmp_path / "logs" / "ano" / f"CartPole-v1_{number}"
+        folder.mkdir(parents=True)
+        np.savez(folder / "evaluations.npz", timesteps=np.array([10, 20]), results=results)
+    zoo("all_plots -a ano -e CartPole-v1 -f logs -o out --figure out.png")
+    (series,) = pickle.loads((tmp_path / "out.pkl").read_bytes())["CartPole-v1"].values()
+    np.testing.assert_allclose(np.sort(series["last_evals"]), returns[:, 1].mean(axis=1))
+    assert {type(value) for value in series.values()} <= {np.ndarray, np.float64}, "the file needs no class of ours"
+    zoo("plot_from_file -i out.pkl --figure again.png")
+
+
+def test_results_of_rl_zoo3_itself_get_the_returns_of_their_last_evaluation():
+    series = {"last_evals": np.float64(5.0), "mean_per_eval": np.array([[1.0], [5.0]]), "timesteps": np.array([1, 2])}
+    several = {"last_evals": np.array([1.0, 2.0]), "mean_per_eval": np.ones((2, 2)), "timesteps": np.array([1, 2])}
+    values = Namespace(skip_envs=[], keep_envs=[], iqm=True, input="x.pkl")
+    results = fixes._comparable({"results_table": {}, "Hopper-v5": {"ANO": series, "PPO": several}}, values)
+    assert results["Hopper-v5"]["ANO"]["last_evals"].tolist() == [5.0]
+    assert results["Hopper-v5"]["PPO"]["last_evals"].tolist() == [1.0, 2.0]

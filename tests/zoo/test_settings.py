@@ -1,0 +1,116 @@
+"""Settings next to an agent run no code."""
+
+import os
+import sys
+from argparse import Namespace
+from collections import OrderedDict
+from contextlib import ExitStack
+
+import pytest
+import rl_zoo3.utils
+import torch
+import yaml
+
+from sb3_ano.zoo.fixes import apply_fixes, unsafe_settings
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """Writes settings and reads them with the zoo's function while a command runs."""
+    monkeypatch.delenv("TRUST_REMOTE_CODE", raising=False)
+
+    def read_settings(config: str, args: str = "env_kwargs: null\n", *, fixed: bool = True) -> dict:
+        (tmp_path / "config.yml").write_text(config)
+        (tmp_path / "args.yml").write_text(args)
+        with ExitStack() as stack:
+            apply_fixes(stack, [unsafe_settings] if fixed else [])
+            return rl_zoo3.utils.get_saved_hyperparams(str(tmp_path))[0]
+
+    return read_settings
+
+
+HOSTILE = {
+    "a call": "a: !!python/object/apply:os.mkdir [{target}]\n",
+    "an object": "a: !!python/object/new:os.mkdir [{target}]\n",
+    "a module": "a: !!python/module:antigravity\n",
+    "a name": "a: !!python/name:os.system\n",
+    "an expression": "normalize: \"__import__('os').mkdir('{target}') or {{}}\"\n",
+    "a nested call": "a: [1, {{b: !!python/object/apply:os.mkdir [{target}]}}]\n",
+    "a key": "? !!python/object/apply:os.mkdir [{target}]\n: 1\n",
+    # safety H3: plain strings that the zoo imports and calls
+    "wrappers": "env_wrapper: [builtins.repr, re.sub: {{repl: '', string: \"open('{target}','w')\"}}, builtins.eval]\n",
+    "a wrapper's module": "env_wrapper: antigravity.Wrapper\n",
+    "a wrapper of environments": "vec_env_wrapper: {{antigravity.Wrapper: {{}}}}\n",
+    "a callback": "callback: [antigravity.Callback]\n",
+    "a function of a library": "env_wrapper: rl_zoo3.utils.get_class_by_name\n",
+    "a module that is a script": "env_wrapper: rl_zoo3.benchmark.Wrapper\n",
+    "a name in a script": "a: !!python/name:rl_zoo3.benchmark.x\n",
+    "a wrapper that writes": "env_wrapper: [stable_baselines3.common.monitor.Monitor: {{filename: '{target}'}}]\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"), [("config", kind) for kind in HOSTILE] + [("args", kind) for kind in HOSTILE if kind != "an expression"]
+)
+def test_settings_that_would_run_code_are_rejected(file, kind, read, tmp_path):
+    hostile = HOSTILE[kind].format(target=tmp_path / "made")
+    with pytest.raises(ValueError, match=rf"{file}\.yml.* use --trust-remote-code"):
+        read(*([hostile] if file == "config" else ["a: 1\n", hostile]))
+    assert not (tmp_path / "made").exists()
+    assert not {"antigravity", "rl_zoo3.benchmark"} & set(sys.modules)
+
+
+def test_the_zoo_itself_runs_that_code(read, tmp_path):
+    read(HOSTILE["a call"].format(target=tmp_path / "made"), fixed=False)
+    assert (tmp_path / "made").exists()
+
+
+def test_the_list_of_agents_is_read_safely(tmp_path):
+    settings = tmp_path / "ano" / "CartPole-v1_1" / "CartPole-v1"
+    settings.mkdir(parents=True)
+    (settings / "args.yml").write_text(HOSTILE["a call"].format(target=tmp_path / "made"))
+    with ExitStack() as stack:
+        apply_fixes(stack, [unsafe_settings])
+        with pytest.raises(ValueError, match="use --trust-remote-code"):
+            rl_zoo3.utils.get_trained_models(str(tmp_path))
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "text", "1"])
+@pytest.mark.parametrize("file", ["config", "args"])
+def test_settings_without_keys_are_rejected_in_one_line(file, content, read):
+    """Review safety, unclear errors: the zoo's enjoy raised an AttributeError."""
+    with pytest.raises(ValueError, match=rf"{file}\.yml is not YAML as the zoo writes it"):
+        read(*([content] if file == "config" else ["a: 1\n", content]))
+
+
+def test_short_settings_do_not_expand_to_long_ones(read):
+    """Review safety H8: 26 levels of merge keys did not end."""
+    bomb = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 27))
+    for content in (bomb, "a: " + "x" * 200_000):
+        with pytest.raises(ValueError, match=r"more than 10 aliases|file of up to 100,000 bytes"):
+            read(content)
+
+
+def test_trusted_settings_are_read_as_they_are(read, monkeypatch):
+    monkeypatch.setenv("TRUST_REMOTE_CODE", "1")
+    assert read("a: !!python/name:os.getcwd\n")["a"] is os.getcwd
+
+
+def test_what_the_zoo_writes_is_read_as_before(read):
+    written = OrderedDict(
+        policy="MlpPolicy",
+        policy_kwargs={"activation_fn": torch.nn.Tanh, "net_arch": (64, 64)},
+        normalize="dict(norm_obs=True, norm_reward=False)",
+        clip_range="lin_0.2",
+        env_wrapper=[
+            {"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 5}},
+            "sb3_contrib.common.wrappers.TimeFeatureWrapper",
+            "stable_baselines3.common.atari_wrappers.AtariWrapper",
+        ],
+        vec_env_wrapper="stable_baselines3.common.vec_env.VecFrameStack",
+    )
+    files = yaml.dump(written), yaml.dump(OrderedDict(vars(Namespace(env_kwargs=None, env="x"))))
+    before = read(*files, fixed=False)
+    assert read(*files) == before
+    assert before["policy_kwargs"]["activation_fn"] is torch.nn.Tanh
