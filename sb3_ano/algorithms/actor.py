@@ -1,4 +1,4 @@
-"""The policy as the collection uses it: from the observations of one step to actions, values and log-probabilities."""
+"""Act with a policy in one rollout: from the observations of a step to actions, values and log-probabilities."""
 
 import math
 from collections.abc import Callable
@@ -28,24 +28,24 @@ Acted: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Actor(Protocol):
-    """Samples actions in one rollout."""
+    """The policy of one rollout."""
 
     def __call__(self, observations: Observations) -> Acted: ...
 
     def values(self, observations: Observations) -> np.ndarray:
-        """Values of observations, ``(batch, 1)``."""
+        """Return the values of observations, ``(batch, 1)``."""
         ...
 
     def terminal_values(self, observations: list[Any]) -> np.ndarray:
-        """Values of the last observations of episodes, each without a batch dimension, ``(len(observations),)``."""
+        """Return the values of last observations, which have no batch dimension, ``(len(observations),)``."""
         ...
 
 
 def make_actor(model: Any, n_envs: int) -> Actor:
-    """Make the fastest actor that gives what ``model.policy(observations)`` gives, random numbers included.
+    """Make the fastest actor that computes ``model.policy(observations)``, with the same random numbers.
 
     :param model: an on-policy algorithm with ``policy`` and ``precision``
-    :param n_envs: observations in a step
+    :param n_envs: number of observations per step
     """
     if model.precision == "float32" and NumpyActor.supports(model.policy, n_envs):
         return NumpyActor(model.policy, n_envs)
@@ -79,7 +79,7 @@ class Snapshot:
 
 
 class TorchActor:
-    """Any policy, on any device.
+    """Act with any policy, on any device.
 
     :param policy: actor and critic
     :param precision: precision of its layers
@@ -130,18 +130,18 @@ _ONE_THREAD = 4 * 65536
 
 
 class NumpyActor:
-    """SB3's MlpPolicy on the CPU without PyTorch's cost a call, which is ten times that of NumPy.
+    """Act with SB3's MlpPolicy on the CPU in NumPy, whose cost per call is a tenth of PyTorch's.
 
-    Where the layers are small, actor and critic are one network: their first layers see the same input, and the following ones
+    If the layers are small, actor and critic are one network: their first layers see the same input, and the following ones
     are stacked into block-diagonal matrices, because a call costs more than multiplying by zeros.
 
-    :param policy: one that :meth:`supports` accepts
-    :param n_envs: observations in a step
+    :param policy: policy that :meth:`supports` accepts
+    :param n_envs: number of observations per step
     """
 
     @staticmethod
     def supports(policy: ActorCriticPolicy, n_envs: int) -> bool:
-        """Whether this is SB3's MlpPolicy on the CPU: Tanh or ReLU, observations of numbers, no gSDE, and small layers."""
+        """Tell whether this is SB3's MlpPolicy on the CPU, with Tanh or ReLU, Box observations, no gSDE, and small layers."""
         extractor, space = policy.mlp_extractor, policy.observation_space
         if customization(policy) is not None or policy.device.type != "cpu" or policy.squash_output:
             return False
@@ -199,7 +199,7 @@ class NumpyActor:
 
 
 def _flat(observations: Observations) -> np.ndarray:
-    """One float32 row an environment."""
+    """Return one float32 row per environment."""
     array = np.asarray(observations)
     return array.reshape(len(array), -1).astype(np.float32)
 
@@ -214,7 +214,7 @@ def _run(layers: list[_Layer], x: np.ndarray) -> np.ndarray:
 
 
 def _layers(network: nn.Module, head: nn.Module) -> list[_Layer]:
-    """The network and its head, weights transposed; arrays share memory with the parameters."""
+    """Return a network and its head with transposed weights; the arrays share memory with the parameters."""
     modules = [*network, head]  # type: ignore[misc]
     layers: list[_Layer] = []
     for module in modules:
@@ -227,7 +227,7 @@ def _layers(network: nn.Module, head: nn.Module) -> list[_Layer]:
 
 
 def _stacked(actor: _Layer, critic: _Layer, shared_input: bool) -> _Layer:
-    """One layer that computes both; block-diagonal unless their input is the same."""
+    """Join two layers to one that computes both; block-diagonal unless their input is the same."""
     bias = np.concatenate([actor.bias, critic.bias])
     if shared_input:
         return _Layer(np.concatenate([actor.weight, critic.weight], axis=1), bias, actor.activation)
@@ -255,7 +255,7 @@ def _gaussian_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
         noise.normal_()
         actions = drawn * std
         actions += mean
-        # Of the action as it was rounded, not of the number drawn: the update reads the action.
+        # From the rounded action, not from the number drawn, because the update reads the action.
         deviation = actions - mean
         deviation /= std
         deviation *= deviation

@@ -119,7 +119,7 @@ class ANO(ShapedPolicyAlgorithm):
                     f"{saved.path} was trained with shaping={name!r}, but the function of that name is another one now; "
                     "pass the one to continue with as shaping="
                 )
-            warnings.warn(f"{saved.path} was trained with shaping={name!r}; shaping= continues with another one", stacklevel=3)
+            warnings.warn(f"{saved.path} was trained with shaping={name!r}; shaping= goes on with another one", stacklevel=3)
         return {"shaping": shaping}
 
 

@@ -85,7 +85,7 @@ class FlatAdam(Adam):
 
     @staticmethod
     def install(policy: ActorCriticPolicy) -> None:
-        """Replace the optimizer of a new policy if it is a plain ``torch.optim.Adam``; others are kept."""
+        """Replace the optimizer of a new policy if it is a plain ``torch.optim.Adam``; keep others."""
         optimizer = policy.optimizer
         if type(optimizer) is Adam:
             flat = FlatAdam(optimizer.param_groups, **optimizer.defaults)
@@ -97,7 +97,7 @@ class FlatAdam(Adam):
     def obstacle(optimizer: Optimizer, policy: ActorCriticPolicy) -> str | None:
         """Say why the optimizer's own ``step`` is needed; None if a step on vectors computes the same.
 
-        :param optimizer: the optimizer of the policy, of any class
+        :param optimizer: optimizer of the policy, of any class
         :param policy: actor and critic
         """
         if type(optimizer) is not FlatAdam:
@@ -133,7 +133,7 @@ class FlatAdam(Adam):
     def flatten(self) -> FlatVectors:
         """Make parameters and state views of :attr:`vectors` if they are not, and read the numbers of the parameter group.
 
-        They are none after a file was loaded, or after parameters were frozen or assigned by ``parameter.data``.
+        They are not after a file was loaded, and after parameters were frozen or assigned by ``parameter.data``.
         """
         trained = self.trained()
         if self.vectors is None or not (
@@ -160,7 +160,7 @@ class FlatAdam(Adam):
 
 
 def _moved(tensor: Any, view: torch.Tensor) -> torch.Tensor:
-    """Return the view, with the numbers of a tensor that is not there yet, or with zeros instead of None."""
+    """Copy a tensor to a view unless it is that view, or zeros for None; return the view."""
     if tensor is None:
         return view.zero_()
     if (tensor.data_ptr(), tensor.stride()) == (view.data_ptr(), view.stride()):

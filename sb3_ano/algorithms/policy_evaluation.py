@@ -181,7 +181,7 @@ class PolicyEvaluation:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return what ``policy.evaluate_actions`` returns.
 
-        :param observations: as the rollout buffer gives them
+        :param observations: observations of the rollout buffer
         :param actions: ``(batch, action_dim)``, or ``(batch,)`` for Discrete
         :return: values ``(batch, 1)``, log-probabilities ``(batch,)``, entropies ``(batch,)`` or None
         """

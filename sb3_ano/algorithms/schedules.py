@@ -1,4 +1,4 @@
-"""Radii, learning rates and their schedules: a number, a callable of the remaining progress, or the zoo's ``lin_0.2``."""
+"""Convert radii and learning rates to schedules: numbers, callables of the remaining progress, or the zoo's ``lin_0.2``."""
 
 import math
 from numbers import Real
@@ -12,7 +12,7 @@ _ALLOWED = "allowed are a finite number from 0, a schedule such as LinearSchedul
 def as_schedule(value: float | str | Schedule, name: str) -> FloatSchedule:
     """Convert a radius or learning rate to a schedule of the remaining progress, which runs from 1 to 0.
 
-    :param value: a number, a callable, or ``"lin_x"``, linear from x to 0 as in the RL Zoo
+    :param value: number, callable, or ``"lin_x"``, linear from x to 0 as in the RL Zoo
     :param name: name of the argument, for messages
     :raises ValueError: if a number is negative, infinite or NaN, or a string is not ``lin_x``
     :raises TypeError: if the value is of another type
@@ -41,7 +41,9 @@ def as_schedule(value: float | str | Schedule, name: str) -> FloatSchedule:
 
 
 def require_positive(schedule: FloatSchedule, name: str) -> None:
-    """A radius that is 0 for good would train nothing; loading accepts it, because evaluation never reads it.
+    """Reject a radius that is always 0, which would train nothing.
+
+    Loading accepts it, because evaluation never reads it and the RL Zoo loads models with it.
 
     :raises ValueError: if the schedule is the constant 0
     """
@@ -50,14 +52,14 @@ def require_positive(schedule: FloatSchedule, name: str) -> None:
 
 
 def constant_value(schedule: Schedule) -> float | None:
-    """The number behind a constant schedule, or None."""
+    """Return the number of a constant schedule, or None for other schedules."""
     while isinstance(schedule, FloatSchedule):
         schedule = schedule.value_schedule
     return float(schedule.val) if isinstance(schedule, ConstantSchedule) else None
 
 
 def shown(schedule: Schedule) -> str:
-    """A schedule in short: its number if it is constant."""
+    """Return a short form of a schedule for messages, the number if it is constant."""
     constant = constant_value(schedule)
     while isinstance(schedule, FloatSchedule):
         schedule = schedule.value_schedule
@@ -65,7 +67,7 @@ def shown(schedule: Schedule) -> str:
 
 
 def read(schedule: Schedule, progress_remaining: float, name: str) -> float:
-    """Value of a schedule, which may be 0 or slightly below where the progress ends.
+    """Read a schedule, whose value may be 0 or slightly below at the end of the progress.
 
     :raises ValueError: if it is not finite
     """

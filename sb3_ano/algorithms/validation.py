@@ -1,4 +1,4 @@
-"""Checks of arguments, environments and spaces, with one line that says what is wrong and what is allowed."""
+"""Check arguments, environments and spaces; an error says in one line what is wrong and what is allowed."""
 
 import math
 import os
@@ -18,10 +18,10 @@ ACTION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.Multi
 
 
 class _Rule(NamedTuple):
-    """Types and range of an argument. True and False are no numbers here.
+    """The types and the range of an argument. True and False do not count as numbers.
 
-    :param types: allowed types, TypeError for others
-    :param accepts: whether a value of these types is in range, ValueError if not
+    :param types: allowed types; others raise TypeError
+    :param accepts: function that tells whether a value of these types is in range; False raises ValueError
     :param allowed: description of the allowed values, for messages
     """
 
@@ -118,7 +118,7 @@ def require_batches(model: Any) -> None:
 def require_training(model: Any, total_timesteps: Any) -> None:
     """Check that a model has an environment, and the argument of ``learn``; warn if it is 0.
 
-    :raises TypeError: if the argument is no number
+    :raises TypeError: if the argument is not a number
     :raises ValueError: if it is negative or NaN, or there is no environment
     """
     _require("total_timesteps", total_timesteps, _TOTAL_TIMESTEPS)
@@ -138,7 +138,7 @@ def _require(name: str, value: Any, rule: _Rule) -> None:
 def require_env(env: Any) -> None:
     """Check that an object is an environment whose spaces SB3's policies support.
 
-    :raises TypeError: if it is no environment
+    :raises TypeError: if it is not an environment
     :raises ValueError: if a space is not supported
     """
     # An environment of OpenAI Gym, which SB3 converts, is known by its method.
@@ -169,7 +169,7 @@ def require_env(env: Any) -> None:
 
 
 def _has_supported_values(space: spaces.Space) -> bool:
-    """Whether SB3 represents the values of a space: it counts discrete ones from 0."""
+    """Tell whether SB3 represents the values of a space; it counts discrete values from 0."""
     if isinstance(space, spaces.MultiDiscrete):
         return space.nvec.ndim == 1 and not space.start.any()
     if isinstance(space, spaces.Discrete):

@@ -64,16 +64,24 @@ def test_a_step_that_is_not_applied_changes_nothing():
     assert_same_training_state(policy, twin, tolerance=0.0)
 
 
+def freeze_one_after_the_other(policy) -> None:
+    policy.action_net.weight.requires_grad_(False)
+    policy.optimizer.flatten()
+    policy.action_net.weight.requires_grad_(True)
+    policy.value_net.weight.requires_grad_(False)
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        freeze_one_after_the_other,
         lambda policy: policy.optimizer.load_state_dict(copy.deepcopy(policy.optimizer.state_dict())),
         lambda policy: setattr(policy.action_net.weight, "data", policy.action_net.weight.data.clone()),
         lambda policy: policy.optimizer.state[policy.action_net.weight].update(exp_avg=torch.ones(2, 64)),
         lambda policy: policy.optimizer.state.clear(),
         lambda policy: policy.action_net.weight.requires_grad_(False),
     ],
-    ids=["load_state_dict", "data", "state", "cleared", "frozen"],
+    ids=["frozen in turn", "load_state_dict", "data", "state", "cleared", "frozen"],
 )
 def test_what_is_assigned_behind_its_back_is_taken_over(change):
     policies = a_policy(), a_policy()

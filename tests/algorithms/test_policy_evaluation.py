@@ -100,3 +100,27 @@ def test_a_method_put_on_the_instance_counts_as_overridden():
     assert customization(made.policy) is None
     made.policy.extract_features = lambda observations: observations
     assert customization(made.policy) == "policy.extract_features was replaced"
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("forward", True),
+        ("predict_values", True),
+        ("extract_features", True),
+        ("_get_action_dist_from_latent", True),
+        ("obs_to_tensor", True),
+        ("unscale_action", True),
+        ("parameters", True),
+        ("predict", False),
+        ("reset_noise", False),
+        ("init_weights", False),
+        ("set_training_mode", False),
+    ],
+)
+def test_methods_that_the_collection_and_the_update_replace_may_not_be_overridden(name, counts):
+    original = getattr(ActorCriticPolicy, name)
+    own = type("Own", (ActorCriticPolicy,), {name: lambda self, *args, **kwargs: original(self, *args, **kwargs)})
+    made = ANO("MlpPolicy", "CartPole-v1", n_steps=16, batch_size=16)
+    made.policy.__class__ = own
+    assert customization(made.policy) == (f"Own overrides {name}" if counts else None)

@@ -6,10 +6,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.torch_layers import FlattenExtractor
 
 from sb3_ano import ANO
 from sb3_ano.algorithms.diagnostics import UpdateStatistics
 from sb3_ano.algorithms.update import ClipRange, StepResult, Updater, approximate_kl
+from tests.common import parameters
 
 SETTINGS = {"n_steps": 64, "batch_size": 16, "n_epochs": 2, "seed": 0}
 NAN = math.nan
@@ -132,6 +135,28 @@ def test_an_interrupted_update_leaves_an_optimizer_that_continues():
     with pytest.raises(KeyboardInterrupt):
         model.learn(128)
     assert steps_made(model) == {12.0}
+
+
+class Alternating(FlattenExtractor):
+    """Uses its layer, which then has a gradient, in every other minibatch."""
+
+    calls = 0
+
+    def __init__(self, space) -> None:
+        super().__init__(space)
+        self.layer = torch.nn.Linear(self.features_dim, self.features_dim)
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        features = super().forward(observations)
+        self.calls += self.training
+        return features + self.layer(features) if self.calls % 2 else features
+
+
+def test_parameters_without_a_gradient_in_some_minibatches_are_trained_as_by_ppo():
+    options = {**SETTINGS, "device": "cpu", "policy_kwargs": {"features_extractor_class": Alternating}}
+    expected = parameters(PPO("MlpPolicy", "CartPole-v1", **options).learn(128))
+    found = parameters(ANO("MlpPolicy", "CartPole-v1", **options, shaping="ppo", torch_compile=False).learn(128))
+    assert (found - expected).norm() <= 1e-6 * expected.norm()
 
 
 def test_approximate_kl_is_schulmans_estimate():
