@@ -76,7 +76,10 @@ def test_what_the_hub_says_is_passed_on(pushed, cartpole, tmp_path):
     pushed.add("somebody/links", {**files, "sb3_ano.json": b"../../../../etc/passwd"})
     with one_line(SafeFormatError, "not valid JSON"):
         load_from_hub("somebody/links")
-    pushed.fail["POST .*/commit/main"] = 500
+    pushed.fail = {"HEAD .*policy.safetensors": 403}
+    with one_line(HubError, "download policy.safetensors of somebody/agent: .*403"):
+        load_from_hub("somebody/agent")
+    pushed.fail = {"POST .*/commit/main": 500}
     with one_line(HubError, "500 .*as the test asks for"):
         push_to_hub(cartpole, "somebody/agent", **QUICK)
     assert not list(tmp_path.glob("*agent*"))
