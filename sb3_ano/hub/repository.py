@@ -77,7 +77,7 @@ def explained(doing: str) -> Iterator[None]:
         # huggingface_hub wraps the reasons of failed uploads and of failed requests for a file.
         wraps = type(error) is RuntimeError or isinstance(error, errors.LocalEntryNotFoundError)
         reason = error.__cause__ if wraps and error.__cause__ is not None else error
-        if isinstance(reason, HubError) or not isinstance(reason, errors.HTTPError | OSError | ValueError):
+        if isinstance(reason, HubError) or not isinstance(reason, errors.HTTPError | OSError | errors.HFValidationError):
             raise
         kind = ValueError if isinstance(error, errors.HFValidationError) else HubError
         # The chain of huggingface_hub's own errors has dozens of lines that say less.

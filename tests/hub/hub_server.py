@@ -42,7 +42,7 @@ class FakeHub:
 
     :param repositories: repositories by ``"user/name"``
     :param requests: method and path of each request
-    :param drop: pattern of the requests that lose the connection: half of a file is sent, or a POST gets no answer
+    :param drop: pattern of the requests that lose the connection: half of a file is sent, or there is no answer
     :param drops: number of requests to drop; the client tries several times
     :param fail: status to answer with, by a pattern of the request
     """
@@ -88,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.dropping:
             self.hub.drops -= 1
             self.close_connection = True
-            if self.command == "POST":
+            if self.command in ("HEAD", "POST"):
                 return
         try:
             for pattern, status in self.hub.fail.items():

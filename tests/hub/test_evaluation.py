@@ -84,6 +84,8 @@ def test_wrapped_rewards_do_not_count(cartpole):
 def test_the_task_is_named_by_the_models_environment(cartpole, pendulum):
     assert task_of(cartpole) == CARTPOLE
     assert task_of(pendulum) == PENDULUM
+    # Settings at the defaults of the id are not published.
+    assert task_of(ANO("MlpPolicy", gym.make("FrozenLake-v1"), **SMALL)) == Task("FrozenLake-v1", {})
     with pytest.warns(UserWarning, match="env is not what the model was trained in: it has g=9.0"):
         task = task_of(pendulum, gym.make("Pendulum-v1", g=9.0, render_mode="rgb_array"))
     assert task == Task("Pendulum-v1", {"g": 9.0})

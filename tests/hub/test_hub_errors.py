@@ -76,7 +76,10 @@ def test_what_the_hub_says_is_passed_on(pushed, cartpole, tmp_path):
     pushed.add("somebody/links", {**files, "sb3_ano.json": b"../../../../etc/passwd"})
     with one_line(SafeFormatError, "not valid JSON"):
         load_from_hub("somebody/links")
-    pushed.fail["POST .*/commit/main"] = 500
+    pushed.fail = {"HEAD .*policy.safetensors": 403}
+    with one_line(HubError, "download policy.safetensors of somebody/agent: .*403"):
+        load_from_hub("somebody/agent")
+    pushed.fail = {"POST .*/commit/main": 500}
     with one_line(HubError, "500 .*as the test asks for"):
         push_to_hub(cartpole, "somebody/agent", **QUICK)
     assert not list(tmp_path.glob("*agent*"))
@@ -107,9 +110,10 @@ def test_a_download_survives_dropped_connections(pushed, cartpole, no_waiting):
     assert pushed.drops == 0
 
 
-def test_a_connection_that_keeps_dropping_leaves_no_directory(pushed, no_waiting, tmp_path):
-    pushed.drop, pushed.drops = "GET .*resolve.*/policy.safetensors", 10**6
-    with one_line(HubError, "download policy.safetensors of somebody/agent: "):
+@pytest.mark.parametrize("dropped", ["GET .*resolve.*/policy.safetensors", "HEAD .*resolve.*/policy.safetensors"])
+def test_a_connection_that_keeps_dropping_leaves_no_directory(dropped, pushed, no_waiting, tmp_path):
+    pushed.drop, pushed.drops = dropped, 10**6
+    with one_line(HubError, "download policy.safetensors of somebody/agent: (?!LocalEntryNotFoundError)"):
         download("somebody/agent", tmp_path / "agents" / "agent")
     assert not list((tmp_path / "agents").iterdir())
     pushed.drops = 0
