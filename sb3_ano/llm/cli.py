@@ -19,7 +19,7 @@ examples:
   trl sft --model_name_or_path EleutherAI/pythia-1b-deduped --dataset_name trl-lib/tldr --output_dir sft
   trl reward --model_name_or_path sft --dataset_name trl-lib/tldr-preference --output_dir reward
   {program} train --model sft --reward_model reward --dataset trl-lib/tldr --output_dir gano
-  {program} train --algo grpo --shaping spo --model sft --reward_function my_rewards:brevity --dataset trl-lib/tldr
+  {program} train --shaping spo --model sft --reward_function my_rewards:brevity --dataset trl-lib/tldr
 
 '{program} train --help' shows the options. Set SB3_ANO_TRACEBACK=1 to see where an error comes from."""
 

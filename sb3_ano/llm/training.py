@@ -3,6 +3,7 @@
 import argparse
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +84,7 @@ def train(arguments: Sequence[str], program: str) -> None:
     :raises ValueError: if an option is invalid, or the output directory holds another training
     """
     parser = _TrlParser((Options, PolicyConfig, GANOConfig), prog=f"{program} train", allow_abbrev=False, add_help=False)
+    sys.path.append(os.getcwd())  # for module:function; only "python -m" looks in the current directory
     parser.set_defaults(**DEFAULTS, **({} if torch.accelerator.is_available() else CPU_DEFAULTS))
     algo = parser.parse_known_args(list(arguments))[0].algo
     parser.set_defaults(**ALGORITHMS[algo][1])
@@ -147,13 +149,11 @@ def _make_trainer(options: Options, policy: PolicyConfig, config: GANOConfig) ->
     tokenizer = load_tokenizer(name, revision=policy.model_revision, trust_remote_code=config.trust_remote_code)
     rewards: list[Any] = []
     if options.reward_model is not None:
-        penalty = options.missing_eos_penalty
-        rewards.append(LearnedReward.load(options.reward_model, tokenizer, config.device, penalty))
+        rewards.append(LearnedReward.load(options.reward_model, tokenizer, config.device, options.missing_eos_penalty))
     if options.reward_function is not None:
         rewards.append(load_reward_function(options.reward_function))
     adapters = {"quantization_config": get_quantization_config(policy), "peft_config": get_peft_config(policy)}
-    trainer_class = ALGORITHMS[options.algo][0]
-    return trainer_class(name, rewards, config, train_dataset, eval_dataset, tokenizer, **adapters)
+    return ALGORITHMS[options.algo][0](name, rewards, config, train_dataset, eval_dataset, tokenizer, **adapters)
 
 
 def run(trainer: Any, resume: bool = False) -> None:

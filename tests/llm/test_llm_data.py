@@ -8,7 +8,7 @@ import torch
 from transformers import GPTNeoXForSequenceClassification, PreTrainedTokenizerFast
 
 from sb3_ano.llm import GANOConfig, GANOTrainer, LearnedReward
-from sb3_ano.llm.data import check_prompts, load_reward_function, load_split, load_tokenizer
+from sb3_ano.llm.data import check_prompts, load_split
 from tests.llm.tiny import SMALL, model, prompts, reward, tokenizer
 
 
@@ -56,14 +56,6 @@ def test_prompts_are_checked(columns, message, tmp_path):
         GANOTrainer(model(tmp_path), reward, GANOConfig(str(tmp_path), **SMALL), dataset(**columns), None, tokenizer())
 
 
-def test_names_that_cannot_be_loaded(tmp_path):
-    with pytest.raises(ValueError, match="model 'someone/nothing' cannot be loaded"):
-        load_tokenizer("someone/nothing")
-    with pytest.raises(ValueError, match="reward_function='nowhere:it' cannot be imported"):
-        load_reward_function("nowhere:it")
-    assert load_reward_function("math:dist") is load_reward_function("math.dist")
-
-
 def test_a_tokenizer_without_eos_is_rejected(tmp_path):
     without = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend_tokenizer, pad_token="<|padding|>")
     with pytest.raises(ValueError, match="has no eos_token, without which no completion ends"):
@@ -93,11 +85,9 @@ def test_a_reward_model_scores_what_the_policy_wrote_with_its_end(reward_model):
     assert scores([prompt], [completions[0][:-1]]) != pytest.approx([found[0] - 0.5], abs=1e-4)
 
 
-def test_reward_models_that_cannot_be_used(reward_model, tmp_path):
+def test_a_reward_model_with_another_tokenizer_is_rejected(reward_model):
     other = tokenizer().backend_tokenizer.from_str(tokenizer().backend_tokenizer.to_str())
     other.add_tokens(["another"])
     PreTrainedTokenizerFast(tokenizer_object=other, eos_token="<|endoftext|>").save_pretrained(reward_model)
     with pytest.raises(ValueError, match="has another tokenizer .* than the policy .*; allowed are reward models"):
         LearnedReward.load(str(reward_model), tokenizer(), "cpu")
-    with pytest.raises(ValueError, match="model' is not a reward model: it lacks score.weight"):
-        LearnedReward.load(str(tmp_path / "model"), tokenizer(), "cpu")

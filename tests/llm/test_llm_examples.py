@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.llm.tiny import EXAMPLES, llm_task, tokenizer
+from tests.llm.tiny import EXAMPLES, ROOT, llm_task, python, tokenizer
 
 PROMPT = "SUBREDDIT: r/harbour\nTITLE: anna ben\nPOST: anna sold boat . ben likes rain . carl lost keys .\nTL;DR:"
 
@@ -113,7 +113,6 @@ def test_the_example_resumes_without_a_network(tmp_path):
 
 @pytest.mark.slow
 def test_the_benchmark_of_the_overhead_runs():
-    command = [sys.executable, str(EXAMPLES.parent / "benchmarks" / "llm_overhead.py"), "--pairs", "1", "--updates", "1"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    shown = python(ROOT / "benchmarks" / "llm_overhead.py", "--pairs", "1", "--updates", "1").stdout
     assert "processor time of an update: " in shown
     assert "peak memory: " in shown

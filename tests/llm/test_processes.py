@@ -1,14 +1,11 @@
 """Two processes against one, on the same completions, and resumed against uninterrupted."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.llm.tiny import model
+from tests.llm.tiny import model, python
 
 # A group is as large as a generation, so that two processes hold half of it each. Completions depend on the prompt and on
 # which of its group it is, so that they are the same on any number of processes.
@@ -19,6 +16,7 @@ from tests.llm.tiny import SMALL, parameters, prompts, tokenizer, model, reward
 from sb3_ano.llm import GANOConfig, GANOTrainer
 
 folder, out, processes = sys.argv[1], sys.argv[2], int(os.environ.get("WORLD_SIZE", 1))
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 torch.set_num_threads(1)
 settings = {**SMALL, "beta": 0.3, "max_steps": 6, "num_generations": 16, "gradient_accumulation_steps": 1, "save_steps": 4,
             "per_device_train_batch_size": 16 // processes, "ddp_find_unused_parameters": False, "loss_type": sys.argv[3],
@@ -43,17 +41,10 @@ for checkpoint in (None, out + "/checkpoint-4"):
 
 
 def run(tmp_path: Path, processes: int, loss_type: str) -> tuple[dict, dict]:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    out = tmp_path / f"{processes}_{loss_type}"
+    script, out = tmp_path / "script.py", tmp_path / f"{processes}_{loss_type}"
+    script.write_text(SCRIPT)
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
-    environment = {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, *launch, str(tmp_path / "script.py"), str(tmp_path), str(out), loss_type],
-        env={**os.environ, **environment, "TRL_EXPERIMENTAL_SILENCE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    done = python(*launch, script, tmp_path, out, loss_type)
     assert done.returncode == 0, done.stderr[-3000:]
     return torch.load(f"{out}.pt"), torch.load(f"{out}_resumed.pt")
 

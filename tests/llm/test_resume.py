@@ -14,7 +14,7 @@ from trl.trainer.utils import RepeatSampler
 
 from sb3_ano.llm import GANOConfig, GANOTrainer
 from sb3_ano.llm.resume import last_checkpoint
-from tests.llm.tiny import SMALL, model, parameters, prompts, reward, tokenizer
+from tests.llm.tiny import ROOT, SMALL, model, parameters, prompts, reward, tokenizer
 
 
 def trainer(folder, data=None, **settings):
@@ -87,12 +87,12 @@ def test_a_killed_training_resumes_to_the_same_parameters(tmp_path):
     settings = {**SMALL, "max_steps": 60, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 3}
     settings |= {"model": tmp_path / "model", "dataset": tmp_path / "data", "reward_function": "my_rewards:varied"}
     options = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
-    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
     def start(out: Path, *more: str) -> subprocess.Popen:
         command = [sys.executable, "-m", "sb3_ano.llm", "train", *options, "--output_dir", str(out), *more]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, env=environment, cwd=tmp_path, **streams)
 
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     finished, killed = start(whole), start(cut)

@@ -1,6 +1,8 @@
 """A GPT-NeoX of a few thousand parameters, and trainers of it."""
 
 import functools
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,7 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
 sys.path.append(str(EXAMPLES))
 import llm_task  # noqa: E402
 
@@ -72,6 +75,14 @@ def make(folder, trainer=GRPOTrainer, config=GRPOConfig, noise=0.0, reward=rewar
     """A trainer; ``named`` are its keyword arguments, ``settings`` those of its configuration."""
     args = config(str(folder), **{**SMALL, **settings})
     return trainer(model(folder, noise), reward, args, prompts(), None, tokenizer(), **dict(named))
+
+
+def python(*arguments) -> subprocess.CompletedProcess:
+    """Run Python offline, with this package and the working directory on its path."""
+    paths = os.pathsep.join([str(ROOT), str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
 
 
 def parameters(trainer) -> torch.Tensor:
