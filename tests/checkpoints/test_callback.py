@@ -418,6 +418,10 @@ class Switching(gym.Wrapper):
     def negative(self, reward: float) -> float:
         return -reward
 
+    @classmethod
+    def zero(cls, reward: float) -> float:
+        return 0.0
+
     def step(self, action):
         observation, reward, *rest = self.env.step(action)
         self.clock += 1
@@ -477,6 +481,7 @@ EXACT = {
     "the buffer's gamma": (assign("model.rollout_buffer.gamma", 0.5), cart_pole),
     "a method of an environment": (nothing, switching(lambda env: env.negative)),
     "a function of an environment": (nothing, switching(lambda env: operator.neg)),
+    "a class method of an environment": (nothing, switching(lambda env: env.zero)),
 }
 
 
