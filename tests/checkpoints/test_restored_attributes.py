@@ -59,7 +59,7 @@ class Switching(gym.Wrapper):
         self.clock += 1
         if self.clock == 100:
             self.reward = self.other(self)
-        return observation, self.reward(reward), *rest
+        return observation, self.reward(reward) + 0.01 * self.clock, *rest
 
 
 def switching(other: Callable[[Switching], Callable]) -> Callable[[], VecEnv]:
