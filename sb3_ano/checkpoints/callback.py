@@ -76,9 +76,8 @@ class TrainingCheckpoints(BaseCallback):
             raise ValueError(f"seconds={seconds!r} is not allowed; allowed are numbers >= 0")
         self.folder = Path(folder)
         self.every, self.seconds, self.keep, self.resume = every, seconds, keep, resume
-        self._lock: DirectoryLock | None = None
+        self._details: dict[str, Any] = {}
         self._pending: Checkpoint | None = None
-        self._settings: dict[str, Any] = {}
         self._last_timesteps: int | None = None
         self._last_time = 0.0
 
@@ -89,9 +88,16 @@ class TrainingCheckpoints(BaseCallback):
         directory = self.folder.resolve()
         if directory in _locks:
             _locks[directory].release()
-        self._lock = _locks[directory] = DirectoryLock(directory, patience=0.0)
-        weakref.finalize(self, self._lock.release)  # SB3 does not report exceptions to callbacks
-        self._settings = _settings(self.model)
+        _locks[directory] = DirectoryLock(directory, patience=0.0)
+        # Also called when the callback is deleted, because SB3 does not report exceptions to callbacks.
+        self._release = weakref.finalize(self, _locks[directory].release)
+        # Settings as they were given: callbacks can change them during the training.
+        self._details = {
+            "algorithm": type(self.model).__name__,
+            "total_timesteps": self.model._total_timesteps,
+            "settings": _settings(self.model),
+            "versions": versions(_PACKAGES),
+        }
         if self._last_timesteps is not None:  # another call of learn
             return
         if not self.resume and checkpoint_files(self.folder):
@@ -108,25 +114,21 @@ class TrainingCheckpoints(BaseCallback):
 
         :raises ValueError: if the checkpoint belongs to another training
         """
-        details, total = checkpoint.details, self.model._total_timesteps
-        algorithm = type(self.model).__name__
-        if details["algorithm"] != algorithm:
-            raise ValueError(f"{checkpoint.path} was written by {details['algorithm']}, not by {algorithm}")
-        there, here = details["settings"], self._settings
-        for name in sorted({*there, *here}):
-            if there.get(name) != here.get(name):
-                raise ValueError(
-                    f"{name} is {here.get(name)}, but {there.get(name)} in {checkpoint.path}; resume with the same settings"
-                )
-        if checkpoint.num_timesteps >= total:
-            raise ValueError(
-                f"total_timesteps={total} is not allowed: {checkpoint.path} is already at {checkpoint.num_timesteps}"
-            )
-        if details["total_timesteps"] != total:
-            self._report(f"the run was started for {details['total_timesteps']} steps; schedules now use {total}")
-        for package, version in versions(_PACKAGES).items():
-            if version != details["versions"].get(package):
-                _warn(f"{package} was {details['versions'].get(package)} and is {version}: results may differ")
+        here, there = self._details, checkpoint.details
+        if here["algorithm"] != there["algorithm"]:
+            raise ValueError(f"{checkpoint.path} was written by {there['algorithm']}, not by {here['algorithm']}")
+        for name in sorted({*here["settings"], *there["settings"]}):
+            value, earlier = here["settings"].get(name), there["settings"].get(name)
+            if value != earlier:
+                raise ValueError(f"{name} is {value}, but {earlier} in {checkpoint.path}; resume with the same settings")
+        total, reached = here["total_timesteps"], checkpoint.num_timesteps
+        if reached >= total:
+            raise ValueError(f"total_timesteps={total} is not allowed: {checkpoint.path} is already at {reached}")
+        if total != there["total_timesteps"]:
+            self._report(f"the run was started for {there['total_timesteps']} steps; schedules now use {total}")
+        for package, version in here["versions"].items():
+            if version != there["versions"].get(package):
+                _warn(f"{package} was {there['versions'].get(package)} and is {version}: results may differ")
 
     def _on_rollout_start(self) -> None:
         if self._pending is not None:
@@ -145,8 +147,7 @@ class TrainingCheckpoints(BaseCallback):
         return True
 
     def _on_training_end(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
+        self._release()
 
     def _is_due(self) -> bool:
         if self._last_timesteps is None:
@@ -172,15 +173,8 @@ class TrainingCheckpoints(BaseCallback):
             "requires_grad": {name: parameter.requires_grad for name, parameter in policy.named_parameters()},
             "without_state": without_state,
         }
-        details = {
-            "algorithm": type(self.model).__name__,
-            "total_timesteps": self.model._total_timesteps,
-            "settings": self._settings,
-            "versions": versions(_PACKAGES),
-        }
-        path = write_checkpoint(
-            self.folder, self.model.num_timesteps, file.getvalue(), pickle.dumps(state), details, self.keep
-        )
+        content, steps = pickle.dumps(state), self.model.num_timesteps
+        path = write_checkpoint(self.folder, steps, file.getvalue(), content, self._details, self.keep)
         if dropped and self._last_timesteps is None:  # only once
             self._report(f"checkpoints lack {', '.join(sorted(dropped))}, which cannot be pickled")
         if self.verbose >= 2:

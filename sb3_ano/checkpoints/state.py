@@ -260,7 +260,7 @@ def _description(value: Any) -> Any:
 def _differ(built: Any, captured: Any) -> bool:
     # Functions of this package are those of its installed version.
     is_ours = isinstance(captured, list) and captured[0].startswith("sb3_ano.")
-    return captured is None or (built != captured and not is_ours)
+    return built != captured and not is_ours
 
 
 def _content(cell: types.CellType) -> Any:
@@ -286,9 +286,9 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, EzPickle | gym.Env | VecEnv):
             # Unpickled, an EzPickle object is as its constructor made it.
             raise pickle.PicklingError(f"{type(value).__qualname__} is pickled without its state")
-        if isinstance(value, types.MethodType) and getattr(type(value.__self__), value.__name__, None) is not value.__func__:
-            # Unpickled, a method is the attribute of its name.
-            raise pickle.PicklingError(f"{value.__qualname__} has another name")
+        if isinstance(value, types.MethodType) and getattr(value.__self__, value.__name__, None) != value:
+            # Unpickled, a method is the object's attribute of this name.
+            raise pickle.PicklingError(f"{value.__qualname__} is not the attribute {value.__name__}")
         return NotImplemented
 
 
