@@ -47,23 +47,15 @@ def _write_run(directory: Path, run: dict[str, Any], episodes: int, rng: np.rand
     steps, changed = run.get("steps", 100_000), run.get("changed", {})
     hyperparameters = {"policy": "MlpPolicy", "n_envs": 8, "learning_rate": "lin_0.0003", "clip_range": 0.2, **changed}
     hyperparameters.pop("total_timesteps", None)
-    made = Run(
-        run.get("suite", "mujoco"),
-        run["env_id"],
-        run["algorithm"],
-        run["seed"],
-        steps,
-        hyperparameters,
-        {"points": POINTS, "episodes": 3, "deterministic": True},
-        changed=changed,
-    )
+    evaluation = {"points": POINTS, "episodes": 3, "deterministic": True}
+    key = (run.get("suite", "mujoco"), run["env_id"], run["algorithm"], run["seed"], steps)
+    made = Run(*key, hyperparameters, evaluation, changed=changed)
     path = directory / "runs" / made.name
     path.mkdir(parents=True)
     start, final = run.get("start", 0.0), run["final"]
     ends = np.arange(1, POINTS + 1) * steps // POINTS
     at, returns = run.get("curve", (ends, start + (final - start) * ends / steps))
-    spread = np.array([-1.0, 0.0, 1.0])  # three episodes whose mean is the return
-    results = np.asarray(returns, float)[:, None] + spread
+    results = np.asarray(returns, float)[:, None] + np.array([-1.0, 0.0, 1.0])  # episodes whose mean is the return
     np.savez(path / "evaluations.npz", timesteps=np.asarray(at), results=results, ep_lengths=np.full(results.shape, 7))
     done = np.arange(1, episodes + 1) * steps // episodes
     monitor = pd.DataFrame({"r": start + (final - start) * done / steps, "l": 7, "t": done / 1000.0, "timesteps": done})
@@ -72,19 +64,12 @@ def _write_run(directory: Path, run: dict[str, Any], episodes: int, rng: np.rand
     updates = {
         "time/total_timesteps": ends,
         "time/seconds": ends / 1000.0,
-        "update/approx_kl": run.get("kl", 10.0 * rate) * rng.uniform(0.9, 1.1, POINTS),
-        "update/ratio_mean": 1.0,
-        "update/ratio_max": 1.5,
-        "update/clip_fraction": 0.1,
         "train/entropy_loss": -2.0,
         "train/clip_range": 0.2,
     }
+    updates |= {"update/ratio_mean": 1.0, "update/ratio_max": 1.5, "update/clip_fraction": 0.1}
+    updates["update/approx_kl"] = run.get("kl", 10.0 * rate) * rng.uniform(0.9, 1.1, POINTS)
     pd.DataFrame(updates).to_csv(path / "progress.csv", index=False)
-    details = {
-        "seconds": steps / 1000.0,
-        "timesteps": steps,
-        "finished": "2026-01-01T00:00:00+00:00",
-        "backend_used": "gymnasium",
-    }
-    details |= {"commit": "0" * 40, "versions": {"torch": "2.13.0"}, "machine": {"cpu": "a processor"}}
+    details = {"seconds": steps / 1000.0, "timesteps": steps, "finished": "2026-01-01T00:00:00+00:00", "commit": "0" * 40}
+    details |= {"backend_used": "gymnasium", "versions": {"torch": "2.13.0"}, "machine": {"cpu": "a processor"}}
     write_run(made, path, details | run.get("details", {}))

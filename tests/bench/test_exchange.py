@@ -20,17 +20,18 @@ RUNS = [
 
 def test_csv_has_a_row_per_run_and_one_per_evaluation_and_keeps_other_rows(tmp_path):
     first, second = write_results(tmp_path / "first", RUNS[:4]), write_results(tmp_path / "second", RUNS[4:])
-    assert export(first, tmp_path / "csv").endswith("4 runs; %s/runs.csv has 4" % (tmp_path / "csv"))
+    files = [tmp_path / "csv" / name for name in ("runs.csv", "curves.csv")]
+    assert export(first, tmp_path / "csv").endswith(f"4 runs; {files[0]} has 4")
     export(second, tmp_path / "csv")
-    before = [(tmp_path / "csv" / name).read_text() for name in ("runs.csv", "curves.csv")]
+    before = [file.read_text() for file in files]
     assert export(second, tmp_path / "csv").endswith("runs.csv has 8")
-    assert [(tmp_path / "csv" / name).read_text() for name in ("runs.csv", "curves.csv")] == before
-    runs, curves = (pd.read_csv(tmp_path / "csv" / name) for name in ("runs.csv", "curves.csv"))
+    assert [file.read_text() for file in files] == before
+    runs, curves = map(pd.read_csv, files)
     assert list(runs)[: len(KEY)] == KEY
     assert runs["learning_rate"].tolist() == [0.0003, 0.0003, 0.001, 0.001] * 2
     assert runs["evaluation_return"].tolist() == [100.0, 101.0] * 4
     assert runs["last_evaluations"].tolist() == pytest.approx([95.0, 95.95] * 4)
-    assert runs["training_return"].iloc[0] == pytest.approx(np.mean(100.0 * np.arange(101, 201) / 200), rel=1e-4)
+    assert runs["training_return"][0] == pytest.approx(np.mean(100.0 * np.arange(101, 201) / 200), rel=1e-4)
     assert len(curves) == 8 * 20
     assert (curves.groupby(KEY, dropna=False)["evaluation_return"].last() >= 100.0).all()
 

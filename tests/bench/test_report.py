@@ -174,6 +174,15 @@ def test_nothing_is_left_out_in_silence(tmp_path, no_images):
     assert "No algorithm has a seed with runs of all tasks." in text
 
 
+def test_tasks_without_reference_scores_have_curves_and_returns(tmp_path, no_images):
+    for changed in ({}, {"learning_rate": "lin_0.001"}):
+        write_results(tmp_path, runs(tasks=["Own-v0"], changed=changed))
+    notes = write_report(tmp_path, tmp_path / "report", SETTINGS)
+    assert any("No figure of learning_rate: its values are not numbers, or no task has runs" in note for note in notes)
+    assert cells(tmp_path / "report", "tasks")["Return"].tolist() == pytest.approx([1010.0, 1015.0])
+    assert not (tmp_path / "report" / "figures" / "mujoco-profiles.csv").exists()
+
+
 def test_one_seed_has_no_interval_and_that_is_said(tmp_path, no_images):
     write_results(tmp_path, runs(seeds=[0]))
     notes = write_report(tmp_path, tmp_path / "report", SETTINGS)

@@ -74,18 +74,16 @@ def test_a_killed_run_resumes_from_its_checkpoint_as_if_nothing_had_happened(lab
         train(run, tmp_path / "killed", report=killed, checkpoint_seconds=0.0)
     train(run, tmp_path / "killed", report=reported.append, checkpoint_seconds=0.0)
     assert reported == [128, 256, 384, 384, 512, 640]  # the last checkpoint is that after 256 steps
-    whole, resumed = (
-        RunFiles(tmp_path / name, json.loads((tmp_path / name / "run.json").read_text())) for name in ("whole", "killed")
-    )
+    whole, resumed = (read_run(tmp_path / name) for name in ("whole", "killed"))
     assert (whole.document["resumed_at"], resumed.document["resumed_at"]) == (None, 256)
     pd.testing.assert_frame_equal(whole.evaluations(), resumed.evaluations())
     pd.testing.assert_frame_equal(whole.episodes().drop(columns="t"), resumed.episodes().drop(columns="t"))
-    first, second = (part.updates().drop(columns="time/seconds") for part in (whole, resumed))
-    pd.testing.assert_frame_equal(first, second[first.columns])
+    pd.testing.assert_frame_equal(*(part.updates().drop(columns="time/seconds") for part in (whole, resumed)), check_like=True)
     assert resumed.updates()["time/seconds"].is_monotonic_increasing
-    models = [ANO if label == "ano" else training.CLASSES[label]] * 2
-    one, two = (kind.load(tmp_path / name / "model.zip") for kind, name in zip(models, ("whole", "killed"), strict=True))
-    assert all(torch.equal(value, two.policy.state_dict()[name]) for name, value in one.policy.state_dict().items())
+    one, two = (
+        training.CLASSES[label].load(tmp_path / name / "model.zip").policy.state_dict() for name in ("whole", "killed")
+    )
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
     assert not (tmp_path / "killed" / "checkpoints").exists()
 
 
@@ -106,31 +104,29 @@ def test_the_evaluation_is_that_of_sb3_with_the_saved_model_and_normalization(tm
 
 
 def test_updates_are_recorded_one_by_one_and_evaluations_are_evenly_spaced(tmp_path):
-    run = small_run("ppo", points=4, steps=600)
-    train(run, tmp_path, models=False)
-    updates = RunFiles(tmp_path, {}).updates()
-    steps = [128, 256, 384, 512, 640]  # rollouts of 128 steps
+    train(small_run("ppo", points=4, steps=600), tmp_path, models=False)
+    run, steps = read_run(tmp_path), [128, 256, 384, 512, 640]  # rollouts of 128 steps
+    updates = run.updates()
     assert updates["time/total_timesteps"].tolist() == steps
     assert updates["time/seconds"].is_monotonic_increasing
     np.testing.assert_allclose(updates["train/learning_rate"], [1e-3 * max(0, 1 - step / 600) for step in steps], atol=1e-12)
-    assert RunFiles(tmp_path, {}).evaluations()["timesteps"].tolist() == steps[1:]  # due after 150, 300, 450 and 600
+    assert run.evaluations()["timesteps"].tolist() == steps[1:]  # due after 150, 300, 450 and 600
     assert not (tmp_path / "model.zip").exists()
 
 
 def test_run_json_says_what_was_run_and_by_what(tmp_path):
     run = small_run("trpo", grid=["delta=0.02"])
     train(run, tmp_path, threads=1)
-    document = read_run(tmp_path).document
+    made = read_run(tmp_path)
+    document, updates = made.document, made.updates()
     assert document.items() >= json.loads(json.dumps(dataclasses.asdict(run))).items()
     assert document["changed"] == {"target_kl": 0.02}
     assert (document["name"], document["timesteps"], document["threads"]) == (run.name, 512, 1)
-    assert document["backend"] == "auto"
-    assert document["backend_used"] == "gymnasium"  # review bench B10
+    assert (document["backend"], document["backend_used"]) == ("auto", "gymnasium")  # review bench B10
     assert document["versions"]["torch"] == torch.__version__
     assert document["commit"] == commit()
     assert document["seconds"] > 0
     assert set(document["sha256"]) == {file.name for file in tmp_path.iterdir()} - {"run.json"}
-    updates = RunFiles(tmp_path, {}).updates()
     assert updates["update/clip_fraction"].isna().all()  # TRPO has no radius
     assert (updates["update/approx_kl"] > 0).all()
 
@@ -142,8 +138,7 @@ def test_seeds_share_no_environment():
         train_env, evaluation = make_envs(run)
         make_model(run, train_env)
         evaluation.seed(1_000_000 * seed + 500_000)
-        for env in (train_env, evaluation):
-            first += [tuple(observation) for observation in env.reset()]
+        first += [tuple(observation) for env in (train_env, evaluation) for observation in env.reset()]
     assert len(set(first)) == len(first) == 2 * (4 + 3)
 
 
@@ -180,20 +175,19 @@ def test_the_same_update_measures_the_same_for_sb3_and_for_us(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("hyperparameters", "message"),
     [
-        ({"hyperparameters": {"policy_kwargs": "dict(activation_fn=nn.Tahn)"}}, "nn.Tahn.* cannot be evaluated"),
-        ({"hyperparameters": {"policy_kwargs": "__import__('os')"}}, "cannot be evaluated"),
-        ({"hyperparameters": {"clip_range": -0.1}}, "clip_range=-0.1 is not allowed"),
+        ({"policy_kwargs": "dict(activation_fn=nn.Tahn)"}, "nn.Tahn.* cannot be evaluated"),
+        ({"policy_kwargs": "__import__('os')"}, "cannot be evaluated"),
+        ({"clip_range": -0.1}, "clip_range=-0.1 is not allowed"),
     ],
 )
-def test_hyperparameters_that_are_not_allowed(settings, message):
+def test_hyperparameters_that_are_not_allowed(hyperparameters, message):
     with pytest.raises(ValueError, match=message):
-        learnt(small_run("ano", **settings))
+        learnt(small_run("ano", hyperparameters=hyperparameters))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_an_error(tmp_path):
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
     with pytest.raises(ValueError, match="device='cuda' is not allowed; PyTorch finds no CUDA device here"):
         train(small_run("ano"), tmp_path, device="cuda")

@@ -176,8 +176,8 @@ def sensitivity(chapter: Chapter) -> Iterator[Section]:
         groups = families(chapter.variants, name)
         blocks, notes = chapter.complete([variant for group in groups for variant in group])
         lines, table, pairs = [], [], []
-        for group in ([variant for variant in group if variant in blocks] for group in groups):
-            base = next((variant for variant in group if name not in variant.changed), *group[:1])
+        for group in filter(None, ([variant for variant in group if variant in blocks] for group in groups)):
+            base = next((variant for variant in group if name not in variant.changed), group[0])
             for variant in group:
                 line = " ".join([title(variant.algorithm), *(f"{key}={value}" for key, value in variant.without(name)[1])])
                 found = chapter.estimate("IQM", blocks[variant])
