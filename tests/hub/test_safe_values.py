@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
+from sb3_ano.hub.codec import CLASSES, decode, encode
 from sb3_ano.hub.documents import SafeFormatError
-from sb3_ano.hub.schedules import decode_schedule, encode_schedule
 from sb3_ano.hub.spaces import decode_space, encode_space
-from sb3_ano.hub.values import CLASSES, CustomObjects, decode, encode
 
 INFINITE = np.array([np.inf, 4.8, np.inf, 0.42], np.float32)
 
@@ -79,8 +78,7 @@ def test_spaces_that_sb3_does_not_support_are_refused(space):
     ids=str,
 )
 def test_sb3s_schedules_come_back(schedule):
-    stored = through_json(encode_schedule(schedule))
-    found = FloatSchedule(stored if isinstance(stored, float) else decode_schedule(stored, "clip_range"))
+    found = FloatSchedule(decode(through_json(encode(schedule, "clip_range", {})), "clip_range", {}))
     progress = np.linspace(1.0, 0.0, 101)
     assert [found(each) for each in progress] == [float(schedule(each)) for each in progress]
 
@@ -88,7 +86,7 @@ def test_sb3s_schedules_come_back(schedule):
 def test_the_zoos_schedule_is_a_linear_one():
     utils = pytest.importorskip("rl_zoo3.utils")
     schedule = FloatSchedule(utils.linear_schedule("2.5e-4"))
-    found = decode_schedule(through_json(encode_schedule(schedule)), "learning_rate")
+    found = decode(through_json(encode(schedule, "learning_rate", {})), "learning_rate", {})
     for progress in np.linspace(1.0, 0.0, 101):
         assert found(progress) == pytest.approx(2.5e-4 * progress, rel=1e-12, abs=1e-18)
 
@@ -98,7 +96,9 @@ def test_a_subclass_of_a_schedule_is_not_taken_for_it():
         def __call__(self, progress_remaining):
             return 2.0 * super().__call__(progress_remaining)
 
-    assert encode_schedule(Other(1.0, 0.0, 1.0)) is None
+    custom = {}
+    assert encode(Other(1.0, 0.0, 1.0), "clip_range", custom).keys() == {"$custom", "initial"}
+    assert list(custom) == ["clip_range"]
 
 
 plain = st.recursive(
@@ -115,7 +115,7 @@ plain = st.recursive(
 @given(plain)
 def test_plain_values_come_back_with_their_types(value):
     custom = {}
-    found = decode(through_json(encode(value, "policy_kwargs", custom)), "policy_kwargs", CustomObjects(None))
+    found = decode(through_json(encode(value, "policy_kwargs", custom)), "policy_kwargs", {})
     assert custom == {}
     assert repr(found) == repr(value)  # tells 0.0 from -0.0, 1 from True, tuples from lists
 
@@ -128,16 +128,16 @@ def test_numbers_of_numpy_become_pythons():
 def test_classes_come_back_by_name(argument):
     for cls in CLASSES[argument].values():
         stored = through_json(encode(cls, f"policy_kwargs.{argument}", {}))
-        assert decode(stored, f"policy_kwargs.{argument}", CustomObjects(None)) is cls
-        with pytest.raises(SafeFormatError, match="allowed are values that are no class"):
-            decode(stored, "policy_kwargs.elsewhere", CustomObjects(None))
+        assert decode(stored, f"policy_kwargs.{argument}", {}) is cls
+        with pytest.raises(SafeFormatError, match="allowed are values that are not classes"):
+            decode(stored, "policy_kwargs.elsewhere", {})
 
 
 def test_every_name_of_a_class_is_where_pytorch_or_the_package_has_it():
     import importlib
 
-    for names in CLASSES.values():
-        for name, cls in names.items():
+    for argument, names in CLASSES.items():
+        for name, cls in names.items() if argument != "policy" else ():
             module, _, attribute = name.rpartition(".")
             assert getattr(importlib.import_module(module), attribute) is cls
 
@@ -152,6 +152,6 @@ def test_what_json_has_no_word_for_is_left_to_the_caller(value):
     stored = through_json(encode({"part": [value]}, "policy_kwargs", custom))
     assert list(custom) == ["policy_kwargs.part.0"]
     with pytest.raises(SafeFormatError, match=r"policy_kwargs.part.0 was .*pass it as custom_objects="):
-        decode(stored, "policy_kwargs", CustomObjects(None))
-    found = decode(stored, "policy_kwargs", CustomObjects(custom))
+        decode(stored, "policy_kwargs", {})
+    found = decode(stored, "policy_kwargs", custom)
     assert found["part"][0] is value

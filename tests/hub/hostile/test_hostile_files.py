@@ -198,8 +198,8 @@ def test_files_that_are_no_files_are_refused(kind, name, watched, folder, sound)
 
 def test_a_folder_that_is_none_is_refused(watched, tmp_path):
     (tmp_path / "file").write_text("no folder")
-    refused_by(watched, tmp_path / "file", "is a file; the safe format is a folder")
-    refused_by(watched, tmp_path / "nowhere", "is no agent in the safe format: it has no sb3_ano.json")
+    for name in ("file", "nowhere"):
+        refused_by(watched, tmp_path / name, f"{name} is not a directory with an agent: it has no sb3_ano.json")
 
 
 @pytest.mark.parametrize(
