@@ -146,7 +146,9 @@ def require_like(value: Any, example: Any, name: str) -> None:
     if isinstance(example, bool):
         sound, allowed = isinstance(value, bool), "true and false"
     elif isinstance(example, int | float):
-        sound, allowed = isinstance(value, int | float) and not math.isnan(value), "numbers"
+        # NumPy and PyTorch hold no larger integers.
+        is_number = isinstance(value, int) and abs(value) < 2**63
+        sound, allowed = is_number or (isinstance(value, float) and not math.isnan(value)), "numbers"
     elif isinstance(example, str):
         sound, allowed = isinstance(value, str) and value.isprintable() and len(value) <= _MAX_TEXT, "short strings"
     elif isinstance(example, type):

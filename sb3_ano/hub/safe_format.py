@@ -18,8 +18,8 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
-from sb3_ano import _registry
 from sb3_ano._io import versions, write_file
+from sb3_ano._registry import ALGORITHMS as REGISTRY
 from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
 from sb3_ano.algorithms.saving import SavedModel
 from sb3_ano.envs import DirectVecEnv, make_env
@@ -45,7 +45,7 @@ OPTIMIZER, NORMALIZATION = "optimizer.safetensors", "vec_normalize.safetensors"
 #: All files of the format.
 SAFE_FILES = (DOCUMENT, POLICY, OPTIMIZER, NORMALIZATION)
 #: Algorithms by the name in a file, which is that of the class.
-ALGORITHMS = {entry.algorithm.__name__: entry.algorithm for entry in _registry.ALGORITHMS.values()}
+ALGORITHMS = {entry.algorithm.__name__: entry.algorithm for entry in REGISTRY.values()}
 #: Size of the rollout buffer that an agent may ask for, in bytes. Its memory is taken only when training fills it.
 MAX_ROLLOUT_BYTES = 2**31
 _MAX_ENVS = 2**20

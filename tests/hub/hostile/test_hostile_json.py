@@ -187,6 +187,7 @@ VALUES = {
         ([[0.0] * 9] * 2, "the function of that name is another one now"),
         ([[0.0] * 8] * 2, "shaping.fingerprint.0=[0.0, "),
         ([["x"] * 9] * 2, "shaping.fingerprint.0.0='x'"),
+        ([[2**64] * 9] * 2, "shaping.fingerprint.0.0=18446744073709551616"),  # found by the fuzz test
     ],
     "vec_normalize": [(1, "")],
     "vec_normalize/norm_obs_keys": [(["x"], "norm_obs_keys=['x']"), (["x" * 900] * 1000, "cannot be normalized as they were")],
