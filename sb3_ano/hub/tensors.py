@@ -18,6 +18,7 @@ except ImportError as error:
     raise missing_extra("hub", error.name or "safetensors") from error
 
 MAX_TENSOR_BYTES = 2**31
+_MAX_HEADER_BYTES = 2**24
 # Names of the types in a file.
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
@@ -68,9 +69,14 @@ class TensorFile:
             raise SafeFormatError(f"{path} is {size} bytes long, but was written with {shown(stated)}: damaged or cut off")
         if size > MAX_TENSOR_BYTES:
             raise SafeFormatError(f"{path} is {size} bytes long; allowed are up to {MAX_TENSOR_BYTES}")
-        with translate_errors(f"{path} is damaged"), safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # it is not a dict
-            self.specs = {name: f"{part.get_dtype()} of shape {tuple(part.get_shape())}" for name, part in slices.items()}
+        with translate_errors(f"{path} is damaged"):
+            with path.open("rb") as file:
+                header = int.from_bytes(file.read(8), "little")
+            if header > _MAX_HEADER_BYTES:  # safetensors takes up to 100 MB, with a minute and a gigabyte to read them
+                raise SafeFormatError(f"{path} is damaged: its header claims {header} bytes")
+            with safe_open(path, framework="pt") as tensors:
+                parts = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118  # it is not a dict
+                self.specs = {name: f"{part.get_dtype()} of shape {tuple(part.get_shape())}" for name, part in parts.items()}
 
     def require(self, expected: Mapping[str, str], owner: str) -> None:
         """Compare names, types and shapes with those that are expected.
