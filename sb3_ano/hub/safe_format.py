@@ -24,15 +24,7 @@ from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
 from sb3_ano.algorithms.saving import SavedModel
 from sb3_ano.envs import DirectVecEnv, make_env
 from sb3_ano.hub import codec, training_state
-from sb3_ano.hub.documents import (
-    SafeFormatError,
-    one_line,
-    read_document,
-    rejected,
-    require_like,
-    shown,
-    translate_errors,
-)
+from sb3_ano.hub.documents import SafeFormatError, one_line, read_document, rejected, require_like, translate_errors
 from sb3_ano.hub.folders import new_folder, no_imports_from
 from sb3_ano.hub.policies import cheap_initialization, describe_policy, load_policy, unique_tensors
 from sb3_ano.hub.spaces import decode_space, encode_space
@@ -106,9 +98,8 @@ def require_algorithm(model: Any) -> None:
     :raises TypeError: if ``model`` is not an ANO, SPO or PAPO
     """
     if type(model) not in ALGORITHMS.values():
-        raise TypeError(
-            f"model is of class {type(model).__name__}; allowed are {', '.join(ALGORITHMS)}; others have model.save"
-        )
+        allowed = ", ".join(ALGORITHMS)
+        raise TypeError(f"model is of class {type(model).__name__}; allowed are {allowed}; others have model.save")
 
 
 def _encode(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
@@ -232,26 +223,27 @@ def open_document(folder: Path) -> dict[str, Any]:
 
     :raises SafeFormatError: if there is none, it is of a newer format, or it is damaged
     """
-    document = read_document(folder / DOCUMENT)
+    path = folder / DOCUMENT
+    document = read_document(path)
     version = document.get("format_version")
     if document.get("format") != FORMAT or type(version) is not int or version < 1:
-        raise SafeFormatError(f"{folder / DOCUMENT} is not of an agent in the safe format")
+        raise SafeFormatError(f"{path} is not of an agent in the safe format")
     if version > FORMAT_VERSION:
         raise SafeFormatError(
-            f"{folder / DOCUMENT} is of format version {version}; this sb3_ano reads up to {FORMAT_VERSION}, so install a "
-            "newer one"
+            f"{path} is of format version {version}; this sb3_ano reads {FORMAT_VERSION}: install a newer one"
         )
-    with translate_errors(f"{folder / DOCUMENT} is not valid"):  # nested too deeply
+    with translate_errors(f"{path} is not valid"):  # nested too deeply
         # Agents that were saved before the checksum was introduced have none.
         document = {"checksum": _checksum(document), **document}
-        if document["checksum"] != _checksum(document):
-            raise SafeFormatError(
-                f"{folder / DOCUMENT} is damaged: its content does not match its checksum; if you edited it, remove the key "
-                "'checksum'"
-            )
+        is_sound = document["checksum"] == _checksum(document)
+    if not is_sound:
+        raise SafeFormatError(
+            f"{path} does not match its checksum: it is damaged; if you edited it, remove the key 'checksum'"
+        )
     require_like(document, dict.fromkeys(_KEYS), DOCUMENT)
-    if not isinstance(document["files"], dict) or not document["files"].keys() <= set(SAFE_FILES):
-        raise rejected("files", document["files"], f"objects with the keys {', '.join(SAFE_FILES[1:])}")
+    files = document["files"]
+    if not isinstance(files, dict) or not files.keys() <= set(SAFE_FILES):
+        raise rejected("files", files, f"objects with the keys {', '.join(SAFE_FILES[1:])}")
     return document
 
 
@@ -325,10 +317,8 @@ def _set_shaping(model: ShapedPolicyAlgorithm, folder: Path, document: Any, shap
         is_pair = isinstance(decoded, dict) and isinstance(decoded.get("name"), list)
         require_like(decoded, {"name": ["", ""] if is_pair else "", "fingerprint": fingerprint("ano")}, "shaping")
     if shaping is None and not codec.is_built_in(decoded["name"]):
-        raise SafeFormatError(
-            f"{folder} was trained with shaping={shown(decoded['name'])}, which is not built in and is never imported by its "
-            "name; pass the function as shaping="
-        )
+        trained = f"{folder} was trained with shaping={decoded['name']!r}"
+        raise SafeFormatError(f"{trained}, which is not built in and is never imported by its name; pass it as shaping=")
     saved = SavedModel(str(folder), {"shaping_name": decoded["name"], "shaping_fingerprint": decoded["fingerprint"]})
     vars(model).update(model._restored_arguments(saved, {} if shaping is None else {"shaping": shaping}))
 
@@ -337,10 +327,9 @@ def _require_affordable(model: ShapedPolicyAlgorithm, folder: Path) -> None:
     # Observations, actions and seven columns of float32, from rewards to TD errors.
     size = sum(_itemsize(space) for space in (model.observation_space, model.action_space)) + 7 * 4
     if model.n_steps * model.n_envs * size > MAX_ROLLOUT_BYTES:
-        raise SafeFormatError(
-            f"{folder} asks for rollouts of n_steps={model.n_steps} x {model.n_envs} environments x {size} bytes; allowed are "
-            f"{MAX_ROLLOUT_BYTES} bytes, or custom_objects={{'n_steps': ...}}"
-        )
+        rollout = f"n_steps={model.n_steps} x {model.n_envs} environments x {size} bytes"
+        allowed = f"{MAX_ROLLOUT_BYTES} bytes, or custom_objects={{'n_steps': ...}}"
+        raise SafeFormatError(f"{folder} asks for rollouts of {rollout}; allowed are {allowed}")
 
 
 def _itemsize(space: spaces.Space) -> int:

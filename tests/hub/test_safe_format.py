@@ -181,7 +181,7 @@ def test_a_compiled_model_is_stored_and_goes_on_like_any_other(tmp_path):
 def test_a_newer_format_is_named(tmp_path):
     save_safe(trained(), tmp_path / "agent")
     rewrite(tmp_path / "agent", lambda content: content.update(format_version=2, novelty=True))
-    with pytest.raises(SafeFormatError, match="is of format version 2; this sb3_ano reads up to 1"):
+    with pytest.raises(SafeFormatError, match="is of format version 2; this sb3_ano reads 1: install a newer one"):
         load_safe(tmp_path / "agent")
 
 

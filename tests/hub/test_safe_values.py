@@ -1,5 +1,6 @@
 """Spaces, schedules and arguments come back from JSON as they were, to the last digit."""
 
+import importlib
 import json
 
 import numpy as np
@@ -125,19 +126,14 @@ def test_numbers_of_numpy_become_pythons():
 
 
 @pytest.mark.parametrize("argument", CLASSES)
-def test_classes_come_back_by_name(argument):
-    for cls in CLASSES[argument].values():
+def test_classes_come_back_by_name_and_are_where_it_says(argument):
+    for name, cls in CLASSES[argument].items():
         stored = through_json(encode(cls, f"policy_kwargs.{argument}", {}))
+        assert stored == {"$class": name}
         assert decode(stored, f"policy_kwargs.{argument}", {}) is cls
         with pytest.raises(SafeFormatError, match="allowed are values that are not classes"):
             decode(stored, "policy_kwargs.elsewhere", {})
-
-
-def test_every_name_of_a_class_is_where_pytorch_or_the_package_has_it():
-    import importlib
-
-    for argument, names in CLASSES.items():
-        for name, cls in names.items() if argument != "policy" else ():
+        if argument != "policy":
             module, _, attribute = name.rpartition(".")
             assert getattr(importlib.import_module(module), attribute) is cls
 

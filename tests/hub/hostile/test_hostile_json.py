@@ -80,7 +80,7 @@ VALUES = {
     "format": [("pickle", "is not of an agent in the safe format")],
     "format_version": [
         *[(version, "is not of an agent in the safe format") for version in (0, "1", True, None, [1])],
-        (10**6, "so install a newer one"),
+        (10**6, "install a newer one"),
     ],
     "arguments": [([], "")],
     "arguments/__class__": [("os.system", "unknown key '__class__'")],
@@ -345,7 +345,7 @@ def test_the_json_has_a_checksum_of_its_own(place, value, watched, folder):
     assert stored == hashlib.sha256(json.dumps(content).encode()).hexdigest()
     put(content, place, value)
     path.write_text(json.dumps({**content, "checksum": stored}))
-    refused_by(watched, folder, "its content does not match its checksum; if you edited it, remove the key 'checksum'")
+    refused_by(watched, folder, "does not match its checksum: it is damaged; if you edited it, remove the key 'checksum'")
 
 
 def test_agents_without_a_checksum_load(sound, folder):
