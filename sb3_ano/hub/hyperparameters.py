@@ -34,6 +34,8 @@ def hyperparameters(model: ShapedPolicyAlgorithm) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """Return a value that JSON and safe YAML can hold, with names instead of functions, classes and other objects."""
+    if isinstance(value, dict):
+        return {str(name): plain(part) for name, part in value.items()}
     return _readable(encode(value.tolist() if hasattr(value, "tolist") else value, "", {}))
 
 

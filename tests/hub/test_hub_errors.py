@@ -59,7 +59,7 @@ def test_a_wrong_token_is_noticed_before_anything_is_done(cartpole, hub, capsys)
 def test_a_model_that_no_token_would_help_is_refused_first(hub):
     """users U6 c"""
     model = PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8)
-    with one_line(TypeError, "model is of class PPO; allowed are SPO, PAPO, ANO"):
+    with one_line(TypeError, "model is of class PPO; allowed are ANO, SPO, PAPO"):
         push_to_hub(model, "no repository/at all", token="hf_wrong")
     assert not hub.requests
 

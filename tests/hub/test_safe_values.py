@@ -13,6 +13,7 @@ from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, Line
 
 from sb3_ano.hub.codec import CLASSES, decode, encode
 from sb3_ano.hub.documents import SafeFormatError
+from sb3_ano.hub.hyperparameters import plain
 from sb3_ano.hub.spaces import decode_space, encode_space
 
 INFINITE = np.array([np.inf, 4.8, np.inf, 0.42], np.float32)
@@ -102,7 +103,7 @@ def test_a_subclass_of_a_schedule_is_not_taken_for_it():
     assert list(custom) == ["clip_range"]
 
 
-plain = st.recursive(
+plain_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda parts: (
         st.lists(parts, max_size=4)
@@ -113,7 +114,7 @@ plain = st.recursive(
 )
 
 
-@given(plain)
+@given(plain_values)
 def test_plain_values_come_back_with_their_types(value):
     custom = {}
     found = decode(through_json(encode(value, "policy_kwargs", custom)), "policy_kwargs", {})
@@ -151,3 +152,18 @@ def test_what_json_has_no_word_for_is_left_to_the_caller(value):
         decode(stored, "policy_kwargs", {})
     found = decode(stored, "policy_kwargs", custom)
     assert found["part"][0] is value
+
+
+def test_errors_are_one_short_line_that_no_terminal_obeys():
+    """Review safety H8."""
+    message = str(SafeFormatError("\x1b]0;title\x07" + "two\nlines " * 1000))
+    assert message.isprintable()
+    assert len(message) < 1000
+    assert message.startswith("?]0;title?two lines")
+
+
+def test_plain_values_tell_arrays_and_functions_apart():
+    """By them, settings of an environment's wrappers are compared (review users U1)."""
+    assert plain({"low": np.zeros(2), 3: [len, np.float32(0.5)]}) == {"low": [0.0, 0.0], "3": ["builtins:len", 0.5]}
+    assert plain(LinearSchedule(0.2, 0.1, 1.0)) == "stable_baselines3.common.utils:LinearSchedule"
+    assert plain(float("inf")) == float("inf")
