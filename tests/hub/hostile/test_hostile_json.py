@@ -278,11 +278,6 @@ TEXTS = {
     "deep objects": b'{"a":' * 100_000,
     "deep, but closed": b'{"a":' + b"[" * 500 + b"]" * 500 + b"}",
     "a number of many digits": b'{"format_version": ' + b"9" * 100_000 + b"}",
-    "a number beyond floats": b'{"format_version": 1e999}',
-    "NaN": b'{"format_version": NaN}',
-    "Infinity": b'{"format_version": -Infinity}',
-    "a key twice": b'{"format": "sb3_ano agent", "format": "pickle"}',
-    "a key with a line break": b'{"format": "sb3_ano agent", "a\\n": 1}',
     "a list": b"[]",
     "a string": b'"sb3_ano agent"',
     "YAML": b"!!python/object/apply:os.system ['touch canary']\n",
@@ -297,6 +292,25 @@ TEXTS = {
 def test_what_is_no_json_of_an_agent_is_rejected(kind, watched, folder):
     (folder / "sb3_ano.json").write_bytes(TEXTS[kind])
     refused_by(watched, folder, "sb3_ano.json is ")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ('"torch": "1", "torch":', "a key occurs twice"),
+        ('"a\\n": "1", "torch":', "a key occurs twice or is not printable"),
+        ('"x": 1e999, "torch":', "1e999 is not a finite number"),
+        ('"x": NaN, "torch":', "NaN is not a finite number"),
+        ('"x": -Infinity, "torch":', "-Infinity is not a finite number"),
+        (f'"x": {10**30}, "torch":', "is an integer beyond 2**64"),
+    ],
+)
+def test_json_that_other_readers_take_otherwise_is_rejected(entry, message, watched, folder):
+    """In the versions, whose values nothing else looks at."""
+    write_json(folder, read_json(folder))
+    path = folder / "sb3_ano.json"
+    path.write_text(path.read_text().replace('"torch":', entry, 1))
+    refused_by(watched, folder, message)
 
 
 @pytest.mark.parametrize(
