@@ -1,30 +1,28 @@
-"""Reading JSON that a stranger wrote: bounded, checked, and with one clear line where something is wrong."""
+"""Read JSON that a stranger wrote: bounded, checked, and with one clear line if something is wrong."""
 
-import hashlib
+import contextlib
 import json
 import math
 import os
 import reprlib
 import stat
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
-
-#: Looks at a decoded value of the given name, and returns it or raises.
-Check: TypeAlias = Callable[[Any, str], Any]
+from typing import Any
 
 MAX_DOCUMENT_BYTES = 2**22
-_MAX_DEPTH = 24
 _MAX_MESSAGE = 900
+_MAX_INTEGER = 2**64
+_MAX_TEXT = 1000
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 120
-_MAX_WHOLE = 2**63 - 1
 
 
 class SafeFormatError(ValueError):
     """A directory is not an agent in the safe format, is damaged, or asks for what the format does not allow.
 
-    :param message: may quote what a stranger wrote; kept on one line of bounded length, without control characters
+    :param message: text that may quote what a stranger wrote; it is put on one line of bounded length, without control
+        characters
     """
 
     def __init__(self, message: str) -> None:
@@ -52,171 +50,121 @@ def one_line(error: BaseException) -> str:
     return printable(f"{type(error).__name__}: {error}", 500)
 
 
-def checksum(document: dict[str, Any]) -> str:
-    """Return the SHA-256 of a JSON object's content, without its key ``checksum``."""
-    content = {key: value for key, value in document.items() if key != "checksum"}
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+def rejected(name: str, value: Any, allowed: str) -> SafeFormatError:
+    """Create the error for a value that is not allowed.
 
-
-def refused(name: str, value: Any, allowed: str) -> SafeFormatError:
-    """The error for a value that is not allowed."""
+    :param name: dotted name of the value
+    :param value: value that a stranger wrote
+    :param allowed: description of the allowed values
+    """
     return SafeFormatError(f"{name}={shown(value)} is not allowed; allowed are {allowed}")
 
 
-def size_of(path: Path) -> int:
-    """Size of a regular file, in bytes.
+@contextlib.contextmanager
+def translate_errors(what: str) -> Iterator[None]:
+    """Raise a SafeFormatError instead of whatever error a stranger's values cause in the block.
 
-    :raises SafeFormatError: if there is no such file, or it is a link, a folder or a device
+    Constructors of other libraries raise errors of every type, with messages of any length.
+
+    :param what: first part of the message
+    """
+    try:
+        yield
+    except (SafeFormatError, MemoryError):  # load_safe has one message for all that is too large
+        raise
+    except Exception as error:
+        raise SafeFormatError(f"{what}: {one_line(error)}") from error
+
+
+def size_of(path: Path) -> int:
+    """Return the size of a regular file in bytes.
+
+    :param path: file, which is not opened: opening a FIFO would wait for a writer
+    :raises SafeFormatError: if the file is missing, or is a link, a directory or a device
     """
     try:
         status = os.lstat(path)
-    except FileNotFoundError as error:
-        raise SafeFormatError(f"{path.parent} is no agent in the safe format: it has no {path.name}") from error
-    except NotADirectoryError as error:
-        raise SafeFormatError(f"{path.parent} is a file; the safe format is a folder with {path.name} in it") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise SafeFormatError(f"{path.parent} is not a directory with an agent: it has no {path.name}") from error
     except (OSError, ValueError) as error:  # a loop of links, a name that is too long or contains a null byte
         raise SafeFormatError(f"the path cannot be read: {one_line(error)}") from error
     if not stat.S_ISREG(status.st_mode):
-        kind = "a link" if stat.S_ISLNK(status.st_mode) else "no regular file"
-        raise SafeFormatError(f"{path} is {kind}; allowed are regular files, so copy what it stands for")
+        raise SafeFormatError(f"{path} is a link, a directory or a device; allowed are regular files")
     return status.st_size
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Read a JSON object, in which every number is finite and every key occurs once.
+    """Read a JSON object in which every number is finite and every key occurs once.
 
-    :raises SafeFormatError: if the file is missing, a link, too large, or not such an object
+    :param path: file of at most 4 MiB
+    :raises SafeFormatError: if the file is missing, not a regular file, too large, or not such an object
     """
     size = size_of(path)
     if size > MAX_DOCUMENT_BYTES:
-        raise SafeFormatError(f"{path} is {size} bytes long; allowed are {MAX_DOCUMENT_BYTES}")
-    try:
-        document = json.loads(
-            path.read_bytes().decode(), object_pairs_hook=_unique, parse_constant=_not_finite, parse_float=_finite
-        )
-    except OSError as error:
-        raise SafeFormatError(f"{path} cannot be read: {one_line(error)}") from error
-    except (ValueError, RecursionError) as error:
-        raise SafeFormatError(f"{path} is not valid JSON: {one_line(error)}") from error
+        raise SafeFormatError(f"{path} is {size} bytes long; allowed are up to {MAX_DOCUMENT_BYTES}")
+    with translate_errors(f"{path} is not valid JSON"):
+        text = path.read_bytes().decode()
+        document = json.loads(text, object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite, parse_int=_integer)
     if not isinstance(document, dict):
         raise SafeFormatError(f"{path} is not a JSON object")
-    _require_shallow(document, path)
     return document
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError(f"a key occurs twice among {shown([key for key, _ in pairs])}")
-    for key, _ in pairs:
-        if not key.isprintable() or len(key) > 200:
-            raise ValueError(f"the key {shown(key)} is too long or cannot be printed")
-    return dict(pairs)
-
-
-def _not_finite(constant: str) -> Any:
-    raise ValueError(f"{constant} is not a number of JSON")
+    content = dict(pairs)
+    if len(content) < len(pairs) or not all(key.isprintable() for key in content):
+        raise ValueError(f"a key occurs twice or is not printable among {shown([key for key, _ in pairs])}")
+    return content
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is too large")
+        raise ValueError(f"{text[:20]} is not a finite number")
     return value
 
 
-def _require_shallow(document: dict[str, Any], path: Path) -> None:
-    # What follows walks the document by recursion.
-    level: list[Any] = [document]
-    for _ in range(_MAX_DEPTH):
-        level = [
-            part
-            for each in level
-            if isinstance(each, dict | list)
-            for part in (each.values() if isinstance(each, dict) else each)
-        ]
-        if not level:
-            return
-    raise SafeFormatError(f"{path} is nested more than {_MAX_DEPTH} levels deep")
+def _integer(text: str) -> int:
+    value = int(text)
+    if abs(value) > _MAX_INTEGER:
+        raise ValueError(f"{text[:20]}... is an integer beyond 2**64")
+    return value
 
 
-def fields(value: Any, name: str, required: Collection[str], optional: Iterable[str] = ()) -> dict[str, Any]:
-    """A JSON object with exactly these keys.
+def require_like(value: Any, example: Any, name: str) -> None:
+    """Check that a value has the type of an example, such as the default of an argument; ranges are not checked.
 
-    :raises SafeFormatError: if it is no object, lacks a required key, or has any other
+    Python's numbers and booleans would otherwise pass for each other, or fail long after the agent was loaded.
+
+    :param value: decoded value
+    :param example: boolean, number, class or string; list of as many examples; dictionary of examples, whose keys are
+        required, and no others are allowed; a value is not compared with any other example, such as None
+    :param name: dotted name of the value, for messages
+    :raises SafeFormatError: if a type or a length differs, a key is missing or unknown, a number is NaN, or a string does not
+        fit on one line
     """
-    if not isinstance(value, dict):
-        raise refused(name, value, "objects")
-    missing = [key for key in required if key not in value]
-    if missing:
-        raise SafeFormatError(f"{name} lacks {missing[0]!r}")
-    unknown = value.keys() - set(required) - set(optional)
-    if unknown:
-        raise SafeFormatError(
-            f"{name} has the unknown key {shown(min(unknown))}; allowed are {sorted({*required, *optional})}"
-        )
-    return value
-
-
-def whole(low: int, high: int = _MAX_WHOLE) -> Check:
-    """Whole numbers from ``low`` to ``high``."""
-
-    def check(value: Any, name: str) -> int:
-        if type(value) is not int or not low <= value <= high:
-            raise refused(name, value, f"whole numbers from {low}" + (f" to {high}" if high < _MAX_WHOLE else ""))
-        return value
-
-    return check
-
-
-def number(low: float = -math.inf, *, infinite: bool = False) -> Check:
-    """Numbers from ``low``, among them infinity if ``infinite``."""
-
-    def check(value: Any, name: str) -> float:
-        # A whole number may have thousands of digits, which no float can hold.
-        sound = type(value) is float or (type(value) is int and abs(value) <= _MAX_WHOLE)
-        if not sound or not low <= value or not (infinite or math.isfinite(value)):
-            raise refused(name, value, "numbers" + (f" from {low:g}" if low > -math.inf else ""))
-        return value
-
-    return check
-
-
-def boolean(value: Any, name: str) -> bool:
-    """True or False."""
-    if not isinstance(value, bool):
-        raise refused(name, value, "true and false")
-    return value
-
-
-def text(value: Any, name: str) -> str:
-    """A string that can be printed on one line."""
-    if not isinstance(value, str) or not value.isprintable() or len(value) > 1000:
-        raise refused(name, value, "short strings")
-    return value
-
-
-def one_of(*allowed: Any) -> Check:
-    """One of these values, of the same type."""
-
-    def check(value: Any, name: str) -> Any:
-        if not any(type(value) is type(each) and value == each for each in allowed):
-            raise refused(name, value, " and ".join(map(repr, allowed)))
-        return value
-
-    return check
-
-
-def optional(check: Check) -> Check:
-    """None, or what ``check`` allows."""
-    return lambda value, name: None if value is None else check(value, name)
-
-
-def list_of(check: Check, longest: int) -> Check:
-    """Lists of at most ``longest`` elements, each of which ``check`` allows."""
-
-    def check_list(value: Any, name: str) -> list[Any]:
-        if not isinstance(value, list | tuple) or len(value) > longest:
-            raise refused(name, value, f"lists of up to {longest} elements")
-        return [check(each, f"{name}.{index}") for index, each in enumerate(value)]
-
-    return check_list
+    if isinstance(example, bool):
+        sound, allowed = isinstance(value, bool), "true and false"
+    elif isinstance(example, int | float):
+        # NumPy and PyTorch hold no larger integers.
+        is_number = isinstance(value, int) and abs(value) < 2**63
+        sound, allowed = is_number or (isinstance(value, float) and not math.isnan(value)), "numbers"
+    elif isinstance(example, str):
+        sound, allowed = isinstance(value, str) and value.isprintable() and len(value) <= _MAX_TEXT, "short strings"
+    elif isinstance(example, type):
+        sound, allowed = callable(value), "classes from the list of the safe format"
+    elif isinstance(example, list | tuple):
+        sound, allowed = isinstance(value, list | tuple) and len(value) == len(example), f"lists of {len(example)} values"
+    else:
+        sound, allowed = isinstance(value, dict) or not isinstance(example, dict), "objects"
+    if not sound:
+        raise rejected(name, value, allowed)
+    if isinstance(example, dict):
+        for key in (*example, *value):
+            if key not in value or key not in example:
+                problem = "lacks" if key in example else "has the unknown key"
+                raise SafeFormatError(f"{name} {problem} {shown(key)}; its keys are {', '.join(example)}")
+            require_like(value[key], example[key], f"{name}.{key}")
+    elif isinstance(example, list | tuple):
+        for index, (part, example_part) in enumerate(zip(value, example, strict=True)):
+            require_like(part, example_part, f"{name}.{index}")

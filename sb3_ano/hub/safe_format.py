@@ -1,7 +1,7 @@
-"""Agents as safetensors and JSON: a folder that a stranger loads without running anything of its author's."""
+"""Agents as safetensors and JSON: a directory that a stranger loads without running anything of its author's."""
 
 import contextlib
-import importlib.metadata
+import hashlib
 import json
 import math
 import os
@@ -16,143 +16,124 @@ from gymnasium import spaces
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.type_aliases import GymEnv
-from stable_baselines3.common.utils import check_for_correct_spaces
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
-from sb3_ano.algorithms import ShapedPolicyAlgorithm
+from sb3_ano._io import versions, write_file
+from sb3_ano._registry import ALGORITHMS as REGISTRY
+from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
+from sb3_ano.algorithms.saving import SavedModel
 from sb3_ano.envs import DirectVecEnv, make_env
-from sb3_ano.hub.arguments import ALGORITHMS, argument_checks, encode_arguments, encode_policy, encode_progress
-from sb3_ano.hub.documents import SafeFormatError, checksum, one_line
-from sb3_ano.hub.folders import new_folder, no_imports_from, write_bytes
-from sb3_ano.hub.normalization import decode_normalization, encode_normalization, restored_normalization, statistics_of
-from sb3_ano.hub.optimizer_state import encode_optimizer, restore_optimizer
-from sb3_ano.hub.shapes import encode_shaping, is_built_in, restored_shaping
-from sb3_ano.hub.spaces import encode_space
-from sb3_ano.hub.stored_agent import (
-    DOCUMENT,
-    FORMAT,
-    FORMAT_VERSION,
-    NORMALIZATION,
-    OPTIMIZER,
-    POLICY,
-    StoredAgent,
-    first_names,
-    open_document,
-    open_tensors,
-    read_agent,
-    unique_tensors,
-)
-from sb3_ano.hub.tensors import TensorFile, fingerprint_of, serialized, specify
-from sb3_ano.hub.values import CustomObjects
-from sb3_ano.shaping import ShapingLike
+from sb3_ano.hub import codec, training_state
+from sb3_ano.hub.documents import SafeFormatError, one_line, read_document, rejected, require_like, translate_errors
+from sb3_ano.hub.folders import new_folder, no_imports_from
+from sb3_ano.hub.policies import cheap_initialization, describe_policy, load_policy, unique_tensors
+from sb3_ano.hub.spaces import decode_space, encode_space
+from sb3_ano.hub.tensors import TensorFile, fingerprint_of, serialize
+from sb3_ano.shaping import ShapingLike, fingerprint
 
+FORMAT, FORMAT_VERSION = "sb3_ano agent", 1
+DOCUMENT, POLICY = "sb3_ano.json", "policy.safetensors"
+OPTIMIZER, NORMALIZATION = "optimizer.safetensors", "vec_normalize.safetensors"
 #: All files of the format.
 SAFE_FILES = (DOCUMENT, POLICY, OPTIMIZER, NORMALIZATION)
-#: Size of the rollout buffer that an agent may ask for. Its memory is taken only when training fills it.
+#: Algorithms by the name in a file, which is that of the class.
+ALGORITHMS = {entry.algorithm.__name__: entry.algorithm for entry in REGISTRY.values()}
+#: Size of the rollout buffer that an agent may ask for, in bytes. Its memory is taken only when training fills it.
 MAX_ROLLOUT_BYTES = 2**31
-_DISTRIBUTIONS = ("sb3-ano", "stable-baselines3", "torch", "gymnasium", "numpy", "safetensors")
+_MAX_ENVS = 2**20
+_KEYS = (
+    "format", "format_version", "algorithm", "policy", "arguments", "progress", "observation_space", "action_space", "n_envs",
+    "shaping", "vec_normalize", "optimizer", "files", "versions", "checksum",
+)  # fmt: skip
+# Attributes that say how far training has come.
+_PROGRESS = (
+    "num_timesteps", "_total_timesteps", "_num_timesteps_at_start", "_n_updates", "_episode_num",
+    "_current_progress_remaining", "n_skipped_minibatches", "radius_factor",
+)  # fmt: skip
+_VERSIONS = ("sb3-ano", "stable-baselines3", "torch", "gymnasium", "numpy", "safetensors")
 
 
 def save_safe(model: ShapedPolicyAlgorithm, path: str | os.PathLike[str], *, include_optimizer: bool = False) -> Path:
-    """Write an agent as a folder of JSON and safetensors, without pickles.
+    """Write an agent as a directory of JSON and safetensors, without pickles.
 
-    What the format has no name for, such as a policy class of your own, is warned about and stored by name; whoever loads
-    the agent passes it to :func:`load_safe`. ``tensorboard_log`` is not stored.
+    What the format has no name for, such as a custom policy class, is warned about and stored by name; whoever loads the
+    agent passes it to :func:`load_safe`. ``tensorboard_log`` is not stored.
 
-    :param model: an ANO, SPO or PAPO; statistics of a VecNormalize around its environments are stored with it
-    :param path: the folder; appears whole or not at all. An empty folder is replaced, and one with an agent in this format,
-        but none that holds other files
-    :param include_optimizer: whether to store the optimizer's state, so that training goes on as it would have
-    :return: the folder
+    :param model: ANO, SPO or PAPO; statistics of a VecNormalize around its environments are stored with it
+    :param path: directory, which appears whole or not at all. An empty one is replaced, and so is one with an agent in this
+        format, but not one that holds other files
+    :param include_optimizer: whether to store the state of the optimizer, so that training resumes as it would have continued
+    :return: the directory
     :raises TypeError: if ``model`` is of another class, or a space is of a kind that SB3 does not support
     :raises ValueError: if a part of the model cannot be stored
-    :raises FileExistsError: if ``path`` is a file, or a folder with other files
+    :raises FileExistsError: if ``path`` is a file, or a directory with other files
     """
     require_algorithm(model)
     custom: dict[str, Any] = {}
     document, tensors = _encode(model, custom)
     if include_optimizer:
-        document["optimizer"], tensors[OPTIMIZER] = encode_optimizer(model.get_parameters()["policy.optimizer"])
+        document["optimizer"], tensors[OPTIMIZER] = training_state.encode_optimizer(model.get_parameters()["policy.optimizer"])
     with new_folder(path, SAFE_FILES) as folder:
         for name, content in tensors.items():
-            serial = serialized(content)
-            write_bytes(folder / name, serial)
+            serial = serialize(content)
+            write_file(folder / name, serial)
             document["files"][name] = fingerprint_of(serial)
-        document["checksum"] = checksum(document)
-        write_bytes(folder / DOCUMENT, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
-        _require_readable(folder, custom)
-    _warn_of_custom(model, custom)
+        document["checksum"] = _checksum(document)
+        write_file(folder / DOCUMENT, json.dumps(document, indent=1, allow_nan=False) + "\n")
+        _read_model(folder, dict(custom), "cpu")  # what cannot be loaded again raises now, while the model is still there
+    if not codec.is_built_in(getattr(model, "shaping_name", "ano")):
+        custom["shaping"] = model
+    if custom:
+        warnings.warn(
+            f"stored by name only, because not built in: {', '.join(sorted(custom))}; whoever loads this agent passes them to "
+            "load_safe, a shape as shaping= and others as custom_objects=",
+            stacklevel=2,
+        )
     return Path(path)
 
 
 def require_algorithm(model: Any) -> None:
-    """Complain of a model that the format does not know.
+    """Check that the format knows the class of a model.
 
     :raises TypeError: if ``model`` is not an ANO, SPO or PAPO
     """
     if type(model) not in ALGORITHMS.values():
-        raise TypeError(
-            f"model is of class {type(model).__name__}; allowed are {', '.join(ALGORITHMS)}; others have model.save"
-        )
+        allowed = ", ".join(ALGORITHMS)
+        raise TypeError(f"model is of class {type(model).__name__}; allowed are {allowed}; others have model.save")
 
 
 def _encode(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
-    """The JSON, and the tensors of each file."""
+    """Return the JSON, and the tensors of each file."""
     venv = model.get_vec_normalize_env()
+    shaping = None
+    if isinstance(model, ANO):
+        values = codec.encode(model.shaping_fingerprint, "shaping.fingerprint", {})
+        shaping = {"name": model.shaping_name, "fingerprint": values}
     document = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "algorithm": type(model).__name__,
-        "policy": encode_policy(model, custom),
-        "arguments": encode_arguments(model, custom),
-        "progress": encode_progress(model),
+        "policy": codec.encode_policy(model, custom),
+        "arguments": codec.encode_arguments(model, custom),
+        "progress": {name.lstrip("_"): codec.encode(getattr(model, name), name, {}) for name in _PROGRESS},
         "observation_space": encode_space(model.observation_space),
         "action_space": encode_space(model.action_space),
         "n_envs": int(model.n_envs),
-        "shaping": encode_shaping(model),
-        "vec_normalize": None if venv is None else encode_normalization(venv),
+        "shaping": shaping,
+        "vec_normalize": None if venv is None else training_state.encode_normalization(venv),
         "optimizer": None,
         "files": {},
-        "versions": _versions(),
+        "versions": {"python": platform.python_version(), **versions(_VERSIONS)},
     }
     tensors = {POLICY: unique_tensors(getattr(model.policy, "_orig_mod", model.policy))}
     if venv is not None:
-        tensors[NORMALIZATION] = statistics_of(venv)
+        tensors[NORMALIZATION] = training_state.statistics_of(venv)
     return document, tensors
 
 
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for name in _DISTRIBUTIONS:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # a source tree on the path
-            versions[name] = "unknown"
-    return versions
-
-
-def _require_readable(folder: Path, custom: dict[str, Any]) -> None:
-    """What cannot be loaded again is complained of now, while the model is still there."""
-    agent = read_agent(folder, CustomObjects(custom))
-    policy = agent.policy_specs()
-    if policy is not None:
-        agent.tensors(POLICY).require(policy, "the policy")
-
-
-def _warn_of_custom(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> None:
-    if custom:
-        warnings.warn(
-            f"stored by name only, because they are not built in: {', '.join(sorted(custom))}; whoever loads this agent "
-            "passes them to load_safe as custom_objects=",
-            stacklevel=3,
-        )
-    name = getattr(model, "shaping_name", "ano")
-    if not is_built_in(name):
-        warnings.warn(
-            f"shaping={name!r} is stored by name only, because it is not built in; whoever loads this agent passes the "
-            "function to load_safe as shaping=",
-            stacklevel=3,
-        )
+def _checksum(document: dict[str, Any]) -> str:
+    content = {key: value for key, value in document.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def load_safe(
@@ -165,82 +146,190 @@ def load_safe(
 ) -> ShapedPolicyAlgorithm:
     """Load an agent that :func:`save_safe` wrote. Nothing is unpickled, and nothing is imported by a name in a file.
 
-    No environment is made unless ``env`` asks for one, and no module is imported from the folder. The rollout buffer that
+    No environment is made unless ``env`` asks for one, and no module is imported from the directory. The rollout buffer that
     the agent asks for is limited to 2 GiB, unless ``custom_objects`` sets ``n_steps``.
 
-    :param path: the folder
-    :param env: environments for the model, or the id of one, or None. If statistics of VecNormalize are stored and these
-        environments are not normalised yet, they are wrapped with the statistics, which stay as they are; rewards are
-        not normalised
-    :param device: of the model
-    :param shaping: the shape, where it is not a built-in one
-    :param custom_objects: what else is not built in, or is to replace what is stored: constructor arguments by name, and
+    :param path: directory
+    :param env: environments for the model, the id of one, or None. If statistics of VecNormalize are stored and these
+        environments are not normalized yet, they are wrapped with the statistics, which stay as they are; rewards are
+        not normalized
+    :param device: device of the model
+    :param shaping: shape of the surrogate, if it is not a built-in one
+    :param custom_objects: objects that are not built in, or that replace what is stored: constructor arguments by name, and
         parts of them by dotted name, such as ``"policy_kwargs.features_extractor_class"``
-    :return: an ANO, SPO or PAPO
-    :raises SafeFormatError: if the folder holds no agent, is damaged, asks for what is not allowed, or for something that
+    :return: ANO, SPO or PAPO
+    :raises SafeFormatError: if the directory holds no agent, is damaged, asks for what is not allowed, or for something that
         only the caller can supply
-    :raises ValueError: if the shape is another than the agent was trained with, or ``env`` has other spaces
+    :raises ValueError: if the shape is not the one that the agent was trained with, or ``env`` has other spaces
     :raises TypeError: if ``custom_objects`` names something that the agent does not have
     """
-    try:
-        with no_imports_from(path):
-            return _load_safe(Path(path), env, device, shaping, CustomObjects(custom_objects))
-    except MemoryError as error:
-        raise SafeFormatError(f"{path} needs more memory than is available") from error
-
-
-def _load_safe(
-    folder: Path,
-    env: GymEnv | str | None,
-    device: torch.device | str,
-    shaping: ShapingLike | None,
-    custom: CustomObjects,
-) -> ShapedPolicyAlgorithm:
-    agent = read_agent(folder, custom)
-    custom.require_used(["policy", *argument_checks(agent.algorithm), "tensorboard_log"])
-    restored = restored_shaping(agent.algorithm, agent.folder, agent.shaping, shaping)
-    weights = agent.tensors(POLICY)
-    moments = None if agent.optimizer is None else agent.tensors(OPTIMIZER)
-    specs = agent.policy_specs()
-    if specs is not None:
-        weights.require(specs, "the policy that the JSON describes")
-    prepared = None if env is None else _prepared_env(agent, env)
-    if "n_steps" not in custom:
-        _require_affordable(agent, agent.n_envs if prepared is None else prepared.num_envs)
-    model = _build(agent, prepared, device, restored)
-    _load_policy(model, weights)
-    if moments is not None:
-        restore_optimizer(model.policy.optimizer, agent.optimizer, moments)
+    supplied = {} if custom_objects is None else custom_objects
+    if not isinstance(supplied, Mapping) or not all(isinstance(name, str) for name in supplied):
+        raise TypeError(f"custom_objects={custom_objects!r} is not allowed; allowed is a dict with strings as keys")
+    folder, unused = Path(path), dict(supplied)
+    with _bounded_memory(folder), no_imports_from(folder):
+        document, model, weights = _read_model(folder, unused, device)
+        if unused:
+            allowed = ["policy", *codec.stored_arguments(type(model)), "tensorboard_log"]
+            raise TypeError(f"custom_objects has {min(unused)!r}, which the agent does not have; allowed are {allowed}")
+        _set_shaping(model, folder, document["shaping"], shaping)
+        moments = None if document["optimizer"] is None else _open_tensors(folder, document, OPTIMIZER)
+        if env is not None:
+            _set_env(model, folder, document, env)
+        if "n_steps" not in supplied:
+            _require_affordable(model, folder)
+        # A custom policy may keep what it draws.
+        cheap = contextlib.nullcontext() if _is_custom(supplied) else cheap_initialization()
+        with translate_errors(f"the agent in {folder} cannot be set up"), cheap:
+            model._setup_model()
+        load_policy(model, weights)
+        if moments is not None:
+            training_state.restore_optimizer(model.policy.optimizer, document["optimizer"], moments)
     return model
+
+
+@contextlib.contextmanager
+def _bounded_memory(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError as error:
+        raise SafeFormatError(f"{folder} needs more memory than is available") from error
 
 
 def load_normalization(path: str | os.PathLike[str], venv: VecEnv) -> VecNormalize:
     """Wrap environments with the VecNormalize that was stored with an agent, as it was.
 
-    It goes on learning its statistics and normalising rewards if it did so when it was saved; for an evaluation, set
+    It continues to learn its statistics and to normalize rewards if it did so when it was saved; for an evaluation, set
     ``training`` and ``norm_reward`` to False.
 
-    :param path: a folder that :func:`save_safe` wrote
-    :param venv: the environments
+    :param path: directory that :func:`save_safe` wrote
+    :param venv: environments
     :raises SafeFormatError: if no statistics are stored, they are damaged, or those of other observations
     """
     folder = Path(path)
-    document = open_document(folder)
+    with _bounded_memory(folder):
+        return _restore_normalization(folder, open_document(folder), venv)
+
+
+def _restore_normalization(folder: Path, document: dict[str, Any], venv: VecEnv) -> VecNormalize:
     if document["vec_normalize"] is None:
         raise SafeFormatError(f"{folder} holds no statistics of VecNormalize; the agent was trained without it")
-    settings = decode_normalization(document["vec_normalize"])
-    return restored_normalization(venv, settings, open_tensors(folder, document["files"], NORMALIZATION))
+    file = _open_tensors(folder, document, NORMALIZATION)
+    return training_state.restore_normalization(venv, document["vec_normalize"], file)
 
 
-def _require_affordable(agent: StoredAgent, n_envs: int) -> None:
-    # Observations, actions and seven columns of float32, from rewards to TD errors.
-    size = sum(_itemsize(space) for space in agent.spaces.values()) + 7 * 4
-    n_steps = agent.attributes["n_steps"]
-    if n_steps * n_envs * size > MAX_ROLLOUT_BYTES:
+def open_document(folder: Path) -> dict[str, Any]:
+    """Read the JSON of an agent, and check its format, checksum and keys.
+
+    :raises SafeFormatError: if there is none, it is of a newer format, or it is damaged
+    """
+    path = folder / DOCUMENT
+    document = read_document(path)
+    version = document.get("format_version")
+    if document.get("format") != FORMAT or type(version) is not int or version < 1:
+        raise SafeFormatError(f"{path} is not of an agent in the safe format")
+    if version > FORMAT_VERSION:
         raise SafeFormatError(
-            f"{agent.folder} asks for rollouts of n_steps={n_steps} x {n_envs} environments x {size} bytes; allowed are "
-            f"{MAX_ROLLOUT_BYTES} bytes, or custom_objects={{'n_steps': ...}}"
+            f"{path} is of format version {version}; this sb3_ano reads {FORMAT_VERSION}: install a newer one"
         )
+    with translate_errors(f"{path} is not valid"):  # nested too deeply
+        # Agents that were saved before the checksum was introduced have none.
+        document = {"checksum": _checksum(document), **document}
+        is_sound = document["checksum"] == _checksum(document)
+    if not is_sound:
+        raise SafeFormatError(
+            f"{path} does not match its checksum: it is damaged; if you edited it, remove the key 'checksum'"
+        )
+    require_like(document, dict.fromkeys(_KEYS), DOCUMENT)
+    files = document["files"]
+    if not isinstance(files, dict) or not files.keys() <= set(SAFE_FILES):
+        raise rejected("files", files, f"objects with the keys {', '.join(SAFE_FILES[1:])}")
+    return document
+
+
+def _open_tensors(folder: Path, document: dict[str, Any], name: str) -> TensorFile:
+    if name not in document["files"]:
+        raise SafeFormatError(f"{folder / DOCUMENT} lists no {name} among its files")
+    return TensorFile(folder / name, document["files"][name])
+
+
+def _read_model(
+    folder: Path, custom: dict[str, Any], device: torch.device | str
+) -> tuple[dict[str, Any], ShapedPolicyAlgorithm, TensorFile]:
+    """Read what a directory says of an agent, and check all that can be checked before memory is taken for it.
+
+    :param custom: what the caller supplies by dotted name; what is used is removed
+    :return: JSON; model that is not set up; parameters of its policy, of which only the header was read
+    :raises SafeFormatError: if something is missing, damaged, not allowed, or has to be supplied by the caller
+    """
+    document = open_document(folder)
+    is_custom = _is_custom(custom)
+    name = document["algorithm"]
+    if not isinstance(name, str) or name not in ALGORITHMS:
+        raise rejected("algorithm", name, ", ".join(ALGORITHMS))
+    described = f"{folder / DOCUMENT} does not describe an agent"
+    with translate_errors(described):
+        policy = codec.decode_policy(document["policy"], custom)
+    model = ALGORITHMS[name](policy, None, device=device, _init_setup_model=False)  # type: ignore[arg-type]
+    with translate_errors(described):
+        vars(model).update(codec.decode_arguments(document["arguments"], type(model), policy, custom))
+        vars(model).update(_decode_progress(document["progress"]))
+        model.observation_space = decode_space(document["observation_space"], "observation_space")
+        model.action_space = decode_space(document["action_space"], "action_space")
+        model.n_envs = document["n_envs"]
+        if type(model.n_envs) is not int or not 1 <= model.n_envs <= _MAX_ENVS:
+            raise rejected("n_envs", model.n_envs, f"integers from 1 to {_MAX_ENVS}")
+    weights = _open_tensors(folder, document, POLICY)
+    try:
+        expected = describe_policy(model)
+    except SafeFormatError:
+        if not is_custom:
+            raise
+        expected = weights.specs  # a custom policy that cannot be built without memory is compared when it is built
+    weights.require(expected, "the policy that the JSON describes")
+    return document, model, weights
+
+
+def _is_custom(supplied: Mapping[str, Any]) -> bool:
+    """Return whether the caller supplies a part of the policy."""
+    return any(name.partition(".")[0] in ("policy", "policy_kwargs") for name in supplied)
+
+
+def _decode_progress(document: Any) -> dict[str, Any]:
+    stored = {"radius_factor": 1.0} | document  # earlier versions had none
+    require_like(stored, {name.lstrip("_"): 0 for name in _PROGRESS}, "progress")
+    if min(stored.values()) < 0:
+        raise rejected("progress", document, "numbers from 0")
+    return {name: stored[name.lstrip("_")] for name in _PROGRESS}
+
+
+def _set_shaping(model: ShapedPolicyAlgorithm, folder: Path, document: Any, shaping: ShapingLike | None) -> None:
+    """Set the constructor's argument ``shaping``, verified as ``ANO.load`` does."""
+    if not isinstance(model, ANO):
+        name = type(model).__name__
+        if document is not None:
+            raise rejected("shaping", document, f"null, because {name} takes none")
+        if shaping is not None:
+            raise TypeError(f"shaping={shaping!r} is given, but {folder} holds an agent of {name}, which takes none")
+        return
+    with translate_errors("shaping cannot be read"):
+        decoded = codec.decode(document, "shaping", {})
+        is_pair = isinstance(decoded, dict) and isinstance(decoded.get("name"), list)
+        require_like(decoded, {"name": ["", ""] if is_pair else "", "fingerprint": fingerprint("ano")}, "shaping")
+    if shaping is None and not codec.is_built_in(decoded["name"]):
+        trained = f"{folder} was trained with shaping={decoded['name']!r}"
+        raise SafeFormatError(f"{trained}, which is not built in and is never imported by its name; pass it as shaping=")
+    saved = SavedModel(str(folder), {"shaping_name": decoded["name"], "shaping_fingerprint": decoded["fingerprint"]})
+    vars(model).update(model._restored_arguments(saved, {} if shaping is None else {"shaping": shaping}))
+
+
+def _require_affordable(model: ShapedPolicyAlgorithm, folder: Path) -> None:
+    # Observations, actions and seven columns of float32, from rewards to TD errors.
+    size = sum(_itemsize(space) for space in (model.observation_space, model.action_space)) + 7 * 4
+    if model.n_steps * model.n_envs * size > MAX_ROLLOUT_BYTES:
+        rollout = f"n_steps={model.n_steps} x {model.n_envs} environments x {size} bytes"
+        allowed = f"{MAX_ROLLOUT_BYTES} bytes, or custom_objects={{'n_steps': ...}}"
+        raise SafeFormatError(f"{folder} asks for rollouts of {rollout}; allowed are {allowed}")
 
 
 def _itemsize(space: spaces.Space) -> int:
@@ -249,62 +338,19 @@ def _itemsize(space: spaces.Space) -> int:
     return math.prod(space.shape or ()) * (8 if space.dtype is None else space.dtype.itemsize)
 
 
-def _prepared_env(agent: StoredAgent, env: GymEnv | str) -> VecEnv:
-    """The environments as the model takes them, normalised if the agent was trained that way."""
+def _set_env(model: ShapedPolicyAlgorithm, folder: Path, document: dict[str, Any], env: GymEnv | str) -> None:
+    """Give the model its environments, normalized if the agent was trained that way."""
     if isinstance(env, str):
         env = make_env(env)
     if not isinstance(env, VecEnv):
         single = env if is_wrapped(env, Monitor) else Monitor(env)
         env = DirectVecEnv([lambda: single])
-    if agent.normalization is not None and unwrap_vec_normalize(env) is None:
-        env = restored_normalization(env, agent.normalization, agent.tensors(NORMALIZATION))
+    if document["vec_normalize"] is not None and unwrap_vec_normalize(env) is None:
+        env = _restore_normalization(folder, document, env)
         env.training = False
         env.norm_reward = False
-    wrapped = agent.algorithm._wrap_env(env)
+    model.n_envs = env.num_envs
     try:
-        check_for_correct_spaces(wrapped, *agent.spaces.values())
+        model.set_env(env)
     except ValueError as error:
-        raise ValueError(f"env does not fit the agent in {agent.folder}: {one_line(error)}") from error
-    return wrapped
-
-
-def _build(
-    agent: StoredAgent, env: VecEnv | None, device: torch.device | str, restored: dict[str, Any]
-) -> ShapedPolicyAlgorithm:
-    model = agent.algorithm(agent.policy, env, device=device, _init_setup_model=False)
-    vars(model).update(agent.attributes | restored | agent.spaces)
-    if env is None:
-        model.n_envs = agent.n_envs
-    # A class of the caller's may keep what it draws.
-    cheap = contextlib.nullcontext() if agent.is_custom else _cheap_initialization()
-    try:
-        with cheap:
-            model._setup_model()
-    except MemoryError:
-        raise
-    except Exception as error:  # of arguments that make no sense together
-        raise SafeFormatError(f"the agent in {agent.folder} cannot be set up: {one_line(error)}") from error
-    return model
-
-
-@contextlib.contextmanager
-def _cheap_initialization() -> Iterator[None]:
-    """Draw the initial weights, which the stored ones replace, without making them orthogonal in cubic time.
-
-    The same random numbers are drawn, so that a seeded training resumes as from SB3's file.
-    """
-    orthogonal = torch.nn.init.orthogonal_
-    torch.nn.init.orthogonal_ = lambda tensor, gain=1, generator=None: torch.nn.init.normal_(tensor)
-    try:
-        yield
-    finally:
-        torch.nn.init.orthogonal_ = orthogonal
-
-
-def _load_policy(model: ShapedPolicyAlgorithm, weights: TensorFile) -> None:
-    # Again, because only now the policy of a caller's own class is known.
-    weights.require(specify(unique_tensors(model.policy)), "the policy that the JSON describes")
-    tensors = weights.read()
-    model.policy.load_state_dict({name: tensors[first] for name, first in first_names(model.policy).items()})
-    if model.use_sde:
-        model.policy.reset_noise()  # on the right device, as SB3 does
+        raise ValueError(f"env does not fit the agent in {folder}: {one_line(error)}") from error

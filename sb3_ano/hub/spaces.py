@@ -7,159 +7,129 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from sb3_ano.hub.documents import SafeFormatError, fields, list_of, number, one_line, one_of, refused, text, whole
+from sb3_ano.hub.documents import SafeFormatError, rejected, require_like, translate_errors
 
-#: Elements of all arrays of a space together, and values of discrete ones; an RGB image of 2048 x 2048 is below it.
+#: Inputs of a network that a space may become: elements of arrays, and values of discrete spaces, which SB3 encodes one-hot.
+#: An RGB image of 2048 x 2048 pixels has fewer.
 MAX_ELEMENTS = 2**24
-_FLOATS = ("float16", "float32", "float64")
+# Attributes that are stored of each kind of space, and the keys of its JSON besides the type.
+_KEYS = {
+    "Box": ("shape", "dtype", "low", "high"),
+    "Discrete": ("n", "start", "dtype"),
+    "MultiDiscrete": ("shape", "dtype", "nvec", "start"),
+    "MultiBinary": ("n",),
+    "Dict": ("spaces",),
+}
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_DTYPES = ("float16", "float32", "float64", *_INTEGERS)
+_INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 _MAX_AXES = 8
+_MAX_PARTS = 1000
+# SB3 adds the start to an action in int64.
 _MAX_START = 2**53
 
 
 def encode_space(space: spaces.Space) -> dict[str, Any]:
-    """A space of a kind that SB3 supports, as JSON.
+    """Convert a space to JSON.
 
-    :raises TypeError: if it is of another kind
+    :param space: space of a kind that SB3 supports
+    :raises TypeError: if the space is of another kind
     """
-    if isinstance(space, spaces.Dict):
-        parts = {key: encode_space(part) for key, part in space.spaces.items()}
-        if all(part["type"] != "Dict" for part in parts.values()):
-            return {"type": "Dict", "spaces": parts}
-    if isinstance(space, spaces.Box):
-        bounds = {"low": _encode_array(space.low), "high": _encode_array(space.high)}
-        return {"type": "Box", "shape": list(space.shape), "dtype": str(space.dtype), **bounds}
-    if isinstance(space, spaces.Discrete):
-        return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
-    if isinstance(space, spaces.MultiDiscrete):
-        arrays = {"nvec": space.nvec.ravel().tolist(), "start": space.start.ravel().tolist()}
-        return {"type": "MultiDiscrete", "shape": list(space.shape), "dtype": str(space.dtype), **arrays}
-    if isinstance(space, spaces.MultiBinary):
-        return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else [int(size) for size in space.n]}
+    parts = space.spaces.values() if isinstance(space, spaces.Dict) else ()
+    for kind, keys in _KEYS.items():
+        if isinstance(space, getattr(spaces, kind)) and not any(isinstance(part, spaces.Dict) for part in parts):
+            return {"type": kind, **{key: _encode_attribute(getattr(space, key), key) for key in keys}}
     raise TypeError(
         f"the space {space} cannot be stored; allowed are Box, Discrete, MultiDiscrete, MultiBinary and a Dict of those"
     )
 
 
-def _encode_array(array: np.ndarray) -> Any:
-    """One number if all elements are the same, else a flat list; infinities as strings, which JSON has no numbers for."""
-    flat = array.ravel().tolist()
-    if len(set(flat)) == 1:
-        flat = flat[:1]
-    encoded = [each if math.isfinite(each) else str(each) for each in flat]
-    return encoded[0] if len(encoded) == 1 else encoded
+def _encode_attribute(value: Any, key: str) -> Any:
+    if key == "spaces":
+        return {name: encode_space(part) for name, part in value.items()}
+    if key in ("low", "high"):  # one number if all elements are equal; infinity, which JSON lacks, as a string
+        bounds = [number if math.isfinite(number) else str(number) for number in value.ravel().tolist()]
+        return bounds[0] if len(set(bounds)) == 1 else bounds
+    if isinstance(value, np.ndarray | tuple):
+        return np.ravel(value).tolist()
+    return str(value) if key == "dtype" else int(value)
 
 
 def decode_space(document: Any, name: str) -> spaces.Space:
-    """The space that :func:`encode_space` described.
+    """Convert JSON to the space that :func:`encode_space` described.
 
-    :param name: what it is called in messages
-    :raises SafeFormatError: if it describes none, or a larger one than is allowed
+    :param document: decoded JSON
+    :param name: name of the space, for messages
+    :raises SafeFormatError: if the JSON describes no space, or a larger one than is allowed
     """
     kind = document.get("type") if isinstance(document, dict) else document
-    if not isinstance(kind, str) or kind not in _DECODERS:
-        raise refused(f"{name}.type", kind, ", ".join(_DECODERS))
-    try:
-        return _DECODERS[kind](document, name)
-    except SafeFormatError:
-        raise
-    except (ValueError, TypeError, ArithmeticError, AssertionError) as error:  # whatever gymnasium and NumPy complain of
-        raise SafeFormatError(f"{name} describes no {kind}: {one_line(error)}") from error
+    if not isinstance(kind, str) or kind not in _KEYS:
+        raise rejected(f"{name}.type", kind, ", ".join(_KEYS))
+    require_like(document, dict.fromkeys(("type", *_KEYS[kind])), name)
+    with translate_errors(f"{name} does not describe a {kind}"):
+        space = _decode(kind, document, name)
+    starts = np.ravel(getattr(space, "start", 0)).tolist()
+    if _width(space) > MAX_ELEMENTS or max(map(abs, starts)) > _MAX_START:
+        raise rejected(name, space, f"spaces of up to {MAX_ELEMENTS} elements that start between -2**53 and 2**53")
+    return space
 
 
-def _shape(value: Any, name: str) -> tuple[int, ...]:
-    shape = tuple(list_of(whole(1), _MAX_AXES)(value, name))
-    if math.prod(shape) > MAX_ELEMENTS:
-        raise SafeFormatError(f"{name}={shape} is not allowed; allowed are up to {MAX_ELEMENTS} elements")
-    return shape
+def _decode(kind: str, document: dict[str, Any], name: str) -> spaces.Space:
+    if kind == "Dict":
+        return _decode_dict(document["spaces"], f"{name}.spaces")
+    if kind == "MultiBinary":
+        n = document["n"]
+        _require_shape(n if isinstance(n, list) else [n], f"{name}.n")
+        return spaces.MultiBinary(n)
+    allowed = _DTYPES if kind == "Box" else _INTEGERS
+    if document["dtype"] not in allowed:
+        raise rejected(f"{name}.dtype", document["dtype"], ", ".join(allowed))
+    dtype = np.dtype(document["dtype"])
+    if kind == "Discrete":
+        return spaces.Discrete(document["n"], start=document["start"], dtype=dtype.type)
+    shape = document["shape"]
+    _require_shape(shape, f"{name}.shape")
+    first, second = (_decode_array(document[key], shape, dtype, f"{name}.{key}") for key in _KEYS[kind][-2:])
+    if kind == "Box":
+        return spaces.Box(first, second, tuple(shape), dtype.type)
+    return spaces.MultiDiscrete(first, dtype=dtype.name, start=second)
 
 
-def _decode_array(value: Any, shape: tuple[int, ...], dtype: np.dtype, name: str) -> np.ndarray:
-    check = whole(-(2**63), 2**64 - 1)
-    if dtype.kind == "f":
-        infinities = {"inf": math.inf, "-inf": -math.inf}
-        finite = number()
-
-        def check(each: Any, name: str) -> float:
-            return infinities[each] if isinstance(each, str) and each in infinities else finite(each, name)
-
-    size = math.prod(shape)
-    if not isinstance(value, list):
-        return np.full(shape, _cast([check(value, name)], dtype)[0], dtype)
-    if len(value) != size:
-        raise SafeFormatError(f"{name} has {len(value)} elements; its shape {shape} needs {size}")
-    return _cast([check(each, f"{name}.{index}") for index, each in enumerate(value)], dtype).reshape(shape)
-
-
-def _cast(numbers: list[float], dtype: np.dtype) -> np.ndarray:
-    with np.errstate(over="raise"):
-        return np.array(numbers, dtype=dtype)
-
-
-def _decode_box(document: dict[str, Any], name: str) -> spaces.Box:
-    fields(document, name, ("type", "shape", "dtype", "low", "high"))
-    shape = _shape(document["shape"], f"{name}.shape")
-    dtype = np.dtype(one_of(*_FLOATS, *_INTEGERS)(document["dtype"], f"{name}.dtype"))
-    low, high = (_decode_array(document[key], shape, dtype, f"{name}.{key}") for key in ("low", "high"))
-    return spaces.Box(low, high, shape, dtype.type)
-
-
-def _decode_discrete(document: dict[str, Any], name: str) -> spaces.Discrete:
-    fields(document, name, ("type", "n", "start", "dtype"))
-    dtype = one_of(*_INTEGERS)(document["dtype"], f"{name}.dtype")
-    start = whole(-_MAX_START, _MAX_START)(document["start"], f"{name}.start")
-    return spaces.Discrete(whole(1, MAX_ELEMENTS)(document["n"], f"{name}.n"), start=start, dtype=dtype)
-
-
-def _decode_multi_discrete(document: dict[str, Any], name: str) -> spaces.MultiDiscrete:
-    fields(document, name, ("type", "shape", "dtype", "nvec", "start"))
-    shape = _shape(document["shape"], f"{name}.shape")
-    dtype = np.dtype(one_of(*_INTEGERS)(document["dtype"], f"{name}.dtype"))
-    # SB3 encodes each number one-hot. Python's integers do not wrap around, as the sum of an array would.
-    sizes = list_of(whole(1, MAX_ELEMENTS), MAX_ELEMENTS)(document["nvec"], f"{name}.nvec")
-    if sum(sizes) > MAX_ELEMENTS:
-        raise SafeFormatError(f"{name}.nvec has the sum {sum(sizes)}; allowed are up to {MAX_ELEMENTS}")
-    list_of(whole(-_MAX_START, _MAX_START), MAX_ELEMENTS)(document["start"], f"{name}.start")
-    nvec, start = (_decode_array(document[key], shape, dtype, f"{name}.{key}") for key in ("nvec", "start"))
-    return spaces.MultiDiscrete(nvec, dtype=dtype.name, start=start)
-
-
-def _decode_multi_binary(document: dict[str, Any], name: str) -> spaces.MultiBinary:
-    fields(document, name, ("type", "n"))
-    n = document["n"]
-    return spaces.MultiBinary(_shape(n, f"{name}.n") if isinstance(n, list) else whole(1, MAX_ELEMENTS)(n, f"{name}.n"))
-
-
-def _decode_dict(document: dict[str, Any], name: str) -> spaces.Dict:
-    fields(document, name, ("type", "spaces"))
-    parts = document["spaces"]
-    if not isinstance(parts, dict) or not 0 < len(parts) <= 1000:
-        raise refused(f"{name}.spaces", parts, "objects with up to 1000 spaces")
-    for key, part in parts.items():
-        if isinstance(part, dict) and part.get("type") == "Dict":
-            raise SafeFormatError(f"{name}.{text(key, name)} is a Dict inside of a Dict, which SB3 does not support")
+def _decode_dict(parts: Any, name: str) -> spaces.Dict:
+    if not isinstance(parts, dict) or not 0 < len(parts) <= _MAX_PARTS:
+        raise rejected(name, parts, f"objects with up to {_MAX_PARTS} spaces")
     # Ordered, because gymnasium sorts a plain dict, and the order of the keys is that of the inputs of the network.
     decoded: OrderedDict[str, spaces.Space] = OrderedDict()
     elements = 0
     for key, part in parts.items():
+        if isinstance(part, dict) and part.get("type") == "Dict":
+            raise SafeFormatError(f"{name}.{key} is a Dict inside of a Dict, which SB3 does not support")
         decoded[key] = decode_space(part, f"{name}.{key}")
         elements += _width(decoded[key])
-        if elements > MAX_ELEMENTS:
+        if elements > MAX_ELEMENTS:  # before the next one takes memory
             raise SafeFormatError(f"{name} has more than {MAX_ELEMENTS} elements")
     return spaces.Dict(decoded)
 
 
+def _require_shape(value: Any, name: str) -> None:
+    sound = isinstance(value, list) and len(value) <= _MAX_AXES and all(type(size) is int and size > 0 for size in value)
+    if not sound or math.prod(value) > MAX_ELEMENTS:  # before the arrays take memory
+        raise rejected(name, value, f"up to {_MAX_AXES} positive integers with a product of up to {MAX_ELEMENTS}")
+
+
+def _decode_array(value: Any, shape: list[int], dtype: np.dtype, name: str) -> np.ndarray:
+    """Read an array that is stored as one number for all elements, or as a flat list."""
+    items = value if isinstance(value, list) else [value]
+    items = [_INFINITIES.get(item, item) if isinstance(item, str) else item for item in items]
+    with np.errstate(all="ignore"):
+        array = np.array(items, dtype)
+    if array.ndim != 1 or array.tolist() != items:  # text, null, lists, and what the type does not hold
+        raise rejected(name, value, f"numbers that {dtype} holds exactly")
+    return array.reshape(shape) if isinstance(value, list) else np.full(shape, array[0], dtype)
+
+
 def _width(space: spaces.Space) -> int:
-    """Numbers that the observation becomes as the input of a network."""
+    """Return the inputs of a network that a space becomes, in Python's integers: those of an array would wrap around."""
     if isinstance(space, spaces.Discrete):
         return int(space.n)
-    return int(space.nvec.sum()) if isinstance(space, spaces.MultiDiscrete) else math.prod(space.shape or ())
-
-
-_DECODERS = {
-    "Box": _decode_box,
-    "Discrete": _decode_discrete,
-    "MultiDiscrete": _decode_multi_discrete,
-    "MultiBinary": _decode_multi_binary,
-    "Dict": _decode_dict,
-}
+    return sum(space.nvec.ravel().tolist()) if isinstance(space, spaces.MultiDiscrete) else math.prod(space.shape or ())

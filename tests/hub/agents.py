@@ -20,7 +20,7 @@ def document(folder):
 
 def rewrite(folder, change):
     content = document(folder)
-    del content["checksum"]
+    content.pop("checksum", None)
     change(content)
     (folder / "sb3_ano.json").write_text(json.dumps(content))
 

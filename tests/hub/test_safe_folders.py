@@ -19,7 +19,7 @@ def test_only_our_algorithms_are_stored(tmp_path):
         pass
 
     for model in (PPO("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32), Derived("MlpPolicy", "CartPole-v1", **SMALL)):
-        with pytest.raises(TypeError, match=f"model is of class {type(model).__name__}; allowed are ANO, SPO, PAPO"):
+        with pytest.raises(TypeError, match=f"model is of class {type(model).__name__}; allowed are SPO, PAPO, ANO"):
             save_safe(model, tmp_path / "agent")
     assert list(tmp_path.iterdir()) == []
 

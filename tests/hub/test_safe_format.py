@@ -164,15 +164,6 @@ def test_shared_layers_are_stored_once(tmp_path):
     assert loaded.pi_features_extractor.cnn[0].weight is loaded.features_extractor.cnn[0].weight
 
 
-def test_the_files_do_not_depend_on_how_the_update_is_computed(tmp_path):
-    folders = [save_safe(trained(torch_compile=mode), tmp_path / str(mode)) for mode in ("auto", False)]
-    first, second = (document(folder) for folder in folders)
-    assert first.pop("checksum") != second.pop("checksum")
-    assert (first["arguments"].pop("torch_compile"), second["arguments"].pop("torch_compile")) == ("auto", False)
-    assert first == second
-    assert (folders[0] / "policy.safetensors").read_bytes() == (folders[1] / "policy.safetensors").read_bytes()
-
-
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch.*")
@@ -190,7 +181,7 @@ def test_a_compiled_model_is_stored_and_goes_on_like_any_other(tmp_path):
 def test_a_newer_format_is_named(tmp_path):
     save_safe(trained(), tmp_path / "agent")
     rewrite(tmp_path / "agent", lambda content: content.update(format_version=2, novelty=True))
-    with pytest.raises(SafeFormatError, match="is of format version 2; this sb3_ano reads up to 1"):
+    with pytest.raises(SafeFormatError, match="is of format version 2; this sb3_ano reads 1: install a newer one"):
         load_safe(tmp_path / "agent")
 
 
@@ -199,7 +190,7 @@ def test_weights_that_are_no_numbers_are_warned_about(tmp_path):
     with torch.no_grad():
         model.policy.value_net.bias.fill_(float("nan"))
     save_safe(model, tmp_path / "agent")
-    with pytest.warns(UserWarning, match=r"'value_net.bias' has numbers that are not finite"):
+    with pytest.warns(UserWarning, match=r"'value_net.bias' has NaN or Inf"):
         load_safe(tmp_path / "agent")
 
 
@@ -212,12 +203,3 @@ def test_a_missing_package_is_named_with_its_extra():
 def test_importing_the_hub_imports_no_optional_package():
     code = "import sys, sb3_ano.hub; print({'safetensors', 'huggingface_hub', 'imageio'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
-
-
-def test_an_agent_stored_before_check_finite_existed_loads_with_its_default(tmp_path):  # review users U7
-    folder = save_safe(ANO("MlpPolicy", "CartPole-v1", check_finite=False), tmp_path / "agent")
-    assert load_safe(folder).check_finite is False
-    stored = json.loads((folder / "sb3_ano.json").read_text())
-    del stored["arguments"]["check_finite"], stored["checksum"]
-    (folder / "sb3_ano.json").write_text(json.dumps(stored))
-    assert load_safe(folder).check_finite is True

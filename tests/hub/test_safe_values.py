@@ -1,5 +1,6 @@
 """Spaces, schedules and arguments come back from JSON as they were, to the last digit."""
 
+import importlib
 import json
 
 import numpy as np
@@ -10,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
+from sb3_ano.hub.codec import CLASSES, decode, encode
 from sb3_ano.hub.documents import SafeFormatError
-from sb3_ano.hub.schedules import decode_schedule, encode_schedule
+from sb3_ano.hub.hyperparameters import plain
 from sb3_ano.hub.spaces import decode_space, encode_space
-from sb3_ano.hub.values import CLASSES, CustomObjects, decode, encode
 
 INFINITE = np.array([np.inf, 4.8, np.inf, 0.42], np.float32)
 
@@ -79,8 +80,7 @@ def test_spaces_that_sb3_does_not_support_are_refused(space):
     ids=str,
 )
 def test_sb3s_schedules_come_back(schedule):
-    stored = through_json(encode_schedule(schedule))
-    found = FloatSchedule(stored if isinstance(stored, float) else decode_schedule(stored, "clip_range"))
+    found = FloatSchedule(decode(through_json(encode(schedule, "clip_range", {})), "clip_range", {}))
     progress = np.linspace(1.0, 0.0, 101)
     assert [found(each) for each in progress] == [float(schedule(each)) for each in progress]
 
@@ -88,7 +88,7 @@ def test_sb3s_schedules_come_back(schedule):
 def test_the_zoos_schedule_is_a_linear_one():
     utils = pytest.importorskip("rl_zoo3.utils")
     schedule = FloatSchedule(utils.linear_schedule("2.5e-4"))
-    found = decode_schedule(through_json(encode_schedule(schedule)), "learning_rate")
+    found = decode(through_json(encode(schedule, "learning_rate", {})), "learning_rate", {})
     for progress in np.linspace(1.0, 0.0, 101):
         assert found(progress) == pytest.approx(2.5e-4 * progress, rel=1e-12, abs=1e-18)
 
@@ -98,10 +98,12 @@ def test_a_subclass_of_a_schedule_is_not_taken_for_it():
         def __call__(self, progress_remaining):
             return 2.0 * super().__call__(progress_remaining)
 
-    assert encode_schedule(Other(1.0, 0.0, 1.0)) is None
+    custom = {}
+    assert encode(Other(1.0, 0.0, 1.0), "clip_range", custom).keys() == {"$custom", "initial"}
+    assert list(custom) == ["clip_range"]
 
 
-plain = st.recursive(
+plain_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda parts: (
         st.lists(parts, max_size=4)
@@ -112,10 +114,10 @@ plain = st.recursive(
 )
 
 
-@given(plain)
+@given(plain_values)
 def test_plain_values_come_back_with_their_types(value):
     custom = {}
-    found = decode(through_json(encode(value, "policy_kwargs", custom)), "policy_kwargs", CustomObjects(None))
+    found = decode(through_json(encode(value, "policy_kwargs", custom)), "policy_kwargs", {})
     assert custom == {}
     assert repr(found) == repr(value)  # tells 0.0 from -0.0, 1 from True, tuples from lists
 
@@ -125,19 +127,14 @@ def test_numbers_of_numpy_become_pythons():
 
 
 @pytest.mark.parametrize("argument", CLASSES)
-def test_classes_come_back_by_name(argument):
-    for cls in CLASSES[argument].values():
+def test_classes_come_back_by_name_and_are_where_it_says(argument):
+    for name, cls in CLASSES[argument].items():
         stored = through_json(encode(cls, f"policy_kwargs.{argument}", {}))
-        assert decode(stored, f"policy_kwargs.{argument}", CustomObjects(None)) is cls
-        with pytest.raises(SafeFormatError, match="allowed are values that are no class"):
-            decode(stored, "policy_kwargs.elsewhere", CustomObjects(None))
-
-
-def test_every_name_of_a_class_is_where_pytorch_or_the_package_has_it():
-    import importlib
-
-    for names in CLASSES.values():
-        for name, cls in names.items():
+        assert stored == {"$class": name}
+        assert decode(stored, f"policy_kwargs.{argument}", {}) is cls
+        with pytest.raises(SafeFormatError, match="allowed are values that are not classes"):
+            decode(stored, "policy_kwargs.elsewhere", {})
+        if argument != "policy":
             module, _, attribute = name.rpartition(".")
             assert getattr(importlib.import_module(module), attribute) is cls
 
@@ -152,6 +149,21 @@ def test_what_json_has_no_word_for_is_left_to_the_caller(value):
     stored = through_json(encode({"part": [value]}, "policy_kwargs", custom))
     assert list(custom) == ["policy_kwargs.part.0"]
     with pytest.raises(SafeFormatError, match=r"policy_kwargs.part.0 was .*pass it as custom_objects="):
-        decode(stored, "policy_kwargs", CustomObjects(None))
-    found = decode(stored, "policy_kwargs", CustomObjects(custom))
+        decode(stored, "policy_kwargs", {})
+    found = decode(stored, "policy_kwargs", custom)
     assert found["part"][0] is value
+
+
+def test_errors_are_one_short_line_that_no_terminal_obeys():
+    """Review safety H8."""
+    message = str(SafeFormatError("\x1b]0;title\x07" + "two\nlines " * 1000))
+    assert message.isprintable()
+    assert len(message) < 1000
+    assert message.startswith("?]0;title?two lines")
+
+
+def test_plain_values_tell_arrays_and_functions_apart():
+    """By them, settings of an environment's wrappers are compared (review users U1)."""
+    assert plain({"low": np.zeros(2), 3: [len, np.float32(0.5)]}) == {"low": [0.0, 0.0], "3": ["builtins:len", 0.5]}
+    assert plain(LinearSchedule(0.2, 0.1, 1.0)) == "stable_baselines3.common.utils:LinearSchedule"
+    assert plain(float("inf")) == float("inf")

@@ -43,11 +43,12 @@ def write_json(folder, content):
 
 
 def put(content, place, value):
-    """Set a value by its dotted place."""
-    *parents, last = place.split("/")
-    for each in parents:
-        content = content[each]
+    """Set the value at a place such as ``arguments/gamma``, and return the last part of the place."""
+    *parents, last = place.split("/", 1) if place.startswith("files/") else place.split("/")
+    for parent in parents:
+        content = content[int(parent) if parent.isdigit() else parent]
     content[last] = value
+    return last
 
 
 def write_tensors(folder, name, content):

@@ -19,19 +19,9 @@ import numpy as np
 #: Memory that loading may take beyond what the process has after it loaded a sound agent.
 SPARE_BYTES = 2**30
 _FORBIDDEN = (
-    "pickle.",
-    "marshal.",
-    "exec",
-    "os.",
-    "subprocess.",
-    "socket.",
-    "shutil.",
-    "ctypes.",
-    "code.",
-    "webbrowser.",
-    "urllib.",
+    "pickle.", "marshal.", "exec", "os.", "subprocess.", "socket.", "shutil.", "ctypes.", "code.", "webbrowser.", "urllib.",
     "tempfile.",
-)
+)  # fmt: skip
 PACKAGE = str(Path(__file__).parents[3])
 _HARMLESS = ("os.listdir", "os.scandir")
 

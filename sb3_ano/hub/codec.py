@@ -1,0 +1,295 @@
+"""Constructor arguments as JSON and back: one codec, and the list of everything that a file may name.
+
+Plain values stand for themselves. An object with a key that starts with ``$`` stands for what JSON has no word for:
+
+- ``$tuple``: a tuple;
+- ``$float``: infinity or NaN;
+- ``$class``: one of :data:`CLASSES`;
+- ``$schedule``: a linear schedule;
+- ``$custom``: the name of something that only the caller of ``load_safe`` can supply. It is never imported.
+"""
+
+import inspect
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
+from stable_baselines3.common.type_aliases import Schedule
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
+
+from sb3_ano.algorithms import ShapedPolicyAlgorithm
+from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer
+from sb3_ano.algorithms.papo import DictTDRolloutBuffer, TDRolloutBuffer
+from sb3_ano.hub.documents import SafeFormatError, rejected, require_like, shown
+from sb3_ano.shaping import SHAPINGS
+
+# fmt: off
+_ACTIVATIONS = (
+    "CELU", "ELU", "GELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU", "LogSigmoid", "Mish",
+    "PReLU", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softshrink", "Softsign", "Tanh", "Tanhshrink",
+)
+_OPTIMIZERS = (
+    "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
+)
+# fmt: on
+_BUFFERS = (RolloutBuffer, DictRolloutBuffer, FlatRolloutBuffer, DictFlatRolloutBuffer, TDRolloutBuffer, DictTDRolloutBuffer)
+
+
+def _by_name(*classes: type) -> dict[str, type]:
+    return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in classes}
+
+
+#: The allow-list: the classes that a file may name, by the argument that takes them. A file may also name the algorithms of
+#: ``sb3_ano._registry`` and the shapes of :data:`~sb3_ano.shaping.SHAPINGS`, and nothing else.
+CLASSES: dict[str, dict[str, type]] = {
+    "policy": {**ShapedPolicyAlgorithm.policy_aliases},
+    "activation_fn": {f"torch.nn.{name}": getattr(torch.nn, name) for name in _ACTIVATIONS},
+    "optimizer_class": {f"torch.optim.{name}": getattr(torch.optim, name) for name in _OPTIMIZERS} | _by_name(RMSpropTFLike),
+    "features_extractor_class": _by_name(FlattenExtractor, NatureCNN, CombinedExtractor),
+    "rollout_buffer_class": _by_name(*_BUFFERS),
+}
+#: Arguments that may be schedules of the remaining progress.
+SCHEDULES = ("learning_rate", "clip_range", "clip_range_high", "clip_range_vf", "desired_kl")
+# The RL Zoo's schedule, by name, because this module does without the zoo.
+_ZOO_LINEAR = ("rl_zoo3.utils", "SimpleLinearSchedule")
+# tensorboard_log is a path on the author's machine, to which training would write. The shape has its own entry.
+_NOT_STORED = {"self", "policy", "env", "device", "tensorboard_log", "_init_setup_model", "shaping"}
+# Arguments that agents stored by earlier versions lack: their defaults are what those agents were trained with.
+_LATER = ("check_finite", "desired_kl")
+# Arguments that are used before the algorithm checks its arguments, or that it does not check.
+_UNCHECKED = ("n_steps", "use_sde", "verbose")
+# Attributes whose names differ from those of the arguments.
+_ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
+# Layers take time to build.
+_MAX_ITEMS = 1000
+
+
+class UnknownSchedule:
+    """Stand in for a function that the safe format cannot hold: a policy can be built with it, but not trained.
+
+    :param argument: argument whose schedule it was
+    :param name: name of the function, ``"module:function"``
+    :param initial: value of the schedule where training starts
+    """
+
+    def __init__(self, argument: str, name: str, initial: float) -> None:
+        self.argument, self.name, self.initial = argument, name, initial
+
+    def __call__(self, progress_remaining: float) -> float:
+        # SB3 builds a policy with the learning rate at 1; training asks for a value after its first rollout.
+        if progress_remaining == 1.0:
+            return self.initial
+        raise SafeFormatError(
+            f"{self.argument} was the schedule {self.name}, which the safe format cannot hold; to resume training, load "
+            f"with custom_objects={{{self.argument!r}: ...}}"
+        )
+
+    def __repr__(self) -> str:
+        return f"UnknownSchedule({self.argument}={self.name}, initial={self.initial})"
+
+
+def dotted_name(thing: Any) -> str:
+    """Return ``"module:name"`` of a class or function, or of the class of any other object, for information only."""
+    owner = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{owner.__module__}:{owner.__qualname__}"
+
+
+def is_built_in(shaping_name: str | list[str]) -> bool:
+    """Return whether every shape of this name is one of :data:`~sb3_ano.shaping.SHAPINGS`."""
+    return all(name in SHAPINGS for name in ([shaping_name] if isinstance(shaping_name, str) else shaping_name))
+
+
+def encode(value: Any, name: str, custom: dict[str, Any]) -> Any:
+    """Convert a value to JSON.
+
+    :param value: constructor argument, or part of one
+    :param name: dotted name of the value, by which classes and schedules are recognized
+    :param custom: dictionary that collects, by dotted name, what only the caller of ``load_safe`` can supply
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if isinstance(value, list | tuple):
+        items = [encode(item, f"{name}.{index}", custom) for index, item in enumerate(value)]
+        return {"$tuple": items} if isinstance(value, tuple) else items
+    if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("$") for key in value):
+        return {key: encode(item, f"{name}.{key}", custom) for key, item in value.items()}
+    if name in SCHEDULES and callable(value):
+        return _encode_schedule(value, name, custom)
+    for known, cls in _allowed_classes(name).items():
+        if value is cls:
+            return {"$class": known}
+    custom[name] = value
+    return {"$custom": dotted_name(value)}
+
+
+def _allowed_classes(name: str) -> dict[str, type]:
+    return CLASSES.get(name.rpartition(".")[2], {})
+
+
+def _encode_schedule(schedule: Schedule, name: str, custom: dict[str, Any]) -> Any:
+    while isinstance(schedule, FloatSchedule):
+        schedule = schedule.value_schedule
+    kind = type(schedule)  # a subclass may compute something else
+    if kind is ConstantSchedule:
+        return float(schedule.val)  # type: ignore[attr-defined]
+    if kind is LinearSchedule:
+        ends = {name: float(getattr(schedule, name)) for name in ("start", "end", "end_fraction")}
+        return {"$schedule": "linear", **ends}
+    if (kind.__module__, kind.__qualname__) == _ZOO_LINEAR:
+        return _encode_schedule(LinearSchedule(schedule.initial_value, 0.0, 1.0), name, custom)  # type: ignore[attr-defined]
+    custom[name] = schedule
+    if isinstance(schedule, UnknownSchedule):
+        return {"$custom": schedule.name, "initial": schedule.initial}
+    initial = float(schedule(1.0))
+    if not math.isfinite(initial):
+        raise ValueError(f"{name} is {initial} at progress_remaining=1; a schedule must return finite numbers")
+    return {"$custom": dotted_name(schedule), "initial": initial}
+
+
+def decode(value: Any, name: str, custom: dict[str, Any]) -> Any:
+    """Convert JSON to the value that :func:`encode` described. Nothing is imported.
+
+    :param value: decoded JSON
+    :param name: dotted name of the value
+    :param custom: what the caller supplies by dotted name, instead of what the file says or cannot say;
+        what is used is removed
+    :raises SafeFormatError: if the value names a class that is not allowed there, or something that the caller has to supply
+    """
+    if name in custom:
+        return custom.pop(name)
+    if isinstance(value, list):
+        if len(value) > _MAX_ITEMS:
+            raise rejected(name, value, f"lists of up to {_MAX_ITEMS} elements")
+        return [decode(item, f"{name}.{index}", custom) for index, item in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    tag = next((key for key in value if key.startswith("$")), None)
+    if tag is None:
+        return {key: decode(item, f"{name}.{key}", custom) for key, item in value.items()}
+    content = value[tag]
+    if name in SCHEDULES and (tag == "$schedule" or "initial" in value):
+        return _decode_schedule(value, name)
+    require_like(value, {tag: None}, name)
+    if tag == "$tuple" and isinstance(content, list):
+        return tuple(decode(content, name, custom))
+    if tag == "$float" and content in ("inf", "-inf", "nan"):
+        return float(content)
+    if tag == "$class":
+        allowed = _allowed_classes(name)
+        if not isinstance(content, str) or content not in allowed:
+            raise rejected(name, content, ", ".join(allowed) or "values that are not classes")
+        return allowed[content]
+    if tag == "$custom" and isinstance(content, str):
+        raise SafeFormatError(
+            f"{name} was {shown(content)}, which is not built in and is never imported by its name; pass it as "
+            f"custom_objects={{{name!r}: ...}}"
+        )
+    raise rejected(name, value, "plain values, $tuple, $float, $class, $schedule and $custom")
+
+
+def _decode_schedule(value: dict[str, Any], name: str) -> Schedule:
+    if "$custom" in value:
+        require_like(value, {"$custom": "", "initial": 1.0}, name)
+        return UnknownSchedule(name, value["$custom"], value["initial"])
+    require_like(value, {"$schedule": "", "start": 1.0, "end": 0.0, "end_fraction": 1.0}, name)
+    if value["$schedule"] != "linear":
+        raise rejected(f"{name}.$schedule", value["$schedule"], "'linear'")
+    if not value["end_fraction"] > 0.0:
+        raise rejected(f"{name}.end_fraction", value["end_fraction"], "numbers above 0")
+    return LinearSchedule(value["start"], value["end"], value["end_fraction"])
+
+
+def stored_arguments(algorithm: type[ShapedPolicyAlgorithm]) -> dict[str, Any]:
+    """Return the names and defaults of an algorithm's arguments that the format stores."""
+    parameters = inspect.signature(algorithm.__init__).parameters
+    return {name: parameter.default for name, parameter in parameters.items() if name not in _NOT_STORED}
+
+
+def encode_arguments(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> dict[str, Any]:
+    """Convert the constructor arguments of a model to JSON.
+
+    :param model: algorithm that keeps its arguments as attributes
+    :param custom: dictionary that collects, by dotted name, what only the caller of ``load_safe`` can supply
+    """
+    values = {name: getattr(model, _ATTRIBUTES.get(name, name)) for name in stored_arguments(type(model))}
+    net_arch = values["policy_kwargs"].get("net_arch")
+    if isinstance(net_arch, list) and net_arch and isinstance(net_arch[0], dict):  # up to SB3 1.7; it loads models like this
+        values["policy_kwargs"] = {**values["policy_kwargs"], "net_arch": net_arch[0]}
+    return {name: encode(value, name, custom) for name, value in values.items()}
+
+
+def decode_arguments(
+    document: Any, algorithm: type[ShapedPolicyAlgorithm], policy: type[BasePolicy], custom: dict[str, Any]
+) -> dict[str, Any]:
+    """Convert JSON to the attributes of a model that :func:`encode_arguments` described.
+
+    Ranges are left to the algorithm, which checks its arguments before it is set up. What the caller supplies is taken as it
+    is.
+
+    :raises SafeFormatError: if an argument is missing or unknown, or has to be supplied by the caller; or if one that is used
+        before the algorithm checks it has another type
+    """
+    defaults = stored_arguments(algorithm)
+    if isinstance(document, dict):
+        document = {name: defaults[name] for name in _LATER if name in defaults} | document
+    require_like(document, {name: defaults[name] if name in _UNCHECKED else None for name in defaults}, "arguments")
+    is_supplied = "policy_kwargs" in custom
+    attributes = {_ATTRIBUTES.get(name, name): decode(document[name], name, custom) for name in defaults}
+    if not is_supplied:
+        _require_policy_arguments(attributes["policy_kwargs"], policy)
+    if "tensorboard_log" in custom:
+        attributes["tensorboard_log"] = custom.pop("tensorboard_log")
+    return attributes
+
+
+def _require_policy_arguments(values: Any, policy: type[BasePolicy]) -> None:
+    """Check types where SB3's policies would take any."""
+    name = "policy_kwargs"
+    if not isinstance(values, dict):
+        raise rejected(name, values, "objects")
+    if policy not in CLASSES["policy"].values():
+        return
+    _require_defaults(values, policy, name)
+    for kind in ("features_extractor", "optimizer"):
+        cls = values.get(f"{kind}_class", inspect.signature(policy).parameters[f"{kind}_class"].default)
+        if cls in CLASSES[f"{kind}_class"].values():
+            _require_defaults(values.get(f"{kind}_kwargs") or {}, cls, f"{name}.{kind}_kwargs")
+
+
+def _require_defaults(values: dict[str, Any], constructor: type, name: str) -> None:
+    """Check that arguments have the types of their defaults. Unknown ones are left to the constructor, which names them."""
+    parameters = inspect.signature(constructor).parameters
+    defaults = {key: parameters[key].default for key in values if key in parameters}
+    require_like({key: values[key] for key in defaults}, defaults, name)
+
+
+def encode_policy(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> Any:
+    """Return the name of SB3's policy class, or an object with the name of a custom one.
+
+    :param model: algorithm
+    :param custom: dictionary that collects the custom class
+    """
+    encoded = encode(model.policy_class, "policy", custom)
+    return encoded.get("$class", encoded)
+
+
+def decode_policy(document: Any, custom: dict[str, Any]) -> type[BasePolicy]:
+    """Return the policy class that :func:`encode_policy` described.
+
+    :raises SafeFormatError: if the name is not SB3's, or the caller has to supply the class
+    """
+    policy = decode(document, "policy", custom)
+    if isinstance(policy, str) and policy in CLASSES["policy"]:
+        return CLASSES["policy"][policy]
+    if not (isinstance(policy, type) and issubclass(policy, BasePolicy)):
+        raise rejected("policy", policy, ", ".join(CLASSES["policy"]))
+    return policy
