@@ -185,7 +185,15 @@ class TrainingCheckpoints(BaseCallback):
         state = pickle.loads(checkpoint.state)
         model, policy, training = self.model, self.model.policy, self._training_state()
         model.set_parameters(str(checkpoint.path), exact_match=True, device=model.device)
+        shape = getattr(model, "shaping_name", None)
         different = training.restore(state["attributes"])
+        # Only the name of a shape is stored, and a callback may have changed it since the model was built.
+        if shape is not None and model.shaping_name != shape:  # type: ignore[attr-defined]
+            try:
+                model.shaping = model.shaping_name  # type: ignore[attr-defined]
+            except ValueError:  # a function without a name
+                model.shaping = model.shaping  # type: ignore[attr-defined]
+                different.append("model.shaping")
         # The first versions of this package stored neither requires_grad nor dropped.
         for name, parameter in policy.named_parameters():
             parameter.requires_grad_(state.get("requires_grad", {}).get(name, parameter.requires_grad))

@@ -14,10 +14,10 @@ from sb3_ano._io import versions as installed_versions
 from sb3_ano._io import write_file
 from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
 from sb3_ano.envs.atari import atari_protocol
+from sb3_ano.hub.codec import is_built_in
 from sb3_ano.hub.evaluation import Task, custom_objects
 from sb3_ano.hub.hyperparameters import hyperparameters, plain
 from sb3_ano.hub.repository import CURVE, VIDEO, model_file
-from sb3_ano.hub.shapes import is_built_in
 
 _REPOSITORY = "https://github.com/sb3-ano/sb3-ano"
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")

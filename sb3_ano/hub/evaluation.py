@@ -20,11 +20,10 @@ from sb3_ano._io import now
 from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
 from sb3_ano.envs import make_vec_env
 from sb3_ano.envs.batched import BatchedVecEnv
-from sb3_ano.hub.arguments import encode_arguments, encode_policy
+from sb3_ano.hub.codec import SCHEDULES, encode_arguments, encode_policy
 from sb3_ano.hub.documents import one_line, shown
 from sb3_ano.hub.hyperparameters import plain
 from sb3_ano.hub.safe_format import load_normalization, load_safe
-from sb3_ano.hub.schedules import SCHEDULES
 
 # Wrappers that leave the task as it is. SB3 adds VecTransposeImage itself; the spaces are compared afterwards.
 _NEUTRAL = {

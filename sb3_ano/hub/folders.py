@@ -6,9 +6,7 @@ import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from sb3_ano._io import replace_directory, write_file
-
-write_bytes = write_file
+from sb3_ano._io import replace_directory
 
 
 @contextlib.contextmanager

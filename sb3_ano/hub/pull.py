@@ -16,15 +16,14 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_no
 from sb3_ano._io import read_json
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
-from sb3_ano.algorithms.saving import read_saved_model
+from sb3_ano.algorithms.loading import read_saved_model
 from sb3_ano.envs import DirectVecEnv, make_env, register_atari
 from sb3_ano.hub import repository
 from sb3_ano.hub.card import write_settings
 from sb3_ano.hub.documents import shown
 from sb3_ano.hub.evaluation import Task, quiet_about_batches
 from sb3_ano.hub.folders import new_folder
-from sb3_ano.hub.safe_format import SAFE_FILES, load_normalization, load_safe
-from sb3_ano.hub.stored_agent import NORMALIZATION, open_document
+from sb3_ano.hub.safe_format import NORMALIZATION, SAFE_FILES, load_normalization, load_safe, open_document
 from sb3_ano.shaping import ShapingLike
 
 #: Bytes that a download may have unless ``max_bytes`` allows more.

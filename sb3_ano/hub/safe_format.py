@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_no
 from sb3_ano._io import versions, write_file
 from sb3_ano._registry import ALGORITHMS as REGISTRY
 from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
-from sb3_ano.algorithms.saving import SavedModel
+from sb3_ano.algorithms.loading import SavedModel
 from sb3_ano.envs import DirectVecEnv, make_env
 from sb3_ano.hub import codec, training_state
 from sb3_ano.hub.documents import SafeFormatError, one_line, read_document, rejected, require_like, translate_errors
@@ -270,7 +270,7 @@ def _read_model(
     described = f"{folder / DOCUMENT} does not describe an agent"
     with translate_errors(described):
         policy = codec.decode_policy(document["policy"], custom)
-    model = ALGORITHMS[name](policy, None, device=device, _init_setup_model=False)  # type: ignore[arg-type]
+    model = ALGORITHMS[name](policy, None, device=device, _init_setup_model=False)
     with translate_errors(described):
         vars(model).update(codec.decode_arguments(document["arguments"], type(model), policy, custom))
         vars(model).update(_decode_progress(document["progress"]))

@@ -13,7 +13,7 @@ from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.utils import set_random_seed
 
 from sb3_ano._io import replace_directory
-from sb3_ano.algorithms.saving import read_saved_model
+from sb3_ano.algorithms.loading import read_saved_model
 from sb3_ano.hub import download_run, push_to_hub
 from sb3_ano.zoo.manager import no_empty_directories
 

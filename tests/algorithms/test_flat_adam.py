@@ -5,10 +5,12 @@ import copy
 import pytest
 import torch
 from stable_baselines3 import PPO
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch.optim import Adam
 
 from sb3_ano import ANO
 from sb3_ano.algorithms.flat_adam import FlatAdam
+from sb3_ano.algorithms.update import _has_tied_parameters
 from tests.common import SMALL, parameters
 
 
@@ -176,3 +178,35 @@ def test_saved_files_are_those_of_torchs_adam_in_both_directions(tmp_path):
     model.set_parameters(tmp_path / "ppo")
     assert torch.equal(parameters(model), parameters(ppo))
     model.learn(64)
+
+
+def test_layers_that_share_a_parameter_are_noticed():
+    policy = a_policy()
+    assert not _has_tied_parameters(policy)
+    policy.mlp_extractor.value_net[0].weight = policy.mlp_extractor.policy_net[0].weight
+    assert _has_tied_parameters(policy)
+
+
+class Versioned(FlattenExtractor):
+    """Stores its scale; a file without a version is one of a former class, which stored the logarithm."""
+
+    _version = 2
+
+    def __init__(self, space) -> None:
+        super().__init__(space)
+        self.scale = torch.nn.Parameter(torch.full((self.features_dim,), 2.0))
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return super().forward(observations) * self.scale
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *rest):
+        if local_metadata.get("version", 1) < 2:
+            state_dict[f"{prefix}scale"] = state_dict[f"{prefix}scale"].exp()
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
+def test_versions_of_modules_are_saved(tmp_path):  # review core 12
+    made = ANO("MlpPolicy", "CartPole-v1", **SMALL, policy_kwargs={"features_extractor_class": Versioned})
+    made.save(tmp_path / "model.zip")
+    loaded = ANO.load(tmp_path / "model.zip")
+    assert torch.equal(loaded.policy.features_extractor.scale, made.policy.features_extractor.scale)

@@ -106,6 +106,25 @@ def resumed(program: Callable[[], Program], directory: Path, at: int = 225) -> P
     return again.learn(TrainingCheckpoints(directory, EVERY, resume=True, verbose=0))
 
 
+class Reshape(BaseCallback):
+    """Change the shape in the middle of a training."""
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps == 100:
+            self.model.shaping = "spo"
+        return True
+
+
+def test_a_shape_that_a_callback_has_set_is_resumed(tmp_path):
+    program = partial(Program, partial(ANO, "MlpPolicy", **ANO_SHORT), cart_pole, tmp_path)
+    whole = program().learn(Reshape())
+    with pytest.raises(Interrupted):
+        program().learn(Reshape(), interrupt(225), TrainingCheckpoints(tmp_path / "checkpoints", EVERY, verbose=0))
+    again = program().learn(Reshape(), TrainingCheckpoints(tmp_path / "checkpoints", EVERY, resume=True, verbose=0))
+    assert again.model.shaping_name == "spo"
+    np.testing.assert_array_equal(parameters(again.model), parameters(whole.model))
+
+
 LSTM = {"policy_kwargs": {"lstm_hidden_size": 8, "net_arch": [8]}}
 CASES = {
     "ano": (partial(ANO, "MlpPolicy", **ANO_SHORT), cart_pole),

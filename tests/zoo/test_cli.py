@@ -174,7 +174,7 @@ def test_help_on_no_command_loads_nothing_of_the_zoo():  # users Z19
     assert loaded("from sb3_ano.zoo.cli import main; main(['--help'])") == loaded("import sb3_ano")
 
 
-OWN_SCRIPT = f"""
+OWN_SCRIPT = """
 import argparse, subprocess, sys
 import rl_zoo3.train, rl_zoo3.utils
 from rl_zoo3.exp_manager import ExperimentManager
@@ -193,10 +193,10 @@ new_tables, after = state()
 register()
 assert state() == (new_tables, after)
 for old, new in zip(old_tables, new_tables):
-    assert set(new) - set(old) == {{"ano", "spo", "papo"}}
+    assert set(new) - set(old) == {"ano", "spo", "papo"}
     assert all(new[name] is old[name] for name in old)
-changed = {{name for old, new in zip(before, after) for name in {{*old, *new}} if old.get(name) is not new.get(name)}}
-assert changed == {{"ExperimentManager", "create_test_env"}}, changed
+changed = {name for old, new in zip(before, after) for name in {*old, *new} if old.get(name) is not new.get(name)}
+assert changed == {"ExperimentManager", "create_test_env"}, changed
 assert type(rl_zoo3.train.ExperimentManager(argparse.Namespace(), "ppo", "CartPole-v1", "logs")) is ExperimentManager
 
 sys.argv = "train --algo spo --env CartPole-v1 -n 64 --eval-freq -1 -params n_steps:16 batch_size:16".split()

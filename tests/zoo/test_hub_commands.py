@@ -14,7 +14,7 @@ from huggingface_hub import constants
 from stable_baselines3 import PPO
 
 from sb3_ano import SPO
-from sb3_ano.algorithms.saving import read_saved_model
+from sb3_ano.algorithms.loading import read_saved_model
 from tests.common import parameters
 from tests.hub.hub_server import USER, uploads_warn
 from tests.zoo.conftest import Finished, run
