@@ -75,16 +75,22 @@ def test_a_training_with_a_clip_as_shape_is_trls_to_rounding(tmp_path):
     assert max(entry.get("ratio/outside_high", 0.0) for entry in ours.state.log_history) > 0.0
 
 
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("shaping", ["ano", "spo", ("spo", "ano")], ids=str)
-def test_the_loss_is_the_objective_averaged_as_trl_does(shaping, tmp_path):
-    settings = {"loss_type": "grpo", "epsilon": 0.1, "epsilon_high": 0.3}
+def test_the_loss_is_the_objective_averaged_as_trl_does(shaping, level, tmp_path):
+    settings = {"loss_type": "grpo", "epsilon": 0.1, "epsilon_high": 0.3, "importance_sampling_level": level}
     inputs = rollout(make(tmp_path, **settings))
     trainer = shaped(tmp_path, shaping, noise=0.03, **settings)
     log_ratio = log_probabilities(model(tmp_path, noise=0.03).train(), inputs) - inputs["old_per_token_logps"]
-    objective = surrogate(log_ratio, inputs["advantages"].unsqueeze(1), shaping, eps_low=0.1, eps_high=0.3)
     mask = inputs["completion_mask"]
+    ratios = log_ratio.exp()[mask.bool()]
+    if level == "sequence":
+        log_ratio = ((log_ratio * mask).sum(1) / mask.sum(1)).unsqueeze(1)
+        ratios = log_ratio.exp()
+    objective = surrogate(log_ratio, inputs["advantages"].unsqueeze(1), shaping, eps_low=0.1, eps_high=0.3)
     expected = -((objective * mask).sum(1) / mask.sum(1)).mean() / 2
     assert loss(trainer, inputs).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert trainer._metrics["train"]["ratio/mean"] == [pytest.approx(ratios.mean().item(), rel=1e-6)]
 
 
 def test_the_sign_error_of_the_official_trainers():

@@ -44,8 +44,10 @@ def test_it_lowers_the_reward_before_the_group_is_normalized(iterations, tmp_pat
     assert ours._metrics["train"]["rewards/kl/mean"] == [pytest.approx(logged, rel=1e-4)]
 
 
-def test_it_is_not_in_the_loss_too_and_logged_as_trl_does(tmp_path):
-    ours, without, in_loss = trainer(tmp_path), trainer(tmp_path, beta=0.0), trainer(tmp_path, kl_in="loss")
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_it_is_not_in_the_loss_too_and_logged_as_trl_does(level, tmp_path):
+    others = ({}, {"beta": 0.0}, {"kl_in": "loss"})
+    ours, without, in_loss = (trainer(tmp_path, importance_sampling_level=level, **other) for other in others)
     inputs = rollout(ours)
     assert loss(ours, inputs) == loss(without, inputs)
     assert loss(ours, inputs) != loss(in_loss, inputs)

@@ -48,7 +48,13 @@ def test_help_on_train_can_be_read(capsys, monkeypatch):
     assert main(["train", "--algo", "grpo", "--help"]) == 0
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) < 400
-    for expected in (r"--algo \{gano,grpo\}", "added by sb3_ano", r"--shaping .*\(default: ppo\)", r"\bvllm_mode\b"):
+    for expected in (
+        r"--algo \{gano,grpo\}",
+        "added by sb3_ano",
+        r"--shaping .*\(default: ppo\)",
+        r"same completions\. \(default: 1\)",
+        r"\bvllm_mode\b",
+    ):
         assert re.search(expected, shown), expected
 
 
@@ -106,8 +112,9 @@ def test_policies_are_trained_against_a_reward_model_and_a_function(data, capsys
     assert "GANO" in (data / "gano" / "README.md").read_text()
     assert "GANO" not in (data / "grpo" / "README.md").read_text()  # review B5
     # Options of TRL that had no effect (review N1 to N3).
-    train("--dataset", "posts", "--output_dir", "gano", "--max_steps", "4", "--resume_from_checkpoint", "gano/checkpoint-3")
-    assert (data / "gano/checkpoint-4").is_dir()
+    resume = ["--resume_from_checkpoint", "gano/checkpoint-3", "--save_steps", "1", "--save_total_limit", "5"]
+    train("--dataset", "posts", "--output_dir", "gano", "--max_steps", "4", *resume)
+    assert {path.name for path in (data / "gano").glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-4"}
     train("--dataset", "few.jsonl", "--output_dir", "lora", "--lora_r", "2", "--num_train_epochs", "1")
     assert (data / "lora/checkpoint-3").is_dir()  # one generation, used three times
     assert (data / "lora/final/adapter_config.json").is_file()
