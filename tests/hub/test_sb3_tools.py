@@ -119,8 +119,19 @@ def test_the_zoo_enjoys_such_a_run(pushed, tmp_path):
     pytest.importorskip("rl_zoo3")
     without_pickles(pushed)
     download_run("somebody/ano-Pendulum-v1", tmp_path / "logs" / "ano" / "Pendulum-v1_1")
-    arguments = ["enjoy", "--algo", "ano", "--env", "Pendulum-v1", "--no-render", "-n", "200", "-f", "logs"]
-    command = [sys.executable, "-m", "sb3_ano.zoo", *arguments]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    command = [
+        sys.executable,
+        "-m",
+        "sb3_ano.zoo",
+        "enjoy",
+        "--algo",
+        "ano",
+        "--env",
+        "Pendulum-v1",
+        "--no-render",
+        "-n",
+        "200",
+    ]
+    run = subprocess.run([*command, "-f", "logs"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     assert "Episode Reward" in run.stdout
