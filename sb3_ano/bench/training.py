@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano._io import commit, machine, now, versions, write_file, write_json
 from sb3_ano.bench.algorithms import CLASSES, parse_algorithm
 from sb3_ano.bench.plan import Run
 from sb3_ano.bench.recording import EpisodeRecorder, UpdateRecorder
 from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
-from sb3_ano.envs import make_vec_env
+from sb3_ano.envs import VecNormalize, make_vec_env
 
 FORMAT = 2
 RUN, MONITOR, PROGRESS, EVALUATIONS = "run.json", "monitor.csv", "progress.csv", "evaluations.npz"

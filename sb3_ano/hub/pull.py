@@ -11,13 +11,14 @@ from typing import Any
 import gymnasium as gym
 import torch
 from huggingface_hub import HfApi
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from sb3_ano._io import read_json
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.algorithms.loading import read_saved_model
 from sb3_ano.envs import DirectVecEnv, make_env, register_atari
+from sb3_ano.envs import VecNormalize as FastVecNormalize
 from sb3_ano.hub import repository
 from sb3_ano.hub.card import write_settings
 from sb3_ano.hub.documents import shown
@@ -94,7 +95,7 @@ def _normalized(env: VecEnv, statistics: Path) -> VecEnv:
     """Normalize environments as in training; a VecNormalize that has been stepped keeps its own statistics."""
     normalized = unwrap_vec_normalize(env)
     try:
-        stored = VecNormalize.load(str(statistics), env if normalized is None else normalized.venv)
+        stored = FastVecNormalize.load(str(statistics), env if normalized is None else normalized.venv)
     except AssertionError as error:  # SB3's check of the observations' shape
         raise ValueError(f"env does not fit the agent's statistics: {error}") from None
     stored.training = stored.norm_reward = False

@@ -345,10 +345,15 @@ def _set_env(model: ShapedPolicyAlgorithm, folder: Path, document: dict[str, Any
     if not isinstance(env, VecEnv):
         single = env if is_wrapped(env, Monitor) else Monitor(env)
         env = DirectVecEnv([lambda: single])
-    if document["vec_normalize"] is not None and unwrap_vec_normalize(env) is None:
-        env = _restore_normalization(folder, document, env)
-        env.training = False
-        env.norm_reward = False
+    normalized = unwrap_vec_normalize(env)
+    # A VecNormalize that has been stepped keeps its own statistics; ret_rms counts the steps.
+    if document["vec_normalize"] is not None and (normalized is None or normalized.ret_rms.count < 1.0):
+        stored = _restore_normalization(folder, document, env if normalized is None else normalized.venv)
+        stored.training = stored.norm_reward = False
+        if normalized is None:
+            env = stored
+        else:
+            vars(normalized).update(stored.__getstate__())
     model.n_envs = env.num_envs
     try:
         model.set_env(env)

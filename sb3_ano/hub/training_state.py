@@ -10,6 +10,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch.optim import Optimizer
 
+from sb3_ano.envs import VecNormalize as FastVecNormalize
 from sb3_ano.hub.codec import decode, encode
 from sb3_ano.hub.documents import rejected, require_like, shown, translate_errors
 from sb3_ano.hub.tensors import TensorFile, specify
@@ -55,7 +56,7 @@ def restore_normalization(venv: VecEnv, document: Any, file: TensorFile) -> VecN
             raise rejected(f"vec_normalize.{name}", settings[name], "numbers from 0")
     keys = shown(settings["norm_obs_keys"])
     with translate_errors(f"the observations of env cannot be normalized as they were, with norm_obs_keys={keys}"):
-        normalized = VecNormalize(venv, **settings)
+        normalized = FastVecNormalize(venv, **settings)
     file.require(specify(statistics_of(normalized)), "the observations of env")
     tensors = file.read()
     for name, running in _running(normalized).items():

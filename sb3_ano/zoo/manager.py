@@ -12,6 +12,7 @@ from typing import Any
 import rl_zoo3.train
 import yaml
 from rl_zoo3.exp_manager import ExperimentManager
+from stable_baselines3.common import vec_env
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
@@ -20,6 +21,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_ano._io import write_json
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
+from sb3_ano.envs import VecNormalize
 from sb3_ano.envs.make import prepare_env
 from sb3_ano.zoo.backends import Backend, register_backends, take_backend
 from sb3_ano.zoo.hyperparameters import check_hyperparameters, check_names, hyperparameter_file
@@ -156,6 +158,12 @@ class Manager(SearchMixin):
             return super().create_envs(n_envs, eval_env, no_log)
         finally:
             self.vec_env_class = vec_env_class
+
+    def _maybe_normalize(self, env: VecEnv, eval_env: bool) -> VecEnv:
+        env = super()._maybe_normalize(env, eval_env)
+        if type(env) is vec_env.VecNormalize and self.algo in ALGORITHMS:
+            env.__class__ = VecNormalize  # which has the same attributes, and computes the same in less time
+        return env
 
     def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
         if self.resumed is not None:

@@ -291,7 +291,7 @@ def test_hyperparameters_are_plain_values(pendulum):
     assert found["clip_range"] == "lin_0.2"
     assert found["clip_range_high"] == 0.3
     assert found["learning_rate"] == "LinearSchedule(start=0.001, end=0.0001, end_fraction=0.5)"
-    assert found["policy_kwargs"] == {"activation_fn": "torch.nn.modules.activation:ReLU"}
+    assert found["policy_kwargs"] == {"activation_fn": "torch.nn.ReLU"}
     assert found["shaping"] == "ano"
     assert not {"env", "device", "verbose", "seed"} & set(found)
     assert hyperparameters(pendulum)["normalize"]["clip_obs"] == 5.0

@@ -43,7 +43,7 @@ def no_waiting(monkeypatch):
 def test_a_push_that_cannot_succeed_stops_before_anything_is_done(cartpole, hub, capsys, monkeypatch):
     """users U6 c: a wrong class is reported before a wrong token, which comes before the evaluation."""
     model = PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8)
-    with one_line(TypeError, "model is of class PPO; allowed are ANO, SPO, PAPO"):
+    with one_line(TypeError, "model is of class PPO; allowed are SPO, PAPO, ANO"):
         push_to_hub(model, "no repository/at all", token="hf_wrong")
     assert not hub.requests
     with one_line(HubError, "push to somebody/agent: .*Invalid user token"):

@@ -70,10 +70,7 @@ def test_the_algorithm_comes_back_without_being_asked_for(cls, options, hub):
         assert getattr(loaded, "shaping_name", None) == getattr(model, "shaping_name", None)
 
 
-_NOT_YET = pytest.mark.xfail(strict=True, reason="load_safe keeps the statistics of a new VecNormalize")
-
-
-@pytest.mark.parametrize("trust", [pytest.param(False, marks=_NOT_YET), True])
+@pytest.mark.parametrize("trust", [False, True])
 @pytest.mark.parametrize("stack", [False, True])
 def test_a_new_vec_normalize_gets_the_statistics_of_the_agent(stack, trust, hub):
     """The statistics of an environment that has not been stepped were used silently."""

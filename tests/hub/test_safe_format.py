@@ -124,15 +124,16 @@ def test_training_goes_on_as_from_sb3s_zip(cls, policy_kwargs, tmp_path):
 
 def test_an_optimizer_of_parameters_that_were_not_trained_comes_back(tmp_path):
     model = ANO("MlpPolicy", "CartPole-v1", **SMALL)
-    loaded = load_safe(save_safe(model, tmp_path / "fresh", include_optimizer=True))
-    assert loaded.policy.optimizer.state_dict() == model.policy.optimizer.state_dict()
-    model.policy.value_net.weight.requires_grad = False
-    model.learn(32)
-    save_safe(model, tmp_path / "agent", include_optimizer=True)
-    expected = model.policy.optimizer.state_dict()["state"]
-    found = load_safe(tmp_path / "agent").policy.optimizer.state_dict()["state"]
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[index][name], expected[index][name]) for index in expected for name in expected[index])
+    for name, steps in (("fresh", 0), ("agent", 32)):
+        model.policy.value_net.weight.requires_grad = not steps
+        if steps:
+            model.learn(steps)
+        expected = model.policy.optimizer.state_dict()
+        found = load_safe(save_safe(model, tmp_path / name, include_optimizer=True)).policy.optimizer.state_dict()
+        assert found["param_groups"] == expected["param_groups"]
+        assert found["state"].keys() == expected["state"].keys()
+        for index, values in expected["state"].items():
+            assert all(torch.equal(found["state"][index][key], value) for key, value in values.items())
 
 
 def test_the_files_are_plain_json_and_tensors(tmp_path):
@@ -198,8 +199,3 @@ def test_a_missing_package_is_named_with_its_extra():
     code = "import sys; sys.modules['safetensors'] = None\nimport sb3_ano.hub; sb3_ano.hub.save_safe"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.strip().endswith("safetensors is not installed; install it with: pip install 'sb3-ano[hub]'")
-
-
-def test_importing_the_hub_imports_no_optional_package():
-    code = "import sys, sb3_ano.hub; print({'safetensors', 'huggingface_hub', 'imageio'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"

@@ -79,9 +79,10 @@ def test_images_whose_rewards_are_normalised_are_transposed_as_they_were(tmp_pat
     assert np.array_equal(loaded.get_vec_normalize_env().ret_rms.var, venv.ret_rms.var)
 
 
-def test_environments_that_are_normalised_already_are_left_alone(tmp_path):
+def test_environments_with_statistics_are_left_alone(tmp_path):
     save_safe(normalized(BOX_OBSERVATIONS), tmp_path / "agent")
     mine = VecNormalize(tiny_vec_env(BOX_OBSERVATIONS, BOX_ACTIONS), clip_obs=2.0)
+    ANO("MlpPolicy", mine, **SMALL).learn(32)
     assert load_safe(tmp_path / "agent", mine).get_vec_normalize_env() is mine
     assert mine.training
 

@@ -16,11 +16,9 @@ from stable_baselines3 import PPO
 from sb3_ano import SPO
 from sb3_ano.algorithms.loading import read_saved_model
 from tests.common import parameters
-from tests.hub.hub_server import USER, uploads_warn
+from tests.hub.hub_server import USER
 from tests.zoo.conftest import Finished, run
 from tests.zoo.zoo_hub import running_zoo_hub
-
-pytestmark = uploads_warn
 
 ENV = "Pendulum-v1"
 TRAINING = "-n 256 --eval-freq -1 --seed 1 -params n_envs:2 n_steps:16 batch_size:32 normalize:True"

@@ -103,8 +103,8 @@ def kill_until_finished(run: Run, folder: Path, env_id: str, moments: list[float
     command, newest = arguments_for(env_id), None
     for killed, moment in enumerate([*moments, None]):
         result = run(command, folder, moment)
-        if newest is not None and "goes on from" in result["output"]:
-            assert f"goes on from {newest.path.relative_to(folder)} after {newest.num_timesteps} steps" in result["output"]
+        if newest is not None and "resumes from" in result["output"]:
+            assert f"resumes from {newest.path.relative_to(folder)} after {newest.num_timesteps} steps" in result["output"]
         if result["status"] == 0:
             return killed
         assert result["status"] == -signal.SIGKILL, result["output"]
@@ -137,7 +137,7 @@ def test_a_run_with_a_uuid_goes_on(algo, run, tmp_path):  # users Z2
     assert run(command, tmp_path, f"logs/{algo}/*/checkpoints/checkpoint_256_steps.zip")["status"] == -signal.SIGKILL
     resumed = run(["train", "--algo", algo, "--resume"], tmp_path, None)
     assert resumed["status"] == 0, resumed["output"]
-    assert "TrainingCheckpoints: goes on from" in resumed["output"]
+    assert "TrainingCheckpoints: resumes from" in resumed["output"]
     (folder,) = tmp_path.glob(f"logs/{algo}/*")
     assert re.fullmatch(r"CartPole-v1_1_[0-9a-f-]{36}", folder.name)
     assert (folder / "CartPole-v1.zip").is_file()
@@ -153,7 +153,7 @@ def test_envpool_goes_on_with_its_files_and_new_episodes(run, tmp_path):
     before = monitor.read_text().splitlines()
     resumed = run([*command, "--resume"], tmp_path, None)
     assert resumed["status"] == 0, resumed["output"]
-    assert resumed["output"].count("the state of EnvPoolVecEnv cannot be stored: new episodes begin") == 1
+    assert resumed["output"].count("the state of EnvPoolVecEnv cannot be stored: new episodes start") == 1
     after = monitor.read_text().splitlines()
     assert after[:10] == before[:10]
     lengths = load_results(str(monitor.parent))["l"]
