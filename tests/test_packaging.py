@@ -36,6 +36,14 @@ def test_the_wheel_carries_the_hyperparameters_and_nothing_of_the_tests(wheel):
     assert {name.split("/")[0].split("-")[0] for name in names} == {"sb3_ano"}
 
 
+def test_the_wheel_has_the_command_and_the_data_of_the_package(wheel):
+    archive = zipfile.ZipFile(wheel)
+    assert "sb3-ano = sb3_ano.cli:main" in archive.read("sb3_ano-0.1.0.dist-info/entry_points.txt").decode()
+    data = {str(path.relative_to(ROOT)) for path in (ROOT / "sb3_ano").rglob("*.*") if path.suffix not in (".py", ".pyc")}
+    assert data <= set(archive.namelist())
+    assert wheel.stat().st_size < 1_000_000
+
+
 def test_the_wheel_knows_where_its_repository_is(wheel):
     """users U5: model cards install the package from there."""
     url = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
