@@ -8,10 +8,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.envs import registration
 from sb3_contrib import TRPO, RecurrentPPO
 from stable_baselines3 import A2C, PPO, SAC
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
@@ -204,9 +204,9 @@ def test_checkpoints_change_nothing_in_a_run(tmp_path):
 
 def test_checkpoints_of_the_first_version_resume(tmp_path, monkeypatch):
     """format_1.zip was written by version 0.1.0 after 128 of 160 steps."""
-    limit = registration.TimeLimit
+    limit = gym.wrappers.TimeLimit
     if limit.__name__ == "PatchedTimeLimit":  # a test in this process has imported rl_zoo3
-        monkeypatch.setattr(registration, "TimeLimit", limit.__mro__[1])
+        monkeypatch.setattr(gym.wrappers, "TimeLimit", limit.__mro__[1])
 
     class Start(BaseCallback):
         def _on_rollout_start(self) -> None:
