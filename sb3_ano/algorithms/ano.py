@@ -13,20 +13,7 @@ from sb3_ano.algorithms.base import ShapedPolicyAlgorithm
 from sb3_ano.algorithms.buffers import RolloutSamples
 from sb3_ano.algorithms.loading import SavedModel
 from sb3_ano.algorithms.update import ClipRange
-from sb3_ano.shaping import (
-    Shaping,
-    ShapingLike,
-    ano,
-    as_pair,
-    fingerprint,
-    identity,
-    is_importable,
-    measure,
-    name_of,
-    ppo,
-    spo,
-    surrogate,
-)
+from sb3_ano.shaping import SHAPINGS, Shaping, ShapingLike, as_pair, fingerprint, is_importable, measure, name_of, surrogate
 
 
 class ANO(ShapedPolicyAlgorithm):
@@ -96,8 +83,8 @@ class ANO(ShapedPolicyAlgorithm):
         return -objective.mean()
 
     def _has_stock_loss(self) -> bool:
-        stock = (ano, spo, ppo, identity)
-        return super()._has_stock_loss() and all(any(shape is known for known in stock) for shape in self._shape)
+        known = SHAPINGS.values()
+        return super()._has_stock_loss() and all(any(shape is built_in for built_in in known) for shape in self._shape)
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "shaping", "_shape"]
@@ -119,7 +106,9 @@ class ANO(ShapedPolicyAlgorithm):
                     f"{saved.path} was trained with shaping={name!r}, but the function of that name is another one now; "
                     "pass the one to continue with as shaping="
                 )
-            warnings.warn(f"{saved.path} was trained with shaping={name!r}; shaping= goes on with another one", stacklevel=3)
+            warnings.warn(
+                f"{saved.path} was trained with shaping={name!r}; the given shaping= is another function", stacklevel=3
+            )
         return {"shaping": shaping}
 
 
@@ -128,4 +117,4 @@ def _check_shape(shape: Shaping) -> None:
     if properties.complaint is not None:
         raise ValueError(properties.complaint)
     if properties.enclosure_complaint is not None:
-        warnings.warn(f"{properties.enclosure_complaint}; the objective is no lower bound there", stacklevel=4)
+        warnings.warn(f"{properties.enclosure_complaint}; the objective is not a lower bound there", stacklevel=4)

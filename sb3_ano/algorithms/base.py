@@ -1,4 +1,4 @@
-"""The on-policy algorithm that ANO, SPO and PAPO share: SB3's loop with the policy loss as a hook."""
+"""The algorithm that ANO, SPO and PAPO share: constructor, environments, files. training.py and rollout.py have the loops."""
 
 import inspect
 import io

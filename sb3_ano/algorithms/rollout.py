@@ -158,8 +158,6 @@ def _needs_no_locals(callback: BaseCallback) -> bool:
     return type(callback) is ProgressBarCallback or (type(callback) is ConvertCallback and callback.callback is None)
 
 
-_sees_nothing = _needs_no_locals  # its former name
-
 # Callbacks of SB3 that leave the policy alone, and the attributes under which they call others.
 _READERS: dict[type[BaseCallback], tuple[str, ...]] = {
     CheckpointCallback: (),

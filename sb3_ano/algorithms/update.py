@@ -1,4 +1,4 @@
-"""Update a policy on minibatches: gather, loss, gradient, clip by norm, Adam. The same code runs eagerly or compiled."""
+"""Update a policy on minibatches: gather, loss, gradient, clip by norm, Adam. Eager and compiled steps share the loss."""
 
 import warnings
 from collections.abc import Callable

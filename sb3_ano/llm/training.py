@@ -169,7 +169,10 @@ def run(trainer: Any, resume: bool = False) -> None:
     trainer.save_model(str(unfinished))  # every process saves, because each may hold a part of the model
     trainer.accelerator.wait_for_everyone()
     if trainer.accelerator.is_main_process:
+        previous = output / ".previous"
+        shutil.rmtree(previous, ignore_errors=True)
         if final.exists():
-            shutil.rmtree(final)
+            os.replace(final, previous)
         os.replace(unfinished, final)
+        shutil.rmtree(previous, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()

@@ -126,7 +126,7 @@ def test_a_file_without_the_shape_is_refused(name, tmp_path):  # review core 12
 
 def test_going_on_with_another_shape_is_possible_and_warned_about(tmp_path):
     trained().save(tmp_path / "model")
-    with pytest.warns(UserWarning, match="was trained with shaping='ano'; shaping= goes on with another one"):
+    with pytest.warns(UserWarning, match="was trained with shaping='ano'; the given shaping= is another function"):
         assert ANO.load(tmp_path / "model", shaping="spo").shaping == "spo"
 
 

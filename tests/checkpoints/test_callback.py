@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_ano import ANO, PAPO, SPO
 from sb3_ano._io import DirectoryLock
-from sb3_ano.algorithms.rollout import _sees_nothing
+from sb3_ano.algorithms.rollout import _needs_no_locals
 from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
 from sb3_ano.envs import make_vec_env
 from tests.checkpoints.programs import ANO_SHORT, EVERY, PPO_SHORT, SHORT, TOTAL, Interrupted, cart_pole, interrupt
@@ -255,8 +255,8 @@ def test_checkpoints_follow_steps_or_time(tmp_path):
 
 def test_the_collection_prepares_nothing_for_it(tmp_path):
     checkpoints = TrainingCheckpoints(tmp_path)
-    assert _sees_nothing(CallbackList([checkpoints]))
-    assert not _sees_nothing(CallbackList([checkpoints, Anneal()]))
+    assert _needs_no_locals(CallbackList([checkpoints]))
+    assert not _needs_no_locals(CallbackList([checkpoints, Anneal()]))
 
 
 @pytest.mark.parametrize(

@@ -127,9 +127,7 @@ def run_snippet(folder, monkeypatch, supplied: str = "", env=None) -> dict:
     return names
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*(stored by name only|cannot be imported|goes on with another one|holds the code):UserWarning"
-)
+@pytest.mark.filterwarnings("ignore:.*(stored by name only|cannot be imported|is another function|holds the code):UserWarning")
 @pytest.mark.parametrize(
     ("options", "supplied", "remark"),
     [

@@ -25,7 +25,7 @@ def test_a_shape_of_ones_own_is_stored_by_name_and_supplied_by_the_caller(tmp_pa
         loaded = load_safe(tmp_path / "agent", "CartPole-v1", shaping=given)
         assert loaded._shape.f is pseudo_huber
         loaded.learn(32)
-    with pytest.warns(UserWarning, match="shaping= goes on with another one"):
+    with pytest.warns(UserWarning, match="the given shaping= is another function"):
         assert load_safe(tmp_path / "agent", shaping="spo").shaping == "spo"
 
 
