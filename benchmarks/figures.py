@@ -41,8 +41,10 @@ def speed(blocks: pd.DataFrame) -> plt.Figure:
     axes.set(
         xscale="log", xlabel="Speed as a multiple of SB3's PPO (large: median of the pairs)", ylim=(len(rows) - 0.5, -0.5)
     )
+    axes.margins(x=0.12)
+    axes.set_xticks([1, 1.5, 2, 3, 4, 6, 8], minor=False)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
     return figure
 
 
@@ -100,7 +102,11 @@ def main() -> None:
         if not (options.results / file).is_file():
             print(f"{options.results / file} is missing: no {name}.png")
             continue
-        draw(pd.read_csv(options.results / file)).savefig(options.out / f"{name}.png", dpi=110)
+        rows = pd.read_csv(options.results / file)
+        if name == "scaling" and not rows["case"].str.startswith("scale-").any():
+            print(f"{options.results / file} has no scaling cases: no {name}.png")
+            continue
+        draw(rows).savefig(options.out / f"{name}.png", dpi=110)
         print(options.out / f"{name}.png")
 
 

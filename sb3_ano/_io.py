@@ -45,7 +45,8 @@ def write_file(path: Path, content: bytes | str) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
-    if os.name == "posix":  # the name survives a loss of power only if the directory is synchronized, too
+    # The name survives a loss of power only if the directory is synchronized, too. Windows and some file systems cannot.
+    with contextlib.suppress(OSError):
         directory = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(directory)

@@ -48,7 +48,7 @@ class RolloutMixin(OnPolicyAlgorithm):
         require_arguments(self)  # a user or a callback may have changed them
         if isinstance(rollout_buffer, FlatRolloutBuffer):
             rollout_buffer.buffer_size = n_rollout_steps  # n_steps may have changed
-        check = FiniteCheck(env, self.num_timesteps // env.num_envs) if self.check_finite else None
+        check = FiniteCheck(env) if self.check_finite else None
         try:
             training_continues = self._collect(env, callback, rollout_buffer, n_rollout_steps, check)
         except Exception:
@@ -77,7 +77,9 @@ class RolloutMixin(OnPolicyAlgorithm):
         # Tensors are for callbacks, and for buffers that are not ours.
         takes_arrays = getattr(rollout_buffer.add, "__func__", None) is FlatRolloutBuffer.add
         as_tensors = not (_needs_no_locals(callback) and takes_arrays)
-        callback.on_rollout_start()
+        callback.on_rollout_start()  # a resumed training is restored here
+        if check is not None:
+            check.start(self.num_timesteps // env.num_envs)
         actor = make_actor(self, env.num_envs)
         snapshot = None if _changes_nothing(callback) else Snapshot(self.policy)
         values: Any
@@ -220,14 +222,20 @@ class FiniteCheck:
     looks at them only if the rollout is not finite, and puts the statistics back.
 
     :param env: training environment
-    :param step: steps that each environment has made so far in this training
     """
 
-    def __init__(self, env: VecEnv, step: int) -> None:
-        self._step = step
+    def __init__(self, env: VecEnv) -> None:
+        self._step = 0
         self._normalize = unwrap_vec_normalize(env)
         self._received: list[tuple[Any, Any]] = []
         self._statistics: dict[str, Any] = {}
+
+    def start(self, step: int) -> None:
+        """Keep the statistics and the observations that the rollout starts with.
+
+        :param step: steps that each environment has made so far in this training
+        """
+        self._step = step
         if self._normalize is not None:
             names = vars(self._normalize).keys() & {"obs_rms", "ret_rms", "returns"}
             self._statistics = {name: copy.deepcopy(vars(self._normalize)[name]) for name in names}
@@ -246,12 +254,14 @@ class FiniteCheck:
         :param even_if_finite: whether to look at what VecNormalize received although the rollout is finite
         :raises ValueError: if an observation or reward is NaN or Inf
         """
-        if not even_if_finite and all(map(_is_finite, (buffer.rewards, buffer.observations, last_observations))):
+        # With fixed statistics, VecNormalize makes a finite number of Inf.
+        clips = self._normalize is not None and not self._normalize.training
+        finite = all(map(_is_finite, (buffer.rewards, buffer.observations, last_observations)))
+        if finite and not even_if_finite and not clips:
             return
         received = self._received
-        if self._normalize is not None:
+        if self._normalize is not None and received:
             received = [*received, (self._normalize.old_obs, self._normalize.old_reward)]
-            vars(self._normalize).update(self._statistics)
         stored = [
             (
                 _row(buffer.observations, row) if row < buffer.pos else last_observations,
@@ -259,11 +269,16 @@ class FiniteCheck:
             )
             for row in range(buffer.pos + 1)
         ]
-        for history in (received, stored):
-            for step, (observations, rewards) in enumerate(history, start=self._step):
-                require_finite("observation", observations, step)
-                if rewards is not None:
-                    require_finite("reward", rewards, step)
+        try:
+            for history in (received, stored):
+                for step, (observations, rewards) in enumerate(history, start=self._step):
+                    require_finite("observation", observations, step)
+                    if rewards is not None:
+                        require_finite("reward", rewards, step)
+        except ValueError:
+            if self._normalize is not None:
+                vars(self._normalize).update(self._statistics)
+            raise
 
 
 def _row(observations: Arrays, row: int) -> Arrays:

@@ -58,6 +58,8 @@ class TrainingCheckpoints(BaseCallback):
     reads_locals = False
     model: OnPolicyAlgorithm
 
+    _release: Any = None
+
     def __init__(
         self,
         folder: str | os.PathLike[str],
@@ -147,7 +149,8 @@ class TrainingCheckpoints(BaseCallback):
         return True
 
     def _on_training_end(self) -> None:
-        self._release()
+        if self._release is not None:  # RL Zoo calls this also if on_training_start has raised
+            self._release()
 
     def _is_due(self) -> bool:
         if self._last_timesteps is None:

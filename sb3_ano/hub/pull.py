@@ -25,6 +25,7 @@ from sb3_ano.hub.documents import shown
 from sb3_ano.hub.evaluation import Task, quiet_about_batches
 from sb3_ano.hub.folders import new_folder
 from sb3_ano.hub.safe_format import NORMALIZATION, SAFE_FILES, load_normalization, load_safe, open_document
+from sb3_ano.hub.training_state import take_statistics
 from sb3_ano.shaping import ShapingLike
 
 #: Bytes that a download may have unless ``max_bytes`` allows more.
@@ -101,8 +102,7 @@ def _normalized(env: VecEnv, statistics: Path) -> VecEnv:
     stored.training = stored.norm_reward = False
     if normalized is None:
         return stored
-    if normalized.ret_rms.count < 1.0:  # it counts steps
-        vars(normalized).update(stored.__getstate__())
+    take_statistics(normalized, stored)
     return env
 
 

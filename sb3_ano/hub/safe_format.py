@@ -346,14 +346,13 @@ def _set_env(model: ShapedPolicyAlgorithm, folder: Path, document: dict[str, Any
         single = env if is_wrapped(env, Monitor) else Monitor(env)
         env = DirectVecEnv([lambda: single])
     normalized = unwrap_vec_normalize(env)
-    # A VecNormalize that has been stepped keeps its own statistics; ret_rms counts the steps.
-    if document["vec_normalize"] is not None and (normalized is None or normalized.ret_rms.count < 1.0):
+    if document["vec_normalize"] is not None:
         stored = _restore_normalization(folder, document, env if normalized is None else normalized.venv)
         stored.training = stored.norm_reward = False
         if normalized is None:
             env = stored
         else:
-            vars(normalized).update(stored.__getstate__())
+            training_state.take_statistics(normalized, stored)
     model.n_envs = env.num_envs
     try:
         model.set_env(env)

@@ -40,6 +40,18 @@ def _running(venv: VecNormalize) -> dict[str, RunningMeanStd]:
     return {"ret_rms": venv.ret_rms, **{f"obs_rms[{key}]": running for key, running in observations.items()}}
 
 
+def take_statistics(venv: VecNormalize, stored: VecNormalize) -> None:
+    """Give a VecNormalize that has not been stepped the statistics of an agent; its settings stay the caller's.
+
+    :param venv: environments of the caller; those that have been stepped keep their statistics
+    :param stored: the same environments, normalized as in the training
+    """
+    if venv.ret_rms.count < 1.0:  # it counts steps
+        for name in ("obs_rms", "ret_rms"):
+            if hasattr(venv, name) and hasattr(stored, name):
+                setattr(venv, name, getattr(stored, name))
+
+
 def restore_normalization(venv: VecEnv, document: Any, file: TensorFile) -> VecNormalize:
     """Wrap environments with VecNormalize as it was stored.
 
@@ -49,7 +61,8 @@ def restore_normalization(venv: VecEnv, document: Any, file: TensorFile) -> VecN
     :raises SafeFormatError: if a setting is missing, unknown, or not allowed, or the statistics are damaged, or not those of
         such observations
     """
-    settings = decode(document, "vec_normalize", {})
+    with translate_errors("vec_normalize cannot be read"):
+        settings = decode(document, "vec_normalize", {})
     require_like(settings, _SETTINGS, "vec_normalize")
     for name in ("clip_obs", "clip_reward", "epsilon"):
         if settings[name] < 0.0:

@@ -39,11 +39,12 @@ def run_command(name: str, arguments: Sequence[str], program: str) -> None:
         package = "rl_zoo3.plots" if prepare is _plot else "rl_zoo3"
         if name not in _SCRIPTS:
             importlib.import_module(f"{package}.{name}")
+        if "--trust-remote-code" in arguments:
+            fixes.set_variable(stack, "TRUST_REMOTE_CODE", "1")  # which children inherit
         fixes.apply_fixes(stack, needed)
 
         def prepared(options: Options) -> argparse.Namespace:
-            if options.take("trust_remote_code"):
-                fixes.set_variable(stack, "TRUST_REMOTE_CODE", "1")  # which children inherit
+            options.take("trust_remote_code")
             if isinstance(env := getattr(options.values, "env", None), str):
                 register_atari(env)
             prepare(options, stack)

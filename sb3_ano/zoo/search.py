@@ -100,18 +100,23 @@ class SearchMixin(ExperimentManager):
             return
         assert self.storage is not None  # __init__ sets it
         self._search_directory.mkdir(parents=True, exist_ok=True)
-        # Of processes that start together, one creates the tables of a new database, and Optuna fails in the others.
-        with DirectoryLock(self._search_directory, patience=60):
-            storage = open_storage(self.storage)
-        study = optuna.create_study(
-            storage=storage,
-            sampler=self._create_sampler(self.sampler),
-            pruner=self._create_pruner(self.pruner),
-            study_name=self.study_name,
-            direction="maximize",
-            load_if_exists=True,
-        )
-        self._check_comparable(study)
+        try:
+            # Of processes that start together, one creates the tables of a new database, and Optuna fails in the others.
+            with DirectoryLock(self._search_directory, patience=60):
+                storage = open_storage(self.storage)
+            study = optuna.create_study(
+                storage=storage,
+                sampler=self._create_sampler(self.sampler),
+                pruner=self._create_pruner(self.pruner),
+                study_name=self.study_name,
+                direction="maximize",
+                load_if_exists=True,
+            )
+            self._check_comparable(study)
+        except Exception:
+            if [path.name for path in self._search_directory.iterdir()] == [".lock"]:
+                (self._search_directory / ".lock").unlink()  # so that the command can remove the empty directory
+            raise
         try:
             self._optimize(study, has_heartbeat=isinstance(storage, storages.RDBStorage))
         except KeyboardInterrupt:

@@ -353,3 +353,39 @@ def test_a_policy_that_is_not_a_number_is_named_and_not_the_environment():
         model.policy.action_net.bias.fill_(math.nan)
     with pytest.raises(ValueError, match="the policy returned actions that are not finite after 0 steps"):
         model.learn(64)
+
+
+def test_infinity_is_found_if_the_statistics_are_fixed():
+    env = VecNormalize(vec_env_with_bad_number(2, "observation", INF, 5), training=False)
+    with pytest.raises(ValueError, match="environment 2 returned inf in its observation at step 5 of the training"):
+        train(env)
+
+
+class AtStart(BaseCallback):
+    """Set statistics as a resumed training does, and fail at a step if one is given."""
+
+    def __init__(self, fail_at: int = 0) -> None:
+        super().__init__()
+        self.fail_at = fail_at
+
+    def _on_rollout_start(self) -> None:
+        self.training_env.obs_rms.mean = np.full(4, 7.0)
+
+    def _on_step(self) -> bool:
+        if self.n_calls == self.fail_at:
+            raise OSError("enough")
+        return True
+
+
+def test_statistics_are_put_back_to_where_the_rollout_started():
+    env = VecNormalize(vec_env_with_bad_number(0, "observation", NAN, 5))
+    with pytest.raises(ValueError, match="returned nan"):
+        ANO("MlpPolicy", env, **SETTINGS).learn(64, callback=AtStart())
+    np.testing.assert_array_equal(env.obs_rms.mean, 7.0)
+
+
+def test_an_error_of_a_callback_does_not_put_statistics_back():
+    env = VecNormalize(plain())
+    with pytest.raises(OSError, match="enough"):
+        ANO("MlpPolicy", env, **SETTINGS).learn(64, callback=AtStart(fail_at=20))
+    assert env.obs_rms.count > 2 * 20

@@ -162,7 +162,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_compiled(precision, tmp_path
     settings = {**ANO_SHORT, "torch_compile": True, "precision": precision}
     program = partial(Program, partial(ANO, "MlpPolicy", **settings), cheetah, tmp_path)
     whole, again = program().learn(), resumed(program, tmp_path / "checkpoints")
-    assert again.model._step.compiled
+    assert again.model._updater.compiled
     np.testing.assert_equal(again.result(), whole.result())
 
 
@@ -377,3 +377,7 @@ def test_envpool_resumes_with_new_episodes_and_a_warning(tmp_path):
     assert model.num_timesteps == 512
     assert model.get_vec_normalize_env().obs_rms.count > 512  # of all steps, not only of those since
     assert not np.array_equal(first, model._last_obs)
+
+
+def test_the_end_of_a_training_that_did_not_start_is_no_error(tmp_path):
+    TrainingCheckpoints(tmp_path).on_training_end()  # RL Zoo calls it whatever happened

@@ -83,7 +83,7 @@ def test_a_new_vec_normalize_gets_the_statistics_of_the_agent(stack, trust, hub)
     push_to_hub(model, "somebody/agent", model.get_env(), **QUICK)
     loaded = unwrap_vec_normalize(load_from_hub("somebody/agent", env(), trust_remote_code=trust).get_env())
     np.testing.assert_array_equal(loaded.obs_rms.mean, model.get_vec_normalize_env().obs_rms.mean)
-    assert (loaded.training, loaded.norm_reward) == (False, False)
+    assert (loaded.training, loaded.norm_reward, loaded.clip_obs) == (True, True, 5.0)  # settings stay the caller's
     kept = load_from_hub("somebody/agent", model.get_env(), trust_remote_code=trust).get_vec_normalize_env()
     assert kept is model.get_vec_normalize_env()
     assert kept.training

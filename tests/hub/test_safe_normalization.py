@@ -1,5 +1,7 @@
 """Statistics of VecNormalize come back with the agent, as from SB3's pickles."""
 
+import json
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -115,3 +117,14 @@ def test_an_environment_with_other_spaces_is_refused(env, tmp_path):
     with pytest.raises(ValueError, match=r"env does not fit the agent in .*Observation spaces do not match") as caught:
         load_safe(tmp_path / "agent", env)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("depth", [40, 900])
+def test_deep_settings_are_one_line(depth, tmp_path):
+    folder = save_safe(normalized(BOX_OBSERVATIONS), tmp_path / "agent")
+    content = json.loads((folder / "sb3_ano.json").read_text())
+    content["vec_normalize"] = "DEEP"
+    content.pop("checksum", None)
+    (folder / "sb3_ano.json").write_text(json.dumps(content).replace('"DEEP"', "[" * depth + "]" * depth))
+    with pytest.raises(SafeFormatError):
+        load_normalization(folder, tiny_vec_env(BOX_OBSERVATIONS, BOX_ACTIONS))
