@@ -107,7 +107,7 @@ def test_jobs_share_the_budget():
     assert len({trial.params["learning_rate"] for trial in study_of().trials}) == 4
 
 
-@pytest.mark.parametrize("pruner", ["median", "none"])
+@pytest.mark.parametrize("pruner", ["median", pytest.param("none", marks=pytest.mark.slow)])
 def test_pruners_stop_trials_early(pruner):
     options = ["--pruner", pruner, "--n-evaluations", "4", "--n-startup-trials", "1", "--sampler", "random"]
     assert run_search(*options, n_trials=3 if pruner == "none" else 8) == 0

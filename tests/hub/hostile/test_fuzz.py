@@ -188,7 +188,7 @@ def judged(outcome, expected, is_rewritten):
     return "another agent" if is_rewritten else "BAD: acts otherwise"
 
 
-@pytest.mark.parametrize("agent", ["normalized", "dict"])
+@pytest.mark.parametrize("agent", ["dict", pytest.param("normalized", marks=pytest.mark.slow)])
 def test_a_few_mutations(agent, tmp_path):
     counts, bad = fuzzed(agent, 0, 30, tmp_path)
     assert bad == []
