@@ -18,7 +18,7 @@ class VecNormalize(vec_env.VecNormalize):
     """Normalize observations and rewards by running statistics, as SB3's class of this name does.
 
     Arguments, attributes, methods and statistics are those of SB3's class, and files that either class saves load in the
-    other. A step takes about half of the time, because it calls few NumPy functions, and none of them through a Python wrapper.
+    other. A step takes about half of the time, because it calls fewer NumPy functions, and none of their Python wrappers.
     """
 
     def step_wait(self) -> VecEnvStepReturn:
