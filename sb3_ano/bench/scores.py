@@ -118,8 +118,6 @@ class ReferenceScores:
         random, player = (np.nan, np.nan) if found is None else (found[1]["random"], found[1]["player"])
         return (np.asarray(returns, np.float64) - random) / (player - random)
 
-    normalise = normalize  # name in zoo/repairs
-
     def missing(self, env_ids: Iterable[str]) -> dict[str, str]:
         """Return the environments whose returns cannot be normalized, each with the reason."""
         return {env_id: self._reason(env_id) for env_id in env_ids if self.find(env_id) is None}
