@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--block-seconds", type=float, default=4.0, help="length of a block")
     parser.add_argument("--threads", type=int, help="threads; by default, the best of 1 and all processors")
     parser.add_argument("--device", default="auto", help="SB3's device")
-    parser.add_argument("--sbx-python", help="interpreter that has sbx-rl; without it, sbx is left out")
+    parser.add_argument("--sbx-python", help="interpreter with sbx-rl, pandas and gymnasium[mujoco]; otherwise no sbx")
     parser.add_argument("--quick", action="store_true", help="cut whole runs short, to try the script")
     parser.add_argument("--out", type=Path, default=Path("speed"), help="directory to write")
     options = parser.parse_args()
