@@ -21,7 +21,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "_io": (set(), set()),
     "_compat": (set(), {"torch"}),
     "extras": (set(), set()),
-    "cli": (set(), set()),
+    "cli": ({"extras"}, set()),
     "shaping": (set(), {"torch"}),
     "envs": (BASE, SB3 | {"envpool", "ale_py"}),
     "checkpoints": (BASE, SB3),
@@ -39,21 +39,8 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "llm": (BASE | {"shaping", "cli"}, LLM),
     "": ({"algorithms", "extras"}, set()),
 }
-OPTIONAL = {
-    "rl_zoo3",
-    "optuna",
-    "ale_py",
-    "mujoco",
-    "envpool",
-    "huggingface_hub",
-    "safetensors",
-    "rliable",
-    "ray",
-    "trl",
-    "cv2",
-    "sbx",
-    "scipy",
-}
+OPTIONAL = {"rl_zoo3", "optuna", "ale_py", "mujoco", "envpool", "huggingface_hub", "safetensors"}
+OPTIONAL |= {"rliable", "ray", "trl", "cv2", "sbx", "scipy"}
 
 
 @functools.cache
