@@ -219,7 +219,7 @@ def test_one_seed_gives_sb3s_environments(env_id, arguments):
 
 @needs_atari
 def test_environments_in_processes_are_those_of_this_one():
-    settings = {"n_envs": 2, "seed": 3, "env_kwargs": {"noop_max": 5}}
+    settings = {"n_envs": 1, "seed": 3, "env_kwargs": {"noop_max": 5}}
     processes = {"vec_env_cls": SubprocVecEnv, "vec_env_kwargs": {"start_method": "forkserver"}}
     env = make_vec_env("ALE/Pong-v5", **settings, **processes)
     assert type(env.unwrapped) is SubprocVecEnv
