@@ -177,27 +177,23 @@ def test_checkpoints_of_the_first_version_resume(tmp_path, monkeypatch):
     if limit.__name__ == "PatchedTimeLimit":  # a test in this process has imported rl_zoo3
         monkeypatch.setattr(gym.wrappers, "TimeLimit", limit.__mro__[1])
 
-    class Start(BaseCallback):
-        def _on_rollout_start(self) -> None:
-            if not hasattr(self, "steps"):
-                self.steps, self.parameters = self.num_timesteps, parameters(self.model)
-                self.state = env.obs_rms.count, evaluation.n_calls, evaluation.last_mean_reward, len(self.model.ep_info_buffer)
-
-        def _on_step(self) -> bool:
-            return True
+    class Resumed(TrainingCheckpoints):
+        def _restore(self, checkpoint) -> None:
+            super()._restore(checkpoint)
+            self.state = env.obs_rms.count, evaluation.n_calls, evaluation.last_mean_reward, len(self.model.ep_info_buffer)
+            self.parameters = parameters(self.model)
 
     shutil.copy(Path(__file__).parent / "format_1.zip", tmp_path / "checkpoint_128_steps.zip")
     env = VecNormalize(cart_pole(2))
     evaluation = EvalCallback(VecNormalize(cart_pole(1), training=False), n_eval_episodes=1, eval_freq=20, verbose=0)
     settings = {**ANO_SHORT, "n_steps": 16, "batch_size": 16, "learning_rate": 1e-3, "policy_kwargs": {"net_arch": [4]}}
     model = ANO("MlpPolicy", env, clip_range="lin_0.3", clip_range_high=0.4, **settings)
-    start = Start()
+    resumed = Resumed(tmp_path, every=32, resume=True)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "TrainingCheckpoints: .* was .* and is .*: results may differ")  # other packages
-        model.learn(160, callback=[evaluation, TrainingCheckpoints(tmp_path, every=32, resume=True), start])
-    stored = ANO.load(tmp_path / "checkpoint_128_steps.zip")
-    assert torch.equal(start.parameters, parameters(stored))
-    assert start.state == (pytest.approx(130, abs=1e-3), 64, 10.0, 6)
+        model.learn(160, callback=[evaluation, resumed])
+    assert torch.equal(resumed.parameters, parameters(ANO.load(tmp_path / "checkpoint_128_steps.zip")))
+    assert resumed.state == (pytest.approx(130, abs=1e-3), 64, 10.0, 6)
     assert model.num_timesteps == 160
     assert newest_checkpoint(tmp_path).num_timesteps == 128  # no rollout starts after 160
 
@@ -264,6 +260,7 @@ def test_a_used_directory_is_rejected_and_resumes_with_a_larger_total(earlier, c
     output = capsys.readouterr().out
     assert "the run was started for 96 steps; schedules now use 128" in output
     assert "checkpoint_64_steps.zip after 64 steps" in output
+    assert "wrote" not in output
 
 
 def test_two_trainings_never_share_a_directory(tmp_path):
@@ -296,16 +293,17 @@ def test_training_continues_when_the_disk_is_full(tmp_path, monkeypatch):
 def test_a_progress_bar_can_be_added(tmp_path):
     pytest.importorskip("rich")
     interrupt(tmp_path, partial(learn, make_ano(cart_pole())), at=200, every=32)
-    model, seen = make_ano(cart_pole()), []
+    seen = []
 
-    class Look(Anneal):
-        def _on_rollout_start(self) -> None:
+    class Look(TrainingCheckpoints):
+        def _restore(self, checkpoint) -> None:
+            super()._restore(checkpoint)
             seen.append([bar.pbar.n for bar in self.locals["callback"].callbacks if hasattr(bar, "pbar")])
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tqdm's, about its bars
-        model.learn(TOTAL, [TrainingCheckpoints(tmp_path, every=32, resume=True), Look()], progress_bar=True)
-    assert seen[0] == [192]
+        model = make_ano(cart_pole()).learn(TOTAL, Look(tmp_path, every=32, resume=True), progress_bar=True)
+    assert seen == [[192]]
     assert model.num_timesteps == TOTAL
 
 

@@ -4,6 +4,7 @@ import operator
 import re
 from collections.abc import Callable
 from functools import partial, reduce
+from pathlib import Path
 
 import gymnasium as gym
 import pytest
@@ -140,6 +141,8 @@ def test_changes_by_callbacks_and_environments_are_restored(case, tmp_path):
 doubled = assign("model.lr_schedule", FloatSchedule(scale(2e-3)))
 NAMED = {
     "callback Event 0.phase": (assign("phase", "phases/exploit"),),
+    "callback Event 0.here": (assign("here", "."),),
+    "callback Event 0.place": (assign("place", Path("somewhere")),),
     "callback Event 0.stream": (assign("stream", iter(number for number in range(3))),),
     "callback EvalCallback 0.eval_env": (evaluation,),
     "model.lr_schedule": (doubled, cart_pole, partial(make_ano, learning_rate=scale(1e-3))),

@@ -51,6 +51,7 @@ SETTINGS = [
         ("Hopper-v5", {**POOL, "wrapper_class": gym.Wrapper}, f"wrapper_class {TO_GYMNASIUM}"),
         ("Hopper-v5", {**POOL, "start_index": 1, "vec_env_cls": SubprocVecEnv}, f"start_index, vec_env_cls {TO_GYMNASIUM}"),
         (PendulumEnv, POOL, f"env_id=<class .*PendulumEnv'> {TO_GYMNASIUM}"),
+        ("CartPole-v1", {"wrapper_kwargs": {"noop_max": 1}}, "not allowed without wrapper_class$"),
         ("Pong-v5", {"wrapper_kwargs": {"noop_max": 1}}, "not allowed without wrapper_class; .* go into env_kwargs"),
         *(("Pong-v5", {"env_kwargs": {name: value}}, f"{name}={value!r} is not allowed") for name, value in PROTOCOLS),
         ("Pong-v5", {**POOL, "env_kwargs": {"noop_max": 0}}, "noop_max=0 is not allowed with backend 'envpool'"),

@@ -189,7 +189,13 @@ def test_attributes_that_sb3_reads_are_available(make):
 @batched_backends
 @pytest.mark.parametrize(
     ("method", "arguments"),
-    [("get_attr", ["sim"]), ("set_attr", ["sim", 1]), ("env_method", ["look"]), ("render", []), ("set_options", [{"low": 1}])],
+    [
+        ("get_attr", ["sim"]),
+        ("set_attr", ["sim", 1]),
+        ("env_method", ["look"]),
+        ("render", []),
+        *(("set_options", [options]) for options in ({"low": 1}, [{}, {"low": 1}])),
+    ],
 )
 def test_methods_that_need_single_environments_raise(make, case, method, arguments):
     with pytest.raises(NotImplementedError, match=f"backend '{case.name}' cannot .*; backend='gymnasium' can"):
