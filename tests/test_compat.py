@@ -23,8 +23,6 @@ def expected() -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def _warn_again():
     _compat._warn_of_absence.cache_clear()
-    yield
-    _compat._warn_of_absence.cache_clear()
 
 
 @pytest.mark.parametrize("names", ["_MODULE_HOOKS", "_PARAMETER_HOOKS", "_OPTIMIZER_HOOKS", "_HOOKS_OF_ALL_MODULES"])

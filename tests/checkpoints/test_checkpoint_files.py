@@ -73,7 +73,7 @@ def test_a_damaged_file_is_rejected_or_as_it_was(tmp_path):
         path.write_bytes(content[:length])
         with pytest.raises(ValueError, match=message):
             read_checkpoint(path)
-    positions, rejected = range(0, len(content), 3), 0
+    positions, rejected = range(0, len(content), 5), 0
     for position in positions:
         path.write_bytes(content[:position] + bytes([content[position] ^ 0x41]) + content[position + 1 :])
         try:

@@ -184,9 +184,7 @@ def test_a_monitor_file_loses_the_episodes_that_are_repeated(tmp_path):
 
 
 def test_callbacks_can_be_added_and_removed():
-    def cart_pole() -> VecEnv:
-        return maker("CartPole-v1", 1)()
-
+    cart_pole = maker("CartPole-v1", 1)
     model, callback = ANO("MlpPolicy", cart_pole(), n_steps=8, batch_size=8), EvalCallback(cart_pole())
     callback.best_mean_reward, callback.evaluations_timesteps = 12.5, [100]
     content = TrainingState(model, callback).capture()["attributes"]

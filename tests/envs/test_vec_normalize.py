@@ -51,9 +51,8 @@ def assert_same(ours, theirs):
 
 
 def statistics(env):
-    kept = env.obs_rms if isinstance(getattr(env, "obs_rms", None), dict) else {"": getattr(env, "obs_rms", None)}
-    parts = [*(rms for rms in kept.values() if rms is not None), env.ret_rms]
-    return [(rms.mean, rms.var, rms.count) for rms in parts]
+    kept = getattr(env, "obs_rms", {})
+    return [vars(part) for part in (*(kept.values() if isinstance(kept, dict) else [kept]), env.ret_rms)]
 
 
 @pytest.mark.parametrize(
@@ -75,10 +74,6 @@ def test_every_step_is_that_of_sb3(kind, n_envs, options):
         assert_same(ours.get_original_obs(), theirs.get_original_obs())
         assert_same(ours.get_original_reward(), theirs.get_original_reward())
         assert_same(ours.returns, theirs.returns)
-    observation = theirs.get_original_obs()
-    assert_same(
-        ours.unnormalize_obs(ours.normalize_obs(observation)), theirs.unnormalize_obs(theirs.normalize_obs(observation))
-    )
 
 
 def test_what_is_returned_belongs_to_the_caller():
