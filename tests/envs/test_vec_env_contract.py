@@ -19,17 +19,9 @@ batched_backends = pytest.mark.parametrize("case", BATCHED)
 
 
 @pytest.fixture
-def make(case):
+def make(case, closed_later):
     """Make environments of the case, which are closed at the end of the test."""
-    made = []
-
-    def make_and_remember(n_envs: int = 3, env_id: str = case.env_id, **kwargs) -> VecEnv:
-        made.append(case.make(env_id, n_envs, **kwargs))
-        return made[-1]
-
-    yield make_and_remember
-    for env in made:
-        env.close()
+    return lambda n_envs=3, env_id=case.env_id, **kwargs: closed_later(case.make(env_id, n_envs, **kwargs))
 
 
 def play(env: VecEnv, n_steps: int, reset: bool = True) -> list[tuple]:
