@@ -1,20 +1,19 @@
 """The ``sb3-ano`` command, and the shell that all command lines of this package share."""
 
 import argparse
-import difflib
 import importlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
+from sb3_ano.extras import hint
+
 #: Commands of ``sb3-ano`` that are not RL Zoo's: summary by name. ``sb3_ano.NAME.cli`` has the ``main`` of each.
 GROUPS = {
     "bench": "experiments such as the paper's: run, report, export, import",
     "llm": "alignment of language models on TRL",
 }
-# Names of hyperparameters in other libraries, which no similarity of spelling leads to ours.
-_FREQUENT_MISNOMERS = {"lr": "learning_rate", "epsilon": "clip_range", "eps": "clip_range"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -91,17 +90,6 @@ def check_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     for name in names:
         if name not in allowed:
             raise ValueError(f"unknown {what} {name!r}{hint(str(name), allowed)} (allowed are {', '.join(allowed)})")
-
-
-def hint(name: str, known: Iterable[str]) -> str:
-    """Return ``", did you mean ...?"`` for a misspelled name, or an empty string.
-
-    :param name: unknown name
-    :param known: known names
-    """
-    names, meant = list(known), _FREQUENT_MISNOMERS.get(name)
-    near = [meant] if meant in names else difflib.get_close_matches(name, names, n=1)
-    return f", did you mean {near[0]!r}?" if near else ""
 
 
 def complain(message: str) -> int:

@@ -23,8 +23,6 @@ def expected() -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def _warn_again():
     _compat._warn_of_absence.cache_clear()
-    yield
-    _compat._warn_of_absence.cache_clear()
 
 
 @pytest.mark.parametrize("names", ["_MODULE_HOOKS", "_PARAMETER_HOOKS", "_OPTIMIZER_HOOKS", "_HOOKS_OF_ALL_MODULES"])
@@ -44,27 +42,21 @@ def test_without_the_registries_of_modules_a_policy_may_have_changed(monkeypatch
     assert not Snapshot(model.policy).is_current()
 
 
-def lack_the_cache(monkeypatch) -> None:
-    monkeypatch.delattr(torch._dynamo.eval_frame, "_debug_get_cache_entry_list")
+LACKING = {
+    "cache": lambda patch: patch.delattr(torch._dynamo.eval_frame, "_debug_get_cache_entry_list"),
+    "setting": lambda patch: patch.setitem(_compat._TRACING, "no_such_setting", True),
+    "option": lambda patch: patch.setattr(torch._inductor, "list_options", lambda: []),
+}
 
 
-def lack_a_setting(monkeypatch) -> None:
-    monkeypatch.setitem(_compat._TRACING, "no_such_setting", True)
-
-
-def lack_an_option(monkeypatch) -> None:
-    monkeypatch.setattr(torch._inductor, "list_options", lambda: [])
-
-
-@pytest.mark.parametrize("lack", [lack_the_cache, lack_a_setting, lack_an_option])
+@pytest.mark.parametrize("lack", LACKING)
 def test_without_what_compilation_needs_the_update_runs_without(lack, monkeypatch, expected):
     import torch._dynamo
     import torch._inductor
 
-    lack(monkeypatch)
-    with pytest.warns(
-        UserWarning, match=f"torch_compile: the update cannot be compiled.*torch {torch.__version__[0]}"
-    ) as warned:
+    LACKING[lack](monkeypatch)
+    message = f"torch_compile: the update cannot be compiled.*torch {torch.__version__[0]}"
+    with pytest.warns(UserWarning, match=message) as warned:
         model = ANO("MlpPolicy", "Pendulum-v1", **SMALL, torch_compile=True).learn(64)
     assert len(warned) == 1
     assert not model._updater.compiled

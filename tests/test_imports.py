@@ -15,45 +15,30 @@ HUB = SB3 | {"cloudpickle", "safetensors", "huggingface_hub", "imageio", "imagei
 ZOO = HUB | {"rl_zoo3", "sb3_contrib", "optuna", "huggingface_sb3", "requests"}
 LLM = {"torch", "trl", "transformers", "datasets", "safetensors"}
 BASE = {"_io", "_compat", "extras"}
+AGENTS = BASE | {"_registry", "algorithms", "shaping", "envs", "checkpoints"}
 
 # Layer: (other layers, and other distributions, that it may import).
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "_io": (set(), set()),
     "_compat": (set(), {"torch"}),
     "extras": (set(), set()),
-    "cli": (set(), set()),
+    "cli": ({"extras"}, set()),
     "shaping": (set(), {"torch"}),
     "envs": (BASE, SB3 | {"envpool", "ale_py"}),
     "checkpoints": (BASE, SB3),
     "algorithms": (BASE | {"shaping", "envs"}, SB3),
     "_registry": ({"algorithms"}, {"stable_baselines3"}),
-    "hub": (BASE | {"_registry", "algorithms", "shaping", "envs", "checkpoints"}, HUB),
-    "zoo": (
-        BASE | {"_registry", "algorithms", "shaping", "envs", "checkpoints", "hub", "cli"},
-        ZOO | {"matplotlib", "pandas"},
-    ),
+    "hub": (AGENTS, HUB),
+    "zoo": (AGENTS | {"hub", "cli"}, ZOO),
     "bench": (
-        BASE | {"_registry", "algorithms", "shaping", "envs", "checkpoints", "hub", "cli", "zoo"},
+        AGENTS | {"hub", "cli", "zoo"},
         SB3 | {"rich", "pandas", "sb3_contrib", "ray", "yaml", "pydantic", "matplotlib", "jinja2", "scipy"},
     ),
     "llm": (BASE | {"shaping", "cli"}, LLM),
     "": ({"algorithms", "extras"}, set()),
 }
-OPTIONAL = {
-    "rl_zoo3",
-    "optuna",
-    "ale_py",
-    "mujoco",
-    "envpool",
-    "huggingface_hub",
-    "safetensors",
-    "rliable",
-    "ray",
-    "trl",
-    "cv2",
-    "sbx",
-    "scipy",
-}
+OPTIONAL = {"rl_zoo3", "optuna", "ale_py", "mujoco", "envpool", "huggingface_hub", "safetensors"}
+OPTIONAL |= {"rliable", "ray", "trl", "cv2", "sbx", "scipy"}
 
 
 @functools.cache

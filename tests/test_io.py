@@ -10,7 +10,8 @@ import pytest
 from sb3_ano import _io
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, call):
     path = tmp_path / "new" / "file.txt"
     _io.write_file(path, "first")
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
@@ -18,7 +19,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, call, full)
     with pytest.raises(OSError, match="No space left"):
         _io.write_file(path, b"second")
     assert path.read_text() == "first"

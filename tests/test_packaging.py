@@ -6,11 +6,14 @@ import sys
 import tomllib
 import venv
 import zipfile
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CONSTRAINTS = (ROOT / "constraints.txt").read_text().splitlines()
 EXTRAS = {"zoo", "mujoco", "atari", "envpool", "hub", "bench", "ray", "llm", "all"}
 
 
@@ -29,25 +32,17 @@ def wheel(tmp_path_factory) -> Path:
     return built
 
 
-def test_the_wheel_carries_the_hyperparameters_and_nothing_of_the_tests(wheel):
-    names = zipfile.ZipFile(wheel).namelist()
-    assert {f"sb3_ano/hyperparams/{algo}.yml" for algo in ("ano", "spo", "papo")} <= set(names)
-    assert "sb3_ano/py.typed" in names
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"sb3_ano"}
-
-
-def test_the_wheel_has_the_command_and_the_data_of_the_package(wheel):
+def test_the_wheel_has_the_data_of_the_package_its_command_and_nothing_of_the_tests(wheel):
     archive = zipfile.ZipFile(wheel)
-    assert "sb3-ano = sb3_ano.cli:main" in archive.read("sb3_ano-0.1.0.dist-info/entry_points.txt").decode()
+    names = set(archive.namelist())
     data = {str(path.relative_to(ROOT)) for path in (ROOT / "sb3_ano").rglob("*.*") if path.suffix not in (".py", ".pyc")}
-    assert data <= set(archive.namelist())
+    assert data | {"sb3_ano/py.typed", *(f"sb3_ano/hyperparams/{algo}.yml" for algo in ("ano", "spo", "papo"))} <= names
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"sb3_ano"}
+    assert "sb3-ano = sb3_ano.cli:main" in archive.read("sb3_ano-0.1.0.dist-info/entry_points.txt").decode()
+    # users U5: model cards install the package from there.
+    repository = f"\nProject-URL: Repository, {PROJECT['urls']['Repository']}\n"
+    assert repository in archive.read("sb3_ano-0.1.0.dist-info/METADATA").decode()
     assert wheel.stat().st_size < 1_000_000
-
-
-def test_the_wheel_knows_where_its_repository_is(wheel):
-    """users U5: model cards install the package from there."""
-    url = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
-    assert f"\nProject-URL: Repository, {url}\n" in zipfile.ZipFile(wheel).read("sb3_ano-0.1.0.dist-info/METADATA").decode()
 
 
 def test_the_unpacked_wheel_finds_its_own_hyperparameters(wheel, tmp_path):
@@ -59,18 +54,14 @@ def test_the_unpacked_wheel_finds_its_own_hyperparameters(wheel, tmp_path):
 
 
 def test_the_extras_are_those_of_the_documentation():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(project["optional-dependencies"]) == EXTRAS
-    (everything,) = project["optional-dependencies"]["all"]
+    assert set(PROJECT["optional-dependencies"]) == EXTRAS
+    (everything,) = PROJECT["optional-dependencies"]["all"]
     assert set(everything.removeprefix("sb3-ano[").removesuffix("]").split(",")) == EXTRAS - {"all"}
 
 
 def test_every_version_of_the_constraints_is_the_installed_one():
-    from importlib.metadata import PackageNotFoundError, version
-
     checked = 0
-    for line in (ROOT / "constraints.txt").read_text().splitlines():
-        name, _, pinned = line.partition("==")
+    for name, _, pinned in (line.partition("==") for line in CONSTRAINTS):
         if pinned:
             try:
                 assert version(name).split("+")[0] == pinned, name
@@ -84,33 +75,11 @@ def test_every_version_of_the_constraints_is_the_installed_one():
 def test_the_wheel_works_in_an_empty_environment(wheel, tmp_path):
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
-    torch = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
-    run(python, "-m", "pip", "install", "-q", torch, cwd=tmp_path)
-    run(
-        python,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "-c",
-        ROOT / "constraints.txt",
-        f"sb3-ano[zoo,mujoco] @ file://{wheel}",
-        cwd=tmp_path,
-    )
-    options = [
-        "--algo",
-        "ano",
-        "--env",
-        "Hopper-v5",
-        "-n",
-        "128",
-        "--eval-freq",
-        "-1",
-        "-params",
-        "n_envs:2",
-        "n_steps:32",
-        "batch_size:32",
-    ]
+    install = [python, "-m", "pip", "install", "-q"]
+    run(*install, next(line for line in CONSTRAINTS if line.startswith("torch==")), cwd=tmp_path)
+    run(*install, "-c", ROOT / "constraints.txt", f"sb3-ano[zoo,mujoco] @ file://{wheel}", cwd=tmp_path)
+    options = ["--algo", "ano", "--env", "Hopper-v5", "-n", "128", "--eval-freq", "-1"]
+    options += ["-params", "n_envs:2", "n_steps:32", "batch_size:32"]
     output = run(python, "-m", "sb3_ano.zoo", "train", *options, cwd=tmp_path)
     assert f"{tmp_path}/venv/lib" in output, "hyperparameters come from the wheel"
     assert (tmp_path / "logs" / "ano" / "Hopper-v5_1" / "Hopper-v5.zip").is_file()

@@ -2,6 +2,7 @@
 
 import inspect
 import io
+import json
 import os
 import pickle
 import time
@@ -58,7 +59,8 @@ class TrainingCheckpoints(BaseCallback):
     reads_locals = False
     model: OnPolicyAlgorithm
 
-    _release: Any = None
+    #: Release the lock. RL Zoo ends a training also if its start has raised.
+    _release: Any = staticmethod(lambda: None)
 
     def __init__(
         self,
@@ -80,8 +82,7 @@ class TrainingCheckpoints(BaseCallback):
         self.every, self.seconds, self.keep, self.resume = every, seconds, keep, resume
         self._details: dict[str, Any] = {}
         self._pending: Checkpoint | None = None
-        self._last_timesteps: int | None = None
-        self._last_time = 0.0
+        self._due: float | None = None  # number of steps, or time
 
     def _on_training_start(self) -> None:
         if not isinstance(self.model, OnPolicyAlgorithm):
@@ -100,7 +101,7 @@ class TrainingCheckpoints(BaseCallback):
             "settings": _settings(self.model),
             "versions": versions(_PACKAGES),
         }
-        if self._last_timesteps is not None:  # another call of learn
+        if self._due is not None:  # another call of learn
             return
         if not self.resume and checkpoint_files(self.folder):
             raise ValueError(
@@ -119,7 +120,7 @@ class TrainingCheckpoints(BaseCallback):
         here, there = self._details, checkpoint.details
         if here["algorithm"] != there["algorithm"]:
             raise ValueError(f"{checkpoint.path} was written by {there['algorithm']}, not by {here['algorithm']}")
-        for name in sorted({*here["settings"], *there["settings"]}):
+        for name in sorted(here["settings"] | there["settings"]):
             value, earlier = here["settings"].get(name), there["settings"].get(name)
             if value != earlier:
                 raise ValueError(f"{name} is {value}, but {earlier} in {checkpoint.path}; resume with the same settings")
@@ -136,57 +137,46 @@ class TrainingCheckpoints(BaseCallback):
         if self._pending is not None:
             self._restore(self._pending)
             self._pending = None
-        elif self._is_due():
+        elif self._due is None or self._position() >= self._due:
             try:
                 self._save()
             except OSError as error:
                 _warn(f"no checkpoint at {self.model.num_timesteps} steps, training continues: {error}")
         else:
             return
-        self._last_timesteps, self._last_time = self.model.num_timesteps, time.monotonic()
+        self._due = self._position() + (self.seconds if self.every is None else self.every)
 
     def _on_step(self) -> bool:
         return True
 
     def _on_training_end(self) -> None:
-        if self._release is not None:  # RL Zoo calls this also if on_training_start has raised
-            self._release()
+        self._release()
 
-    def _is_due(self) -> bool:
-        if self._last_timesteps is None:
-            return True
-        if self.every is not None:
-            return self.model.num_timesteps - self._last_timesteps >= self.every
-        return time.monotonic() - self._last_time >= self.seconds
-
-    def _training_state(self) -> TrainingState:
-        return TrainingState(self.model, self.locals.get("callback"), exclude=self)
+    def _position(self) -> float:
+        return time.monotonic() if self.every is None else self.model.num_timesteps
 
     def _save(self) -> None:
         file, policy = io.BytesIO(), self.model.policy
         self.model.save(file)
-        attributes, without_state, dropped = self._training_state().capture()
-        state = {
-            "attributes": attributes,
-            "dropped": dropped,
+        captured = TrainingState(self.model, self.locals.get("callback"), exclude=self).capture()
+        state = captured | {
             "elapsed": time.time_ns() - self.model.start_time,
             "exploration": {name: getattr(policy.action_dist, name) for name in _NOISE if self.model.use_sde},
             "logger": {name: dict(getattr(self.logger, name)) for name in _UNWRITTEN_RECORDS},
             "random": random_state(),
             "requires_grad": {name: parameter.requires_grad for name, parameter in policy.named_parameters()},
-            "without_state": without_state,
         }
         content, steps = pickle.dumps(state), self.model.num_timesteps
         path = write_checkpoint(self.folder, steps, file.getvalue(), content, self._details, self.keep)
-        if dropped and self._last_timesteps is None:  # only once
-            self._report(f"checkpoints lack {', '.join(sorted(dropped))}, which cannot be pickled")
-        if self.verbose >= 2:
-            print(f"wrote {path}")
+        if captured["dropped"] and self._due is None:  # only once
+            self._report(f"checkpoints lack {', '.join(sorted(captured['dropped']))}, which cannot be pickled")
+        self._report(f"wrote {path}", verbosity=2)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Restore model, environments, callbacks and random generators."""
         state = pickle.loads(checkpoint.state)
-        model, policy, training = self.model, self.model.policy, self._training_state()
+        model, policy = self.model, self.model.policy
+        training = TrainingState(model, self.locals.get("callback"), exclude=self)
         model.set_parameters(str(checkpoint.path), exact_match=True, device=model.device)
         shape = getattr(model, "shaping_name", None)
         different = training.restore(state["attributes"])
@@ -227,8 +217,8 @@ class TrainingCheckpoints(BaseCallback):
         model._last_obs = env.reset()  # type: ignore[assignment]
         model._last_episode_starts = np.ones((env.num_envs,), dtype=bool)
 
-    def _report(self, line: str) -> None:
-        if self.verbose >= 1:
+    def _report(self, line: str, verbosity: int = 1) -> None:
+        if self.verbose >= verbosity:
             print(f"TrainingCheckpoints: {line}")
 
 
@@ -240,17 +230,12 @@ def _warn(message: str) -> None:
 def _settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
     """Return the constructor arguments of a model as plain JSON values that can be compared."""
     names = set(inspect.signature(type(model).__init__).parameters) - _FREE_SETTINGS
-    return {name: _plain(vars(model)[name]) for name in sorted(names) if name in vars(model)}
+    settings = {name: vars(model)[name] for name in sorted(names) if name in vars(model)}
+    return json.loads(json.dumps(settings, default=_plain, skipkeys=True))
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON holds it: a schedule as three of its values, a class or another object as its name."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, dict):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+    """Return a schedule as three of its values, and a class or another object as its name."""
     if callable(value) and not isinstance(value, type):
         try:  # a schedule of the remaining progress
             return [float(value(progress)) for progress in (1.0, 0.5, 0.0)]

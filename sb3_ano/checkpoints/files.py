@@ -34,15 +34,13 @@ class Checkpoint:
     state: bytes
 
 
-def write_checkpoint(
-    directory: Path, num_timesteps: int, model: bytes, state: bytes, details: dict[str, Any], keep: int
-) -> Path:
+def write_checkpoint(directory: Path, steps: int, model: bytes, state: bytes, details: dict[str, Any], keep: int) -> Path:
     """Write a checkpoint, and remove all but the last ones once it is safely on the disk.
 
     Only the process that holds the directory's lock may call it.
 
     :param directory: directory of the checkpoints
-    :param num_timesteps: environment steps of the training so far
+    :param steps: environment steps of the training so far
     :param model: content of a file that SB3's ``save`` wrote
     :param state: pickled state of the training
     :param details: plain JSON values
@@ -57,9 +55,9 @@ def write_checkpoint(
     with zipfile.ZipFile(archive, "a") as file:
         file.writestr(_STATE, state)
         checksums = {name: hashlib.sha256(file.read(name)).hexdigest() for name in file.namelist()}
-        manifest = {"format": FORMAT, "num_timesteps": num_timesteps, "details": details, "sha256": checksums}
+        manifest = {"format": FORMAT, "num_timesteps": steps, "details": details, "sha256": checksums}
         file.writestr(_MANIFEST, json.dumps(manifest, indent=1))
-    path = directory / f"checkpoint_{num_timesteps}_steps.zip"
+    path = directory / f"checkpoint_{steps}_steps.zip"
     write_file(path, archive.getvalue())
     for outdated in checkpoint_files(directory)[keep:]:
         outdated.unlink(missing_ok=True)

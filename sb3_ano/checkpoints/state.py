@@ -8,14 +8,13 @@ import io
 import os
 import pickle
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import torch
-from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.utils import EzPickle
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
@@ -26,9 +25,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 from sb3_ano.checkpoints.native import native_state
 
 # Objects that the resuming program builds itself.
-_BUILT = (BaseAlgorithm, BaseCallback, VecEnv, gym.Env, spaces.Space, ResultsWriter)
+_BUILT = (BaseAlgorithm, BaseCallback, VecEnv, gym.Env, gym.spaces.Space, ResultsWriter)
 _DESCRIPTIONS = (types.ModuleType, types.MappingProxyType, EnvSpec)
 _PLAIN = (bool, int, float, str, type(None))
+_EMPTY_CELL = types.CellType()
 # Attributes that are not part of the state: arguments of constructors, and those that belong to the process.
 _ENVIRONMENT = {"_saved_kwargs", "class_attributes"}
 _CALLBACK = {"globals", "locals", "verbose"}
@@ -56,10 +56,9 @@ class TrainingState:
     """
 
     def __init__(self, model: OnPolicyAlgorithm, callback: BaseCallback | None, exclude: BaseCallback | None = None) -> None:
-        self._exclude = exclude
         self.objects: dict[str, Any] = {}
         self.progress_bars: list[ProgressBarCallback] = []
-        self._names: dict[int, str] = {}
+        self._names: dict[int, str] = {id(exclude): "not part of the state"}
         excluded = {*_MODEL, *model._excluded_save_params(), *model._get_torch_save_params()[0]}
         # SB3 does not save what a rollout starts from.
         self._of_model = {name for name in excluded if not name.startswith("_last_")}
@@ -72,9 +71,8 @@ class TrainingState:
         self._referable = {**self.objects, "model.policy.optimizer": model.policy.optimizer}
         self._referable |= {f"parameter {name}": parameter for name, parameter in model.policy.named_parameters()}
         logger = getattr(model, "_logger", None)
-        self._referable |= {
-            f"logger {place}": part for place, part in enumerate([logger, *logger.output_formats] if logger else [])
-        }
+        for place, part in enumerate([logger, *logger.output_formats] if logger else []):
+            self._referable[f"logger {place}"] = part
         self._names = {id(value): name for name, value in self._referable.items()}
 
     def _find(self, name: str, found: Any) -> None:
@@ -82,47 +80,51 @@ class TrainingState:
         if isinstance(found, ProgressBarCallback):
             self.progress_bars.append(found)
             return
-        if id(found) in self._names or found is self._exclude:
+        if id(found) in self._names:
             return
         if isinstance(found, BaseCallback):
             # Numbered by class and not by place, which one more or one fewer callback would change.
             kind = f"callback {_kind(found)}"
             name = f"{kind} {sum(other.startswith(kind + ' ') for other in self.objects)}"
         self.objects[name], self._names[id(found)] = found, name
-        if native_state(type(found)) is not None and not isinstance(found, spaces.Space):
-            return
-        for attribute, value in vars(found).items():
+        for attribute, value in getattr(found, "__dict__", {}).items():  # simulators have none
             for place, part in _built_parts(value).items():
                 if not _is_opaque(found) or isinstance(part, ResultsWriter):
                     self._find(f"{name}.{attribute}{place}", part)
 
-    def capture(self) -> tuple[bytes, list[str], list[str]]:
+    def capture(self) -> dict[str, Any]:
         """Pickle the attributes of all objects.
 
-        :return: the pickle; classes of training environments whose state cannot be pickled, or belongs to another library or
-            process; names of the other attributes that cannot be pickled, and of such environments in callbacks
+        :return: ``attributes``: the pickle; ``without_state``: classes of training environments whose state cannot be pickled,
+            or belongs to another library or process; ``dropped``: names of the other attributes that cannot be pickled, and of
+            such environments in callbacks
         """
         objects = {name: (_kind(found), self._state_of(name, found)) for name, found in self.objects.items()}
         state = {"environments": self._environments(), "objects": objects}
-        lost = {name: [name] for name, found in self.objects.items() if _is_opaque(found)}
+        lost = [(name, name) for name, found in self.objects.items() if _is_opaque(found)]
         try:
             content = self._pickled(state)
         except Exception:  # an object can raise anything when it is pickled
-            for name, (_, attributes) in objects.items():
-                for key, value in attributes.items() if isinstance(attributes, dict) else ():
-                    if not self._can_pickle(value):
-                        attributes[key] = _NotStored(_description(value))
-                        if attributes[key].description is None:
-                            lost.setdefault(name, []).append(f"{name}.{key}")
+            lost += self._replace_unpicklable(objects)
             content = self._pickled(state)
-        environments = dict.fromkeys(
-            _kind(self.objects[name]) for name in self.objects if name in lost and _is_training_env(name)
-        )
-        return content, list(environments), [place for name in lost if not _is_training_env(name) for place in lost[name]]
+        without_state = {_kind(self.objects[name]) for name, _ in lost if _is_training_env(name)}
+        dropped = [place for name, place in lost if not _is_training_env(name)]
+        return {"attributes": content, "without_state": sorted(without_state), "dropped": dropped}
+
+    def _replace_unpicklable(self, objects: dict[str, tuple[str, Any]]) -> Iterator[tuple[str, str]]:
+        """Replace attributes that cannot be pickled, and yield objects and places of those that cannot be compared either."""
+        for name, (_, attributes) in objects.items():
+            for key, value in attributes.items() if isinstance(attributes, dict) else ():
+                try:
+                    self._pickled(value)
+                except Exception:  # as above
+                    attributes[key] = _NotStored(_description(value))
+                    is_renderer = key in _RENDERERS and isinstance(self.objects[name], gym.Env)
+                    if attributes[key].description is None and not is_renderer:
+                        yield name, f"{name}.{key}"
 
     def _state_of(self, name: str, found: Any) -> Any:
-        native = native_state(type(found))
-        if native is not None:
+        if native := native_state(type(found)):
             return native.get(found)
         if _is_opaque(found):
             return {}
@@ -134,19 +136,12 @@ class TrainingState:
             # Parameters and buffers are in the model file, and a rollout starts with an empty rollout buffer.
             skipped = {key for key, value in vars(found).items() if not isinstance(value, _PLAIN)}
         else:
-            skipped = _ENVIRONMENT | {key for key in _RENDERERS & {*vars(found)} if not self._can_pickle(vars(found)[key])}
+            skipped = _ENVIRONMENT
         return {
             key: _NotStored(_description(value)) if _is_path_setting(found, value) else value
             for key, value in vars(found).items()
             if not (key in skipped or isinstance(value, _DESCRIPTIONS) or _is_built_again(name, value))
         }
-
-    def _can_pickle(self, value: Any) -> bool:
-        try:
-            self._pickled(value)
-        except Exception:  # an object can raise anything when it is pickled
-            return False
-        return True
 
     def _pickled(self, value: Any) -> bytes:
         file = io.BytesIO()
@@ -162,9 +157,9 @@ class TrainingState:
         :raises ValueError: if the environments have other classes or wrappers than those of the checkpoint, or the program
             lacks a class or function that the checkpoint refers to
         """
+        unpickler = _Unpickler(io.BytesIO(content))
+        unpickler.objects = self._referable
         try:
-            unpickler = _Unpickler(io.BytesIO(content))
-            unpickler.objects = self._referable
             state = unpickler.load()
         except (AttributeError, ImportError) as error:
             raise ValueError(f"the checkpoint refers to an object that this program does not define: {error}") from error
@@ -178,10 +173,9 @@ class TrainingState:
         different = []
         for name, (kind, attributes) in state["objects"].items():
             found = self.objects.get(name)
-            if found is None or kind != _kind(found):
+            if kind != _kind(found):  # a callback that the program has added or removed
                 continue
-            native = native_state(type(found))
-            if native is not None:
+            if native := native_state(type(found)):
                 native.set(found, attributes)
                 continue
             for key, value in attributes.items():
@@ -235,11 +229,9 @@ def _is_opaque(found: Any) -> bool:
 
 def _is_path_setting(owner: Any, value: Any) -> bool:
     """Whether a value is a path in a callback, which differs if the directory has been moved."""
-    if not isinstance(owner, BaseCallback):
+    if not (isinstance(owner, BaseCallback) and isinstance(value, str | os.PathLike)):
         return False
-    return isinstance(value, os.PathLike) or (
-        isinstance(value, str) and (os.sep in value or (os.altsep or os.sep) in value or os.path.exists(value))
-    )
+    return isinstance(value, os.PathLike) or os.path.dirname(value) != "" or os.path.exists(value)
 
 
 def _description(value: Any) -> Any:
@@ -253,7 +245,8 @@ def _description(value: Any) -> Any:
     if not isinstance(function, types.FunctionType):
         return value if isinstance(value, _PLAIN) else value.__qualname__ if isinstance(value, type) else None
     code = function.__code__
-    held = [*code.co_consts, *(function.__defaults__ or ()), *map(_content, function.__closure__ or ())]
+    closure = [cell.cell_contents for cell in function.__closure__ or () if cell != _EMPTY_CELL]
+    held = [*code.co_consts, *(function.__defaults__ or ()), *closure]
     return [function.__module__, function.__qualname__, code.co_code, [part for part in held if isinstance(part, _PLAIN)]]
 
 
@@ -261,13 +254,6 @@ def _differ(built: Any, captured: Any) -> bool:
     # Functions of this package are those of its installed version.
     is_ours = isinstance(captured, list) and captured[0].startswith("sb3_ano.")
     return built != captured and not is_ours
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # the cell is empty
-        return None
 
 
 def _kind(found: Any) -> str:
@@ -283,7 +269,7 @@ class _Pickler(pickle.Pickler):
         return self.names.get(id(value))
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, EzPickle | gym.Env | VecEnv):
+        if isinstance(value, gym.utils.EzPickle | gym.Env | VecEnv):
             # Unpickled, an EzPickle object is as its constructor made it.
             raise pickle.PicklingError(f"{type(value).__qualname__} is pickled without its state")
         if isinstance(value, types.MethodType) and getattr(value.__self__, value.__name__, None) != value:

@@ -7,11 +7,10 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from sb3_ano._io import cores
 from sb3_ano.envs.atari import AtariProtocol
 from sb3_ano.envs.batched import BatchedVecEnv, Transition
-from sb3_ano.envs.make import did_you_mean, require_known_settings
-from sb3_ano.extras import missing_extra
+from sb3_ano.envs.make import require_known_settings
+from sb3_ano.extras import hint, missing_extra
 
 try:
     from ale_py import roms
@@ -29,41 +28,26 @@ def has_game(game: str) -> bool:
 
 
 class AleVecEnv(BatchedVecEnv):
-    """A VecEnv over ale-py's ``AtariVectorEnv``.
+    """A VecEnv over ale-py's ``AtariVectorEnv``; other keys of ``env_kwargs`` than the protocol's are its settings.
 
     With ``episodic_life``, a lost life ends the learner's episode, and the game continues from the next observation, which is
     also the terminal one. Unlike SB3's wrappers and EnvPool, ale-py cannot play a step in only one of the environments.
-
-    :param env_id: id for error messages and the monitor file
-    :param n_envs: number of environments
-    :param atari: protocol of the game
-    :param num_threads: number of threads; None: one per processor, at most ``n_envs``
-    :param env_kwargs: further settings of ``AtariVectorEnv``
-    :param arguments: ``seed`` and ``monitor_dir``, see :class:`BatchedVecEnv`
-    :raises ValueError: if the game is unknown
-    :raises TypeError: if ``AtariVectorEnv`` does not have a setting
     """
 
-    def __init__(
-        self,
-        env_id: str,
-        n_envs: int,
-        atari: AtariProtocol,
-        num_threads: int | None,
-        env_kwargs: dict[str, Any],
-        **arguments: Any,
-    ) -> None:
-        if not has_game(atari.game):
-            hint = did_you_mean(f"{atari.game}-v5", [f"{game}-v5" for game in _ROMS])
-            raise ValueError(f"env_id={env_id!r} is unknown to backend 'ale'{hint}")
+    backend = "ale"
+
+    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> tuple[spaces.Box, spaces.Space]:
+        if atari is None or not has_game(atari.game):
+            suggestion = hint(self.env_id, [f"{game}-v5" for game in _ROMS])
+            raise ValueError(f"env_id={self.env_id!r} is unknown to backend 'ale'{suggestion}")
         known = {**inspect.signature(AtariVectorEnv).parameters, **inspect.signature(AtariProtocol).parameters}
-        require_known_settings(env_kwargs, known, f"ale-py's {env_id}")
+        require_known_settings(env_kwargs, known, f"ale-py's {self.env_id}")
         # Lives and clipping are computed here: ale-py's clipping discards the score, and its final_obs are wrong with
         # life_loss_info.
         self._games: Any = AtariVectorEnv(
             _ROMS[atari.game],
-            n_envs,
-            num_threads=min(n_envs, num_threads or cores()),
+            self.num_envs,
+            num_threads=self.num_threads,
             autoreset_mode=AutoresetMode.SAME_STEP,
             reward_clipping=False,
             frameskip=atari.frame_skip,
@@ -72,9 +56,8 @@ class AleVecEnv(BatchedVecEnv):
             **env_kwargs,
         )
         self._episodic_life, self._clip_reward = atari.episodic_life, atari.clip_reward
-        self._lives = np.zeros(n_envs, np.int32)
-        actions = spaces.Discrete(int(self._games.single_action_space.n))
-        super().__init__(env_id, "ale", n_envs, atari.observation_space, actions, **arguments)
+        self._lives = np.zeros(self.num_envs, np.int32)
+        return atari.observation_space, spaces.Discrete(int(self._games.single_action_space.n))
 
     def _begin(self, seeds: list[int] | None) -> np.ndarray:
         observations, info = self._games.reset(seed=None if seeds is None else np.array([seed % 2**31 for seed in seeds]))

@@ -9,11 +9,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-# As in gymnasium, the first form and version 0 of the second have sticky actions.
-_NAMESPACED = re.compile(r"ALE/(?P<game>\w+)-v5")
-_NO_FRAMESKIP = re.compile(r"(?P<game>\w+)NoFrameskip-v(?P<version>[04])")
-_PLAIN = re.compile(r"(?P<game>\w+)-v5")
-_STICKY = 0.25
+# Probability of sticky actions by the form of an id, as in gymnasium. The last form is EnvPool's.
+_PLAIN = r"(\w+)-v5"
+_STICKY = {r"ALE/(\w+)-v5": 0.25, r"(\w+)NoFrameskip-v0": 0.25, r"(\w+)NoFrameskip-v4": 0.0, _PLAIN: 0.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,10 +46,9 @@ class AtariProtocol:
         # The emulators' libraries do not check all of these.
         for name, least in {"noop_max": 0, "frame_skip": 1, "frame_stack": 1, "screen_size": 1, "max_frames": 1}.items():
             require_integer(name, getattr(self, name), least)
-        if not 0.0 <= self.repeat_action_probability <= 1.0:
-            raise ValueError(
-                f"repeat_action_probability={self.repeat_action_probability!r} is not allowed; allowed are numbers from 0 to 1"
-            )
+        probability = self.repeat_action_probability
+        if not 0.0 <= probability <= 1.0:
+            raise ValueError(f"repeat_action_probability={probability!r} is not allowed; allowed are numbers from 0 to 1")
 
     @property
     def observation_space(self) -> spaces.Box:
@@ -83,12 +80,10 @@ def atari_protocol(env_id: str) -> AtariProtocol | None:
     ``NAME-v5`` and ``NAMENoFrameskip-v4`` have no sticky actions, ``ALE/NAME-v5`` and ``NAMENoFrameskip-v0`` have them, as in
     gymnasium. ``NAME-v5`` is EnvPool's form; an id of this form that is registered in gymnasium is not an Atari game.
     """
-    if match := _NAMESPACED.fullmatch(env_id):
-        return AtariProtocol(match["game"], _STICKY)
-    if match := _NO_FRAMESKIP.fullmatch(env_id):
-        return AtariProtocol(match["game"], _STICKY if match["version"] == "0" else 0.0)
-    if (match := _PLAIN.fullmatch(env_id)) and env_id not in gym.registry:
-        return AtariProtocol(match["game"])
+    for form, probability in _STICKY.items():
+        match = re.fullmatch(form, env_id)
+        if match and not (form == _PLAIN and env_id in gym.registry):
+            return AtariProtocol(match[1], probability)
     return None
 
 

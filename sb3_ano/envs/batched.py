@@ -14,6 +14,9 @@ from stable_baselines3.common.monitor import Monitor, ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
+from sb3_ano._io import cores
+from sb3_ano.envs.atari import AtariProtocol
+
 # Attributes of environments that are the same for the whole batch.
 _SHARED = ("action_space", "metadata", "observation_space", "render_mode", "spec")
 
@@ -45,37 +48,40 @@ class Transition(NamedTuple):
 
 
 class BatchedVecEnv(VecEnv):
-    """SB3's VecEnv over a batch. A backend implements ``_begin``, ``_advance``, ``_restart`` and ``_release``.
+    """SB3's VecEnv over a batch. A backend implements ``_open``, ``_begin``, ``_advance``, ``_restart`` and ``_release``.
 
     Episode statistics are computed for all environments at once: ``infos[i]["episode"]`` has the keys and meaning of
     SB3's Monitor, with the unclipped score. Returned arrays are new at each step and belong to the caller.
 
-    :param env_id: id for error messages and the monitor file
-    :param backend: name of the backend
+    :param env_id: id of the task
     :param n_envs: number of environments
-    :param observation_space: observation space of one environment
-    :param action_space: action space of one environment
+    :param atari: protocol of an Atari game, or None
+    :param num_threads: number of threads; None: one per processor, at most ``n_envs``
     :param seed: environment ``i`` gets ``seed + i`` at the first reset; None draws seeds
     :param monitor_dir: directory of ``0.monitor.csv``, one file for the batch; None writes none
-    :param render_mode: None or ``"rgb_array"``
+    :param env_kwargs: settings of the task in the backend's names
+    :raises ValueError: if the backend does not have the task, or SB3's policies do not support its spaces
+    :raises TypeError: if the task does not have a setting
     """
+
+    #: Name of the backend.
+    backend: str
 
     def __init__(
         self,
         env_id: str,
-        backend: str,
         n_envs: int,
-        observation_space: spaces.Box,
-        action_space: spaces.Space,
+        atari: AtariProtocol | None,
+        num_threads: int | None,
         *,
-        seed: int | None = None,
-        monitor_dir: str | os.PathLike[str] | None = None,
-        render_mode: str | None = None,
+        seed: int | None,
+        monitor_dir: str | None,
+        env_kwargs: dict[str, Any],
     ) -> None:
-        self.env_id, self.backend = env_id, backend
+        self.env_id, self.num_envs, self.num_threads = env_id, n_envs, min(n_envs, num_threads or cores())
         self.spec = gym.registry.get(env_id)
-        self.render_mode = render_mode  # which VecEnv asks get_attr for
-        super().__init__(n_envs, observation_space, action_space)
+        self.render_mode: str | None = None  # which VecEnv asks get_attr for
+        super().__init__(n_envs, *self._open(atari, env_kwargs))
         self._actions: np.ndarray | None = None
         self._started = self._closed = False
         self._returns = np.zeros(n_envs)
@@ -87,6 +93,13 @@ class BatchedVecEnv(VecEnv):
             weakref.finalize(self, self._writer.close)  # if close() is never called
         if seed is not None:
             self.seed(seed)
+
+    @abstractmethod
+    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> tuple[spaces.Box, spaces.Space]:
+        """Check the task and its settings, and prepare the batch.
+
+        :return: observation space and action space of one environment
+        """
 
     @abstractmethod
     def _begin(self, seeds: list[int] | None) -> np.ndarray:
@@ -218,9 +231,7 @@ class BatchedVecEnv(VecEnv):
         """Raise NoSingleEnvError."""
         raise self._needs_single_envs(f"set {attr_name!r}")
 
-    def env_method(
-        self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
-    ) -> list[Any]:
+    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
         """Raise NoSingleEnvError."""
         raise self._needs_single_envs(f"call {method_name!r}")
 

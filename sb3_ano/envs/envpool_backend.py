@@ -11,8 +11,8 @@ from gymnasium import spaces
 from sb3_ano._io import cores
 from sb3_ano.envs.atari import AtariProtocol
 from sb3_ano.envs.batched import BatchedVecEnv, Transition
-from sb3_ano.envs.make import did_you_mean, require_known_settings
-from sb3_ano.extras import missing_extra
+from sb3_ano.envs.make import require_known_settings
+from sb3_ano.extras import hint, missing_extra
 
 try:
     import envpool
@@ -56,7 +56,7 @@ def _settings(env_id: str) -> set[str]:
 
 
 class EnvPoolVecEnv(BatchedVecEnv):
-    """A VecEnv over EnvPool in synchronous mode.
+    """A VecEnv over EnvPool in synchronous mode. ``render_mode`` in ``env_kwargs`` may be ``"rgb_array"``.
 
     EnvPool restarts an environment in the step after the end of its episode, and ignores the action of that step. Here, the
     environment is restarted before the observations are returned, so that every transition belongs to the task. EnvPool takes
@@ -64,50 +64,29 @@ class EnvPoolVecEnv(BatchedVecEnv):
 
     In Atari games with ``episodic_life``, EnvPool itself continues after a lost life with up to ``noop_max`` no-op frames, and
     presses the fire button if the game has one.
-
-    :param env_id: EnvPool's name of the task; for an Atari game, any id of it
-    :param n_envs: number of environments
-    :param atari: protocol of an Atari game, or None
-    :param num_threads: number of threads; None: one per processor, at most ``n_envs``
-    :param env_kwargs: settings of the task, in EnvPool's names; ``render_mode`` may be ``"rgb_array"``
-    :param arguments: ``seed`` and ``monitor_dir``, see :class:`BatchedVecEnv`
-    :raises ValueError: if the task is unknown, or SB3's policies do not support its spaces
-    :raises TypeError: if the task does not have a setting
     """
 
-    def __init__(
-        self,
-        env_id: str,
-        n_envs: int,
-        atari: AtariProtocol | None,
-        num_threads: int | None,
-        env_kwargs: dict[str, Any],
-        **arguments: Any,
-    ) -> None:
-        self._task = env_id if atari is None else f"{atari.game}-v5"
+    backend = "envpool"
+
+    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> tuple[spaces.Box, spaces.Space]:
+        self._task = self.env_id if atari is None else f"{atari.game}-v5"
         if not has(self._task):
-            hint = did_you_mean(self._task, envpool.list_all_envs())
-            raise ValueError(f"env_id={env_id!r} is unknown to backend 'envpool'{hint}")
-        self._settings = dict(env_kwargs)
-        render_mode = self._settings.pop("render_mode", None)
-        if render_mode not in (None, "rgb_array"):
-            raise ValueError(f"render_mode={render_mode!r} is not allowed with backend 'envpool'; allowed is 'rgb_array'")
+            raise ValueError(f"env_id={self.env_id!r} is unknown to backend 'envpool'{hint(self._task, registry.specs)}")
+        self._pool: Any = None
+        self._settings, self.render_mode = env_kwargs, env_kwargs.pop("render_mode", None)
+        if self.render_mode not in (None, "rgb_array"):
+            raise ValueError(f"render_mode={self.render_mode!r} is not allowed with backend 'envpool'; allowed is 'rgb_array'")
         require_known_settings(self._settings, _settings(self._task), f"EnvPool's {self._task}")
         self._atari = atari is not None
         if atari is not None:
-            if atari.noop_max < 1:
-                raise ValueError(
-                    "noop_max=0 is not allowed with backend 'envpool', which crashes; allowed are positive integers"
-                )
+            if atari.noop_max < 1:  # the pool would crash
+                raise ValueError("noop_max=0 is not allowed with backend 'envpool'; allowed are positive integers")
             self._settings |= atari.emulator_settings
             self._settings |= {"episodic_life": atari.episodic_life, "reward_clip": atari.clip_reward}
             # EnvPool counts steps, not frames.
             n_steps = -(-atari.max_frames // atari.frame_skip)
             self._settings |= {"frame_skip": atari.frame_skip, "max_episode_steps": n_steps}
-        self._threads = min(n_envs, num_threads or cores())
-        self._pool: Any = None
-        environment_spaces = _spaces(self._task, self._settings)
-        super().__init__(env_id, "envpool", n_envs, *environment_spaces, render_mode=render_mode, **arguments)
+        return _spaces(self._task, self._settings)
 
     def _begin(self, seeds: list[int] | None) -> np.ndarray:
         if seeds is not None:
@@ -115,11 +94,11 @@ class EnvPoolVecEnv(BatchedVecEnv):
             # Threads that may run anywhere are often woken on the processor of the thread that wakes them: a step of 8
             # cheetahs takes 350 us on two processors instead of 260. Fewer threads than processors are not pinned, because
             # all processes would crowd the first processors.
-            pinned = self._threads == cores() == os.cpu_count()
+            pinned = self.num_threads == cores() == os.cpu_count()
             self._pool = envpool.make_gymnasium(
                 self._task,
                 num_envs=self.num_envs,
-                num_threads=self._threads,
+                num_threads=self.num_threads,
                 thread_affinity_offset=0 if pinned else _NOT_PINNED,
                 seed=[seed % 2**31 for seed in seeds],
                 **({"render_mode": self.render_mode} if self.render_mode else {}),

@@ -1,7 +1,6 @@
 """A gymnasium environment by its id, with one clear line if it cannot be made."""
 
 import contextlib
-import difflib
 import functools
 import importlib
 import re
@@ -13,7 +12,7 @@ import gymnasium as gym
 from gymnasium import error
 from stable_baselines3.common.base_class import maybe_make_env
 
-from sb3_ano.extras import missing_extra
+from sb3_ano.extras import hint, missing_extra
 
 # gymnasium names the missing package, but not the extra of this package that installs it.
 _EXTRA_OF_PACKAGE = {"mujoco": "mujoco", "ale_py": "atari", "ale-py": "atari", "box2d": "zoo", "pygame": "zoo"}
@@ -94,12 +93,6 @@ def _warn_once(message: str) -> None:
         print(f"MuJoCo: {message}", file=sys.stderr)
 
 
-def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """Return the part of an error message that suggests up to three similar names; empty if there are none."""
-    near = difflib.get_close_matches(name, candidates, n=3)
-    return f", did you mean {' or '.join(map(repr, near))}?" if near else ""
-
-
 def require_known_settings(env_kwargs: Iterable[str], known: Iterable[str], task: str) -> None:
     """Reject settings that a task does not have.
 
@@ -111,5 +104,4 @@ def require_known_settings(env_kwargs: Iterable[str], known: Iterable[str], task
     known = list(known)
     unknown = sorted(set(env_kwargs) - set(known))
     if unknown:
-        hint = did_you_mean(unknown[0], known)
-        raise TypeError(f"env_kwargs has keys that {task} does not know: {', '.join(unknown)}{hint}")
+        raise TypeError(f"env_kwargs has keys that {task} does not know: {', '.join(unknown)}{hint(unknown[0], known)}")

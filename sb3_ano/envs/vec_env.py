@@ -21,13 +21,18 @@ from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecTranspose
 
 from sb3_ano.envs.atari import AtariProtocol, atari_protocol, require_integer
 from sb3_ano.envs.direct import DirectVecEnv
-from sb3_ano.envs.make import did_you_mean, explained_missing_packages, prepare_env, require_known_settings
+from sb3_ano.envs.make import explained_missing_packages, prepare_env, require_known_settings
+from sb3_ano.extras import hint
 
 BACKENDS = ("auto", "gymnasium", "envpool", "ale")
+# Packages of the backends that step a batch, and their classes.
+_BATCHES = {"ale": ("ale_py", "AleVecEnv"), "envpool": ("envpool", "EnvPoolVecEnv")}
+
+_EnvId = str | Callable[..., gym.Env]
 
 
 def make_vec_env(
-    env_id: str | Callable[..., gym.Env],
+    env_id: _EnvId,
     n_envs: int = 1,
     seed: int | None = None,
     start_index: int = 0,
@@ -71,15 +76,8 @@ def make_vec_env(
     :raises TypeError: if the task does not have a setting in ``env_kwargs``
     :raises MissingExtraError: if a package is not installed
     """
-    for name, value in (("n_envs", n_envs), ("num_threads", 1 if num_threads is None else num_threads)):
-        require_integer(name, value)
-    if seed is not None and not isinstance(seed, int | np.integer):
-        hint = f"; the backend is a keyword argument: backend={seed!r}" if seed in BACKENDS else ""
-        raise ValueError(f"seed={seed!r} is not allowed; allowed are integers and None{hint}")
-    if backend not in BACKENDS:
-        hint = did_you_mean(str(backend), BACKENDS)
-        raise ValueError(f"backend={backend!r} is unknown{hint}; allowed are {', '.join(BACKENDS)}")
-    given: dict[str, Any] = {
+    _require_numbers(n_envs, num_threads, seed)
+    only_gymnasium: dict[str, Any] = {
         "start_index": start_index,
         "wrapper_class": wrapper_class,
         "vec_env_cls": vec_env_cls,
@@ -87,32 +85,28 @@ def make_vec_env(
         "monitor_kwargs": monitor_kwargs,
         "wrapper_kwargs": wrapper_kwargs,
     }
-    only_gymnasium = {name: value for name, value in given.items() if value}
-    atari = _existing_game(env_id) if wrapper_class is None else None
-    if wrapper_kwargs and wrapper_class is None:
-        hint = "" if atari is None else "; the settings of an Atari game go into env_kwargs"
-        raise ValueError(f"wrapper_kwargs={wrapper_kwargs!r} is not allowed without wrapper_class{hint}")
+    only_gymnasium = {name: value for name, value in only_gymnasium.items() if value}
     settings = dict(env_kwargs or {})
-    if backend == "auto":
-        backend = "gymnasium" if only_gymnasium or callable(env_id) else _fastest(env_id, n_envs, atari, settings)
-    elif backend == "gymnasium" and num_threads is not None:
-        raise ValueError(f"num_threads={num_threads} is not allowed with backend 'gymnasium', which has one thread")
-    elif backend != "gymnasium" and (only_gymnasium or callable(env_id)):
-        unsupported = ", ".join(only_gymnasium) or f"env_id={env_id!r}"
-        raise ValueError(f"{unsupported} is not allowed with backend {backend!r}; backend 'gymnasium' takes it")
+    atari = _existing_game(env_id) if wrapper_class is None else None
+    backend = _chosen_backend(backend, env_id, n_envs, num_threads, atari, settings, only_gymnasium)
     if atari is not None:
         atari, settings = atari.changed(settings)
-    arguments: dict[str, Any] = {"seed": seed, "monitor_dir": monitor_dir, "env_kwargs": settings}
+    arguments: dict[str, Any] = {"seed": seed, "monitor_dir": monitor_dir and os.fspath(monitor_dir), "env_kwargs": settings}
     if backend == "gymnasium":
         env = _gymnasium(env_id, n_envs, atari, **arguments, **only_gymnasium)
-    elif backend == "envpool":
-        env = _module("envpool").EnvPoolVecEnv(env_id, n_envs, atari, num_threads, **arguments)
     else:
-        game = atari or atari_protocol(str(env_id)) or AtariProtocol(str(env_id))  # AleVecEnv rejects unknown games
-        env = _module("ale").AleVecEnv(env_id, n_envs, game, num_threads, **arguments)
+        env = getattr(_module(backend), _BATCHES[backend][1])(env_id, n_envs, atari, num_threads, **arguments)
     if isinstance(env_id, str):  # for code that makes the same environments again
         env.unwrapped.made_from = (env_id, dict(env_kwargs or {}))  # type: ignore[attr-defined]
     return env
+
+
+def _require_numbers(n_envs: Any, num_threads: Any, seed: Any) -> None:
+    require_integer("n_envs", n_envs)
+    require_integer("num_threads", 1 if num_threads is None else num_threads)
+    if seed is not None and not isinstance(seed, int | np.integer):
+        advice = f"; the backend is a keyword argument: backend={seed!r}" if seed in BACKENDS else ""
+        raise ValueError(f"seed={seed!r} is not allowed; allowed are integers and None{advice}")
 
 
 def _module(backend: str) -> ModuleType:
@@ -124,14 +118,39 @@ def _installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def _existing_game(env_id: str | Callable[..., gym.Env]) -> AtariProtocol | None:
+def _existing_game(env_id: _EnvId) -> AtariProtocol | None:
     """Return the protocol of the Atari game that an id names, if an installed package has the game."""
     atari = atari_protocol(env_id) if isinstance(env_id, str) else None
     if atari is None:
         return None
-    packages = {"ale": "ale_py", "envpool": "envpool"}.items()
-    exists = any(_installed(package) and _module(backend).has_game(atari.game) for backend, package in packages)
+    exists = any(_installed(package) and _module(backend).has_game(atari.game) for backend, (package, _) in _BATCHES.items())
     return atari if exists else None
+
+
+def _chosen_backend(
+    backend: str,
+    env_id: _EnvId,
+    n_envs: int,
+    num_threads: int | None,
+    atari: AtariProtocol | None,
+    env_kwargs: dict[str, Any],
+    only_gymnasium: dict[str, Any],
+) -> str:
+    """Return the backend to use, and reject arguments that it does not support.
+
+    :param only_gymnasium: given arguments that only gymnasium supports
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend={backend!r} is unknown{hint(str(backend), BACKENDS)}; allowed are {', '.join(BACKENDS)}")
+    needs_gymnasium = callable(env_id) or bool(only_gymnasium)
+    if backend == "auto":
+        return "gymnasium" if needs_gymnasium else _fastest(str(env_id), n_envs, atari, env_kwargs)
+    if backend == "gymnasium" and num_threads is not None:
+        raise ValueError(f"num_threads={num_threads} is not allowed with backend 'gymnasium', which has one thread")
+    if backend != "gymnasium" and needs_gymnasium:
+        unsupported = ", ".join(only_gymnasium) or f"env_id={env_id!r}"
+        raise ValueError(f"{unsupported} is not allowed with backend {backend!r}; backend 'gymnasium' takes it")
+    return backend
 
 
 def _fastest(env_id: str, n_envs: int, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> str:
@@ -151,38 +170,26 @@ def _fastest(env_id: str, n_envs: int, atari: AtariProtocol | None, env_kwargs: 
     return "envpool" if replaces or env_id not in gym.registry else "gymnasium"
 
 
-def _gymnasium(
-    env_id: str | Callable[..., gym.Env],
-    n_envs: int,
-    atari: AtariProtocol | None,
-    *,
-    monitor_dir: str | os.PathLike[str] | None,
-    env_kwargs: dict[str, Any],
-    vec_env_cls: Callable[..., VecEnv] = DirectVecEnv,
-    **arguments: Any,
-) -> VecEnv:
+def _gymnasium(env_id: _EnvId, n_envs: int, atari: AtariProtocol | None, **arguments: Any) -> VecEnv:
     """Make Python environments, with SB3's wrappers for Atari games.
 
     :param arguments: other arguments of SB3's ``make_vec_env``
     """
+    if "wrapper_kwargs" in arguments and "wrapper_class" not in arguments:
+        advice = "" if atari is None else "; the settings of an Atari game go into env_kwargs"
+        raise ValueError(f"wrapper_kwargs={arguments['wrapper_kwargs']!r} is not allowed without wrapper_class{advice}")
     # SB3 sets the render mode only of environments that it makes from an id.
     make, registered = env_id, env_id
     if atari is not None:
         make, registered = functools.partial(_frames_skipped, atari), "ALE/"
         # The rest of the protocol is above Monitor, which thus counts the learner's steps and the unclipped score.
         arguments["wrapper_class"] = functools.partial(_LearnersGame, atari=atari)
-    with _explained_mistakes(env_id, atari, env_kwargs):
+    arguments["vec_env_cls"] = functools.partial(_prepared, registered, arguments.get("vec_env_cls", DirectVecEnv))
+    with _explained_mistakes(env_id, atari, arguments["env_kwargs"]):
         prepare_env(registered)
         if isinstance(make, str):
             gym.spec(make)  # raises here instead of in the processes of SubprocVecEnv
-        env: Any = env_util.make_vec_env(
-            make,
-            n_envs,
-            monitor_dir=None if monitor_dir is None else str(monitor_dir),
-            env_kwargs=env_kwargs,
-            vec_env_cls=functools.partial(_prepared, registered, vec_env_cls),  # type: ignore[arg-type]
-            **arguments,
-        )
+        env: Any = env_util.make_vec_env(make, n_envs, **arguments)
     if atari is not None:
         env = VecTransposeImage(env)
         env = VecFrameStack(env, atari.frame_stack) if atari.frame_stack > 1 else env
@@ -191,10 +198,7 @@ def _gymnasium(
 
 
 def _prepared(
-    env_id: str | Callable[..., gym.Env],
-    vec_env_cls: Callable[..., VecEnv],
-    env_fns: list[Callable[[], gym.Env]],
-    **vec_env_kwargs: Any,
+    env_id: _EnvId, vec_env_cls: Callable[..., VecEnv], env_fns: list[Callable[[], gym.Env]], **vec_env_kwargs: Any
 ) -> VecEnv:
     """Make vectorized environments whose processes, which may be others than this one, are prepared first."""
 
@@ -206,9 +210,7 @@ def _prepared(
 
 
 @contextlib.contextmanager
-def _explained_mistakes(
-    env_id: str | Callable[..., gym.Env], atari: AtariProtocol | None, env_kwargs: dict[str, Any]
-) -> Iterator[None]:
+def _explained_mistakes(env_id: _EnvId, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> Iterator[None]:
     """Turn gymnasium's errors about ids and settings into one line each."""
     try:
         with explained_missing_packages():
@@ -216,10 +218,10 @@ def _explained_mistakes(
     except error.DependencyNotInstalled:
         raise
     except error.UnregisteredEnv as unknown:
-        hint = did_you_mean(str(env_id), gym.registry)
+        advice = hint(str(env_id), gym.registry)
         if atari_protocol(str(env_id)) is not None and not (_installed("ale_py") or _installed("envpool")):
-            hint += "; if it is an Atari game, it needs ale-py: pip install 'sb3-ano[atari]'"
-        raise ValueError(f"env_id={env_id!r} is unknown to backend 'gymnasium'{hint}") from unknown
+            advice += "; if it is an Atari game, it needs ale-py: pip install 'sb3-ano[atari]'"
+        raise ValueError(f"env_id={env_id!r} is unknown to backend 'gymnasium'{advice}") from unknown
     except error.Error as unusable:
         raise ValueError(f"env_id={env_id!r} cannot be made by backend 'gymnasium': {unusable}") from unusable
     except TypeError as mistake:

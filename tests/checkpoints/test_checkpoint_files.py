@@ -1,15 +1,12 @@
 """Checkpoint files survive whatever happens to the process that writes them."""
 
-import errno
 import io
 import os
 import signal
 import sys
-import time
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from sb3_ano import _io
@@ -68,39 +65,17 @@ def test_a_process_killed_at_any_line_leaves_the_old_checkpoints_or_also_the_new
     assert seen == {(200, 100), (300, 200, 100), (300, 200)}
 
 
-def test_a_writer_of_large_files_killed_at_random_moments_leaves_whole_ones(tmp_path):
-    write(tmp_path, 1)
-    for number, moment in enumerate(np.random.default_rng(0).uniform(0.0, 0.05, 20)):
-        child = os.fork()
-        if child == 0:
-            for step in range(1000):
-                write(tmp_path, 2 + 1000 * number + step, state=bytes(3_000_000))
-            os._exit(0)
-        time.sleep(moment)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        assert steps_in(tmp_path)
-    write(tmp_path, 10**6)
-    assert sorted(tmp_path.iterdir()) == sorted(checkpoint_files(tmp_path))
-
-
-def test_a_truncated_file_is_rejected(tmp_path):
-    path = write(tmp_path, 100, state=os.urandom(3000))
-    content = path.read_bytes()
-    for length in [*range(0, len(content), 37), len(content) - 1]:
-        path.write_bytes(content[:length])
-        with pytest.raises(ValueError, match="checkpoint_100_steps.zip is not a checkpoint, or is damaged or truncated"):
-            read_checkpoint(path)
-
-
-def test_a_changed_byte_is_noticed_or_does_not_matter(tmp_path):
+def test_a_damaged_file_is_rejected_or_as_it_was(tmp_path):
     path = write(tmp_path, 100, state=os.urandom(3000))
     content, sound = path.read_bytes(), read_checkpoint(path)
-    positions, rejected = range(0, len(content), 3), 0
+    message = "checkpoint_100_steps.zip is not a checkpoint, or is damaged or truncated"
+    for length in [*range(0, len(content), 37), len(content) - 1]:
+        path.write_bytes(content[:length])
+        with pytest.raises(ValueError, match=message):
+            read_checkpoint(path)
+    positions, rejected = range(0, len(content), 5), 0
     for position in positions:
-        damaged = bytearray(content)
-        damaged[position] ^= 0x41
-        path.write_bytes(damaged)
+        path.write_bytes(content[:position] + bytes([content[position] ^ 0x41]) + content[position + 1 :])
         try:
             assert read_checkpoint(path) == sound
         except ValueError:
@@ -132,21 +107,6 @@ def test_the_last_checkpoints_hold_what_was_written_and_other_files_stay(tmp_pat
     assert (checkpoint.path, checkpoint.details, checkpoint.state) == (path, {"about": 5000}, b"a training")
     with zipfile.ZipFile(path) as archive:
         assert archive.read("policy.pth") == b"parameters"
-
-
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_full_disk_costs_no_checkpoint_and_leaves_no_partial_one(tmp_path, monkeypatch, call):
-    write(tmp_path, 100, keep=1)
-
-    def full(*arguments):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, call, full)
-        with pytest.raises(OSError, match="No space left"):
-            write(tmp_path, 200, keep=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_100_steps.zip"]
-    assert steps_in(tmp_path) == [100]
 
 
 def test_a_checkpoint_of_another_format_is_rejected(tmp_path, monkeypatch):

@@ -14,11 +14,10 @@ from sb3_ano.checkpoints.state import TrainingState
 from sb3_ano.envs import make_vec_env
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, TinyEnv, tiny_vec_env
 
-CLASSIC = ["CartPole", "Pendulum", "MountainCar", "MountainCarContinuous", "Acrobot"]
+CLASSIC = ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Acrobot-v1"]
 MUJOCO = ["HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid", "Swimmer", "Reacher", "Pusher"]
 MUJOCO += ["InvertedPendulum", "InvertedDoublePendulum", "HumanoidStandup"]
-VERSIONS = {"MountainCar": 0, "MountainCarContinuous": 0, **dict.fromkeys(MUJOCO, 5)}
-IDS = [f"{name}-v{VERSIONS.get(name, 1)}" for name in CLASSIC + MUJOCO] + ["PongNoFrameskip-v4", "ALE/Breakout-v5"]
+ATARI = ["PongNoFrameskip-v4", "ALE/Breakout-v5"]
 
 
 def state_of(env: VecEnv) -> TrainingState:
@@ -32,8 +31,6 @@ def drive(env: VecEnv, steps: int, seed: int) -> list:
     answers = []
     for _ in range(steps):
         observations, rewards, dones, infos = env.step(np.stack([env.action_space.sample() for _ in range(env.num_envs)]))
-        if isinstance(observations, dict):
-            observations = {key: value.copy() for key, value in observations.items()}
         for info in infos:
             if "episode" in info:
                 info["episode"] = {**info["episode"], "t": "of this process"}
@@ -41,12 +38,8 @@ def drive(env: VecEnv, steps: int, seed: int) -> list:
     return answers
 
 
-def cart_poles(n_envs: int = 2) -> VecEnv:
-    return make_vec_env("CartPole-v1", n_envs, backend="gymnasium")
-
-
-def tiny(observations):
-    return lambda: tiny_vec_env(observations, BOX_ACTIONS)
+def maker(env_id: str, n_envs: int = 2):
+    return lambda: make_vec_env(env_id, n_envs, backend="gymnasium")
 
 
 def wrapped() -> VecEnv:
@@ -56,25 +49,27 @@ def wrapped() -> VecEnv:
     return VecFrameStack(VecNormalize(VecMonitor(DummyVecEnv([single, single])), gamma=0.9), 3)
 
 
-@pytest.mark.parametrize("make", [*IDS, *map(tiny, (BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS)), wrapped])
-def test_environments_continue_exactly(make):
-    if isinstance(make, str):
-        atari = "Pong" in make or "ALE" in make
-        made = [make_vec_env(make, 1 if atari else 2, backend="gymnasium") for _ in range(2)]
-    else:
-        atari, made = False, [make() for _ in range(2)]
-    first, second = made  # of different seeds and pasts
-    for seed, (env, steps) in enumerate(((first, 100), (second, 20))):
+ENVIRONMENTS = {env_id: (maker(env_id), 150) for env_id in (*CLASSIC, *(f"{name}-v5" for name in MUJOCO))}
+ENVIRONMENTS |= {env_id: (maker(env_id, 1), 300) for env_id in ATARI} | {"wrapped": (wrapped, 150)}
+for name, space in {"box": BOX_OBSERVATIONS, "dict": DICT_OBSERVATIONS, "image": IMAGE_OBSERVATIONS}.items():
+    ENVIRONMENTS[name] = (lambda space=space: tiny_vec_env(space, BOX_ACTIONS)), 150
+
+
+@pytest.mark.parametrize("case", ENVIRONMENTS)
+def test_environments_continue_exactly(case):
+    make, steps = ENVIRONMENTS[case]
+    first, second = make(), make()  # of different seeds and pasts
+    for seed, (env, past) in enumerate(((first, 100), (second, 20))):
         env.seed(seed)
         env.reset()
-        drive(env, steps, seed=steps)
-    content, without_state, dropped = state_of(first).capture()
-    assert (without_state, dropped) == ([], [])
-    expected = drive(first, 300 if atari else 150, seed=5)
+        drive(env, past, seed=past)
+    captured = state_of(first).capture()
+    assert (captured["without_state"], captured["dropped"]) == ([], [])
+    expected = drive(first, steps, seed=5)
     state = state_of(second)
     np.testing.assert_raises(AssertionError, np.testing.assert_equal, drive(second, 3, seed=5), expected[:3])
-    state.restore(content)
-    np.testing.assert_equal(drive(second, len(expected), seed=5), expected)
+    assert state.restore(captured["attributes"]) == []
+    np.testing.assert_equal(drive(second, steps, seed=5), expected)
     first.close(), second.close()
 
 
@@ -103,7 +98,7 @@ def test_restored_environments_share_generators_and_refer_to_each_other_as_befor
         env.reset()
     halves = envs[0].envs[1]
     halves.active, halves.all = halves.second, [halves.second, halves.first]
-    assert state_of(envs[1]).restore(state_of(envs[0]).capture()[0]) == []
+    assert state_of(envs[1]).restore(state_of(envs[0]).capture()["attributes"]) == []
     wind, halves = envs[1].envs
     assert wind.generator is wind.unwrapped.np_random
     assert wind.generator is not envs[0].envs[0].generator
@@ -120,44 +115,46 @@ class Gate(EzPickle):
 
 
 class Guarded(TinyEnv):
-    def __init__(self, guard) -> None:
+    def __init__(self, **attributes) -> None:
         super().__init__(BOX_OBSERVATIONS, BOX_ACTIONS)
-        self.guard = guard
+        vars(self).update(attributes)
+
+
+def guarded(**attributes):
+    return lambda: DummyVecEnv([lambda: Guarded(**attributes)])
 
 
 @pytest.mark.parametrize(
-    ("guard", "lost"),
+    ("make", "lost"),
     [
-        (Gate(), ["Guarded"]),
-        ((number for number in range(3)), ["Guarded"]),
-        ({"hidden": TinyEnv(BOX_OBSERVATIONS, BOX_ACTIONS)}, []),  # is found, and has a state
+        (guarded(guard=Gate()), ["Guarded"]),
+        (guarded(guard=(number for number in range(3))), ["Guarded"]),
+        (guarded(window=(number for number in range(3))), []),  # is made again
+        (guarded(guard={"hidden": TinyEnv(BOX_OBSERVATIONS, BOX_ACTIONS)}), []),  # is found, and has a state
+        (lambda: VecNormalize(make_vec_env("CartPole-v1", 1, vec_env_cls=SubprocVecEnv)), ["SubprocVecEnv"]),
+        (lambda: VecNormalize(make_vec_env("CartPole-v1", 1, backend="envpool")), ["EnvPoolVecEnv"]),
     ],
-    ids=["EzPickle", "generator", "environment"],
+    ids=["EzPickle", "generator", "window", "environment", "processes", "envpool"],
 )
-def test_environments_whose_attributes_cannot_be_pickled_are_named(guard, lost):
-    assert state_of(DummyVecEnv([lambda: Guarded(guard)])).capture()[1] == lost
-
-
-@pytest.mark.parametrize("name", ["EnvPoolVecEnv", "SubprocVecEnv"])
-def test_environments_of_other_processes_and_libraries_are_named(name):
+def test_environments_without_a_state_are_named(make, lost):
     pytest.importorskip("envpool")
-    in_process = SubprocVecEnv if name == "SubprocVecEnv" else None
-    env = make_vec_env("CartPole-v1", 1, backend="auto" if in_process else "envpool", vec_env_cls=in_process)
-    assert state_of(VecNormalize(env)).capture()[1:] == ([name], [])
+    env = make()
+    captured = state_of(env).capture()
+    assert (captured["without_state"], captured["dropped"]) == (lost, [])
     env.close()
 
 
 @pytest.mark.parametrize(
     ("make_other", "message"),
     [
-        (lambda: VecNormalize(cart_poles()), "env is VecNormalize, but DirectVecEnv in the checkpoint"),
-        (lambda: cart_poles(3), r"env.envs\[2\] is Monitor, but missing in the checkpoint"),
-        (lambda: cart_poles(1), r"env.envs\[1\] is missing, but Monitor in the checkpoint"),
-        (lambda: make_vec_env("Acrobot-v1", 2), "env.envs.*is AcrobotEnv, but CartPoleEnv in the checkpoint"),
+        (lambda: VecNormalize(maker("CartPole-v1")()), "env is VecNormalize, but DirectVecEnv in the checkpoint"),
+        (maker("CartPole-v1", 3), r"env.envs\[2\] is Monitor, but missing in the checkpoint"),
+        (maker("CartPole-v1", 1), r"env.envs\[1\] is missing, but Monitor in the checkpoint"),
+        (maker("Acrobot-v1"), "env.envs.*is AcrobotEnv, but CartPoleEnv in the checkpoint"),
     ],
 )
 def test_other_environments_are_rejected(make_other, message):
-    content = state_of(cart_poles()).capture()[0]
+    content = state_of(maker("CartPole-v1")()).capture()["attributes"]
     with pytest.raises(ValueError, match=message):
         state_of(make_other()).restore(content)
 
@@ -170,7 +167,7 @@ def test_a_monitor_file_loses_the_episodes_that_are_repeated(tmp_path):
 
     env, file = make(), tmp_path / "0.monitor.csv"
     drive(env, 100, seed=0)
-    content = state_of(env).capture()[0]
+    content = state_of(env).capture()["attributes"]
     kept = file.read_bytes()
     drive(env, 100, seed=1)  # the run is interrupted in the middle of a row
     env.close()
@@ -187,10 +184,11 @@ def test_a_monitor_file_loses_the_episodes_that_are_repeated(tmp_path):
 
 
 def test_callbacks_can_be_added_and_removed():
-    model, callback = ANO("MlpPolicy", cart_poles(1), n_steps=8, batch_size=8), EvalCallback(cart_poles(1))
+    cart_pole = maker("CartPole-v1", 1)
+    model, callback = ANO("MlpPolicy", cart_pole(), n_steps=8, batch_size=8), EvalCallback(cart_pole())
     callback.best_mean_reward, callback.evaluations_timesteps = 12.5, [100]
-    content = TrainingState(model, callback).capture()[0]
-    other = EvalCallback(cart_poles(1), log_path="elsewhere")
+    content = TrainingState(model, callback).capture()["attributes"]
+    other = EvalCallback(cart_pole(), log_path="elsewhere")
     TrainingState(model, other).restore(content)
     assert (other.best_mean_reward, other.evaluations_timesteps) == (12.5, [100])
     assert "elsewhere" in other.log_path

@@ -68,29 +68,21 @@ def test_a_handler_of_the_users_own_stays():
     assert len(texts) == 2
 
 
-def run(code: str, *options: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True, timeout=120)
-
-
-def test_a_warning_that_is_an_error_does_not_end_the_process():
-    # An exception that leaves MuJoCo's callback calls terminate().
-    code = "from sb3_ano.envs import make_vec_env; make_vec_env('HalfCheetah-v5', 2, backend='gymnasium')"
-    finished = run(code, "-W", "error::UserWarning")
+@pytest.mark.parametrize(
+    ("code", "options", "shown"),
+    [
+        # An exception that leaves MuJoCo's callback calls terminate().
+        ("make_vec_env('HalfCheetah-v5', 2, backend='gymnasium')", ["-W", "error::UserWarning"], "MuJoCo: compiler attribute"),
+        ("make_vec_env('HalfCheetah-v5', vec_env_cls=SubprocVecEnv).close()", [], "UserWarning: compiler attribute"),
+        ("make_vec_env('CartPole-v1', 2); make_env('Pendulum-v1'); assert 'mujoco' not in sys.modules", [], None),
+    ],
+    ids=["as an error", "in other processes", "without MuJoCo"],
+)
+def test_a_process_shows_it_once_and_goes_on(code, options, shown):
+    code = (
+        "import sys; from stable_baselines3.common.vec_env import SubprocVecEnv\n"
+        f"from sb3_ano.envs import make_env, make_vec_env\nif __name__ == '__main__': {code}"
+    )
+    finished = subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True, timeout=120)
     assert finished.returncode == 0, finished.stderr
-    assert finished.stderr.count("MuJoCo: compiler attribute 'settotalmass'") == 1
-
-
-def test_other_processes_show_it_through_python_too():
-    code = (
-        "from stable_baselines3.common.vec_env import SubprocVecEnv; from sb3_ano.envs import make_vec_env\n"
-        "if __name__ == '__main__': make_vec_env('HalfCheetah-v5', vec_env_cls=SubprocVecEnv).close()"
-    )
-    assert run(code).stderr.count("UserWarning: compiler attribute 'settotalmass'") == 1
-
-
-def test_mujoco_is_not_imported_for_other_environments():
-    code = (
-        "import sys; from sb3_ano.envs import make_env, make_vec_env\n"
-        "make_vec_env('CartPole-v1', 2); make_env('Pendulum-v1'); assert 'mujoco' not in sys.modules"
-    )
-    assert run(code).returncode == 0
+    assert finished.stderr.count("settotalmass") == finished.stderr.count(str(shown)) == (shown is not None)
