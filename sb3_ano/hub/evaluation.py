@@ -122,8 +122,9 @@ def _made_from(venv: VecEnv) -> tuple[str | None, dict[str, Any]]:
     env_id, settings = getattr(venv.unwrapped, "made_from", (None, {}))
     if env_id is None and (spec := _spec(venv)) is not None:
         env_id, settings = spec.id, spec.kwargs
-    defaults = {**(gym.registry[env_id].kwargs if env_id in gym.registry else {}), "render_mode": settings.get("render_mode")}
-    return env_id, {name: value for name, value in settings.items() if repr(defaults.get(name, ...)) != repr(value)}
+    defaults = gym.registry[env_id].kwargs if env_id in gym.registry else {}
+    changed = {name: value for name, value in settings.items() if repr(defaults.get(name, ...)) != repr(value)}
+    return env_id, {name: value for name, value in changed.items() if name != "render_mode"}
 
 
 def _spec(venv: VecEnv) -> EnvSpec | None:

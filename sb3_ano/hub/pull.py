@@ -21,7 +21,7 @@ from sb3_ano.algorithms.loading import read_saved_model
 from sb3_ano.envs import DirectVecEnv, VecNormalize, register_atari
 from sb3_ano.hub import repository
 from sb3_ano.hub.card import write_settings
-from sb3_ano.hub.documents import new_folder, shown
+from sb3_ano.hub.documents import new_folder, shown, translate_errors
 from sb3_ano.hub.evaluation import Task, quiet_about_batches
 from sb3_ano.hub.safe_format import NORMALIZATION, SAFE_FILES, load_normalization, load_safe, open_document
 from sb3_ano.hub.state import with_statistics
@@ -225,13 +225,11 @@ def download_run(
 def _read_task(agent: Path, env_id: str | None) -> Task:
     """Read the environment of a downloaded agent; its id is only looked up, and its settings are a stranger's."""
     path = agent / repository.RESULTS
-    try:
+    with translate_errors(f"{path} does not name the agent's environment"):
         results = read_json(path)
-        trained_in, env_kwargs = results["env_id"], results.get("env_kwargs") or {}
-        if not isinstance(trained_in, str) or not isinstance(env_kwargs, dict):
-            raise ValueError
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{path} does not name the agent's environment") from error
+        trained_in, env_kwargs = results["env_id"], dict(results.get("env_kwargs") or {})
+        if not isinstance(trained_in, str):
+            raise TypeError("env_id is not a string")
     register_atari(trained_in)
     if trained_in not in gym.registry:
         raise ValueError(

@@ -1,6 +1,7 @@
 """Agents as safetensors and JSON: a directory that a stranger loads without running anything of its author's."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -174,7 +175,7 @@ def load_safe(
         _set_shaping(model, folder, document["shaping"], shaping)
         moments = None if document["optimizer"] is None else _open_tensors(folder, document, OPTIMIZER)
         if env is not None:
-            _set_env(model, folder, document, env)
+            _set_env(model, folder, document["vec_normalize"] is not None, env)
         if "n_steps" not in supplied:
             _require_affordable(model, folder)
         # A custom policy may keep what it draws.
@@ -199,14 +200,11 @@ def load_normalization(path: str | os.PathLike[str], venv: VecEnv) -> VecNormali
     """
     folder = Path(path)
     with untrusted(folder):
-        return _restore_normalization(folder, open_document(folder), venv)
-
-
-def _restore_normalization(folder: Path, document: dict[str, Any], venv: VecEnv) -> VecNormalize:
-    if document["vec_normalize"] is None:
-        raise SafeFormatError(f"{folder} holds no statistics of VecNormalize; the agent was trained without it")
-    file = _open_tensors(folder, document, NORMALIZATION)
-    return state.restore_normalization(venv, document["vec_normalize"], file)
+        document = open_document(folder)
+        if document["vec_normalize"] is None:
+            raise SafeFormatError(f"{folder} holds no statistics of VecNormalize; the agent was trained without it")
+        file = _open_tensors(folder, document, NORMALIZATION)
+        return state.restore_normalization(venv, document["vec_normalize"], file)
 
 
 def open_document(folder: Path) -> dict[str, Any]:
@@ -322,13 +320,13 @@ def _require_affordable(model: ShapedPolicyAlgorithm, folder: Path) -> None:
         raise SafeFormatError(f"{folder} asks for rollouts of {rollout}; allowed are {allowed}")
 
 
-def _set_env(model: ShapedPolicyAlgorithm, folder: Path, document: dict[str, Any], env: GymEnv | str) -> None:
+def _set_env(model: ShapedPolicyAlgorithm, folder: Path, is_normalized: bool, env: GymEnv | str) -> None:
     """Give the model its environments, normalized if the agent was trained that way."""
     if not isinstance(env, VecEnv):
         env = model._wrap_env(env)
         env = env.venv if isinstance(env, VecTransposeImage) else env  # SB3 normalizes images before it transposes them
-    if document["vec_normalize"] is not None:
-        env = state.with_statistics(env, lambda venv: _restore_normalization(folder, document, venv))
+    if is_normalized:
+        env = state.with_statistics(env, functools.partial(load_normalization, folder))
     model.n_envs = env.num_envs
     try:
         model.set_env(env)
