@@ -81,22 +81,23 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_file(path, json.dumps(content, indent=1) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, **options: Any) -> dict[str, Any]:
     """Read a JSON object from a regular file of bounded size.
 
     :param path: file to read
+    :param options: arguments of ``json.loads``, such as hooks that reject values
     :raises FileNotFoundError: if there is no file
     :raises ValueError: if the file is not a regular file, is larger than 4 MB, or holds anything but a JSON object
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # opening a FIFO would wait for a writer
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    # Opening a FIFO would wait for a writer.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError(f"{path} is not a regular file")
         text = file.read(_MAX_JSON_BYTES + 1)
     if len(text) > _MAX_JSON_BYTES:
         raise ValueError(f"{path} is larger than {_MAX_JSON_BYTES} bytes")
     try:
-        content = json.loads(text)
+        content = json.loads(text.decode(), **options)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a JSON file: {error}") from error
     if not isinstance(content, dict):

@@ -1,11 +1,10 @@
 """Share agents: the safe format, and the Hugging Face Hub."""
 
 from sb3_ano.extras import missing_extra
-from sb3_ano.hub.folders import no_imports_from
+from sb3_ano.hub.documents import SafeFormatError, untrusted
 
 try:
-    with no_imports_from("."):  # the current directory may be a stranger's
-        from sb3_ano.hub.documents import SafeFormatError
+    with untrusted("."):  # import nothing from the current directory, which may be a stranger's
         from sb3_ano.hub.pull import download, download_run, load_from_hub
         from sb3_ano.hub.push import package, push_folder, push_to_hub
         from sb3_ano.hub.repository import HubError

@@ -14,10 +14,10 @@ from sb3_ano._io import versions as installed_versions
 from sb3_ano._io import write_file
 from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
 from sb3_ano.envs.atari import atari_protocol
-from sb3_ano.hub.codec import is_built_in
+from sb3_ano.hub.codec import is_built_in, plain, readable
 from sb3_ano.hub.evaluation import Task, custom_objects
-from sb3_ano.hub.hyperparameters import hyperparameters, plain
 from sb3_ano.hub.repository import CURVE, VIDEO, model_file
+from sb3_ano.hub.safe_format import describe
 
 _REPOSITORY = "https://github.com/sb3-ano/sb3-ano"
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
@@ -31,6 +31,10 @@ _ENVIRONMENTS = {
 # Environments of these packages are registered without an import.
 _SHIPPED = ("", "gymnasium", "ale_py", "shimmy")
 _ATARI_WRAPPER = "stable_baselines3.common.atari_wrappers.AtariWrapper"
+# Arguments that say how and where a model runs, not what it learns from.
+_NOT_HYPERPARAMETERS = ("stats_window_size", "verbose", "seed", "torch_compile")
+# Arguments of VecNormalize that the RL Zoo writes.
+_NORMALIZATION = ("norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon")
 
 
 def model_card(
@@ -85,8 +89,23 @@ def model_card(
         model_file=model_file(name, env_id),
         hyperparameters=json.dumps(hyperparameters(model), indent=2),
         versions=versions(task),
-        code=_code,
     )
+
+
+def hyperparameters(model: ShapedPolicyAlgorithm) -> dict[str, Any]:
+    """Return the arguments of the algorithm, the number of environments, and how they were normalized.
+
+    :param model: agent
+    :return: numbers, names, and lists and dictionaries of those
+    """
+    document = describe(model, {})
+    settings = {"policy": document["policy"], "n_envs": document["n_envs"], "n_timesteps": model.num_timesteps}
+    settings |= {name: value for name, value in document["arguments"].items() if name not in _NOT_HYPERPARAMETERS}
+    if isinstance(model, ANO):
+        settings["shaping"] = model.shaping_name
+    stored = document["vec_normalize"]
+    settings["normalize"] = {name: stored[name] for name in _NORMALIZATION} if stored else False
+    return readable(settings)
 
 
 def write_settings(folder: Path, model: ShapedPolicyAlgorithm, task: Task) -> None:
@@ -130,11 +149,6 @@ def _custom_parts(model: ShapedPolicyAlgorithm) -> dict[str, str]:
     if objects := custom_objects(model):
         parts["custom_objects"] = str({name: plain(value) for name, value in objects.items()})
     return parts
-
-
-def _code(text: Any) -> str:
-    """Put a text on one line that Markdown shows as it is."""
-    return f"`{' '.join(str(text).replace('`', chr(39)).split())}`"
 
 
 def _entry_point(env_id: str) -> str:

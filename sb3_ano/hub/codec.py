@@ -220,11 +220,8 @@ def encode_arguments(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> di
     :param model: algorithm that keeps its arguments as attributes
     :param custom: dictionary that collects, by dotted name, what only the caller of ``load_safe`` can supply
     """
-    values = {name: getattr(model, _ATTRIBUTES.get(name, name)) for name in stored_arguments(type(model))}
-    net_arch = values["policy_kwargs"].get("net_arch")
-    if isinstance(net_arch, list) and net_arch and isinstance(net_arch[0], dict):  # up to SB3 1.7; it loads models like this
-        values["policy_kwargs"] = {**values["policy_kwargs"], "net_arch": net_arch[0]}
-    return {name: encode(value, name, custom) for name, value in values.items()}
+    names = stored_arguments(type(model))
+    return {name: encode(getattr(model, _ATTRIBUTES.get(name, name)), name, custom) for name in names}
 
 
 def decode_arguments(
@@ -272,18 +269,8 @@ def _require_defaults(values: dict[str, Any], constructor: type, name: str) -> N
     require_like({key: values[key] for key in defaults}, defaults, name)
 
 
-def encode_policy(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> Any:
-    """Return the name of SB3's policy class, or an object with the name of a custom one.
-
-    :param model: algorithm
-    :param custom: dictionary that collects the custom class
-    """
-    encoded = encode(model.policy_class, "policy", custom)
-    return encoded.get("$class", encoded)
-
-
 def decode_policy(document: Any, custom: dict[str, Any]) -> type[BasePolicy]:
-    """Return the policy class that :func:`encode_policy` described.
+    """Return the policy class that :func:`encode` described; the names of SB3's stand alone.
 
     :raises SafeFormatError: if the name is not SB3's, or the caller has to supply the class
     """
@@ -293,3 +280,25 @@ def decode_policy(document: Any, custom: dict[str, Any]) -> type[BasePolicy]:
     if not (isinstance(policy, type) and issubclass(policy, BasePolicy)):
         raise rejected("policy", policy, ", ".join(CLASSES["policy"]))
     return policy
+
+
+def plain(value: Any) -> Any:
+    """Return a value that JSON and safe YAML can hold, with names instead of functions, classes and other objects."""
+    if isinstance(value, dict):
+        return {str(name): plain(part) for name, part in value.items()}
+    return readable(encode(value.tolist() if hasattr(value, "tolist") else value, "", {}))
+
+
+def readable(encoded: Any) -> Any:
+    """Replace the tags in what :func:`encode` returned: schedules become the zoo's text, and classes their names."""
+    if isinstance(encoded, list):
+        return [readable(item) for item in encoded]
+    if not isinstance(encoded, dict):
+        return encoded
+    tag = next((key for key in encoded if key.startswith("$")), None)
+    if tag is None:
+        return {key: readable(item) for key, item in encoded.items()}
+    if tag == "$schedule":
+        schedule = LinearSchedule(encoded["start"], encoded["end"], encoded["end_fraction"])
+        return f"lin_{schedule.start}" if (schedule.end, schedule.end_fraction) == (0.0, 1.0) else str(schedule)
+    return float(encoded[tag]) if tag == "$float" else readable(encoded[tag])

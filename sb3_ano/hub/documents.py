@@ -1,16 +1,17 @@
-"""Read JSON that a stranger wrote: bounded, checked, and with one clear line if something is wrong."""
+"""Read what a stranger wrote, bounded and checked, with one clear line if something is wrong; write directories whole."""
 
 import contextlib
-import json
 import math
 import os
 import reprlib
 import stat
-from collections.abc import Iterator
+import sys
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-MAX_DOCUMENT_BYTES = 2**22
+from sb3_ano._io import read_json, replace_directory
+
 _MAX_MESSAGE = 900
 _MAX_INTEGER = 2**64
 _MAX_TEXT = 1000
@@ -70,10 +71,31 @@ def translate_errors(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (SafeFormatError, MemoryError):  # load_safe has one message for all that is too large
+    except (SafeFormatError, MemoryError):  # untrusted has one message for all that is too large
         raise
     except Exception as error:
         raise SafeFormatError(f"{what}: {one_line(error)}") from error
+
+
+@contextlib.contextmanager
+def untrusted(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Work with a directory that a stranger filled: import no module from it, and name it if memory runs out.
+
+    The current directory is on Python's path. PyTorch imports some modules late, and looks for packages that are not
+    installed: a file of the right name in the directory would run.
+
+    :param folder: directory to take off Python's path inside the block
+    """
+    path = sys.path.copy()
+    with contextlib.suppress(ValueError):  # raised for a name with a null byte
+        excluded = os.path.realpath(folder)
+        sys.path[:] = [entry for entry in path if os.path.realpath(entry or os.curdir) != excluded]
+    try:
+        yield
+    except MemoryError as error:
+        raise SafeFormatError(f"{folder} needs more memory than is available") from error
+    finally:
+        sys.path[:] = path
 
 
 def size_of(path: Path) -> int:
@@ -96,18 +118,12 @@ def size_of(path: Path) -> int:
 def read_document(path: Path) -> dict[str, Any]:
     """Read a JSON object in which every number is finite and every key occurs once.
 
-    :param path: file of at most 4 MiB
+    :param path: file of at most 4 MB
     :raises SafeFormatError: if the file is missing, not a regular file, too large, or not such an object
     """
-    size = size_of(path)
-    if size > MAX_DOCUMENT_BYTES:
-        raise SafeFormatError(f"{path} is {size} bytes long; allowed are up to {MAX_DOCUMENT_BYTES}")
+    size_of(path)  # rejects links, which the reader would follow
     with translate_errors(f"{path} is not valid JSON"):
-        text = path.read_bytes().decode()
-        document = json.loads(text, object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite, parse_int=_integer)
-    if not isinstance(document, dict):
-        raise SafeFormatError(f"{path} is not a JSON object")
-    return document
+        return read_json(path, object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite, parse_int=_integer)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -143,6 +159,7 @@ def require_like(value: Any, example: Any, name: str) -> None:
     :raises SafeFormatError: if a type or a length differs, a key is missing or unknown, a number is NaN, or a string does not
         fit on one line
     """
+    parts: list[tuple[Any, Any]] = []
     if isinstance(example, bool):
         sound, allowed = isinstance(value, bool), "true and false"
     elif isinstance(example, int | float):
@@ -155,16 +172,40 @@ def require_like(value: Any, example: Any, name: str) -> None:
         sound, allowed = callable(value), "classes from the list of the safe format"
     elif isinstance(example, list | tuple):
         sound, allowed = isinstance(value, list | tuple) and len(value) == len(example), f"lists of {len(example)} values"
+        parts = list(enumerate(example))
     else:
         sound, allowed = isinstance(value, dict) or not isinstance(example, dict), "objects"
+        parts = list(example.items()) if isinstance(example, dict) else []
     if not sound:
         raise rejected(name, value, allowed)
-    if isinstance(example, dict):
-        for key in (*example, *value):
-            if key not in value or key not in example:
-                problem = "lacks" if key in example else "has the unknown key"
-                raise SafeFormatError(f"{name} {problem} {shown(key)}; its keys are {', '.join(example)}")
-            require_like(value[key], example[key], f"{name}.{key}")
-    elif isinstance(example, list | tuple):
-        for index, (part, example_part) in enumerate(zip(value, example, strict=True)):
-            require_like(part, example_part, f"{name}.{index}")
+    for key in (*example, *value) if isinstance(example, dict) else ():
+        if key not in value or key not in example:
+            problem = "lacks" if key in example else "has the unknown key"
+            raise SafeFormatError(f"{name} {problem} {shown(key)}; its keys are {', '.join(example)}")
+    for key, part in parts:
+        require_like(value[key], part, f"{name}.{key}")
+
+
+@contextlib.contextmanager
+def new_folder(path: str | os.PathLike[str], own: Collection[str]) -> Iterator[Path]:
+    """Yield a new directory that takes the place of ``path`` if the block ends without an error.
+
+    :param path: directory that does not exist, is empty, or holds only files with names in ``own``, which are replaced
+    :param own: names of the files that may be replaced
+    :raises FileExistsError: if ``path`` is a file, or a directory with other content
+    """
+    target = Path(os.path.realpath(path))  # a link to a directory stays a link
+    _check_replaceable(target, own)
+    with replace_directory(target) as directory:
+        yield directory
+        _check_replaceable(target, own)  # again, because the block may have taken minutes
+
+
+def _check_replaceable(path: Path, own: Collection[str]) -> None:
+    allowed = "allowed are a new directory and one that holds only an agent"
+    if path.exists() and not path.is_dir():
+        raise FileExistsError(f"path={str(path)!r} is a file; {allowed}")
+    entries = path.iterdir() if path.exists() else ()
+    others = sorted(entry.name for entry in entries if entry.name not in own or not entry.is_file())
+    if others:
+        raise FileExistsError(f"path={str(path)!r} holds {others[0]!r}, which would be lost; {allowed}")

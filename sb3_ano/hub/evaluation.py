@@ -14,16 +14,16 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec, WrapperSpec
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize, unwrap_vec_normalize
 
 from sb3_ano._io import now
 from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
+from sb3_ano.checkpoints.rng import random_state, set_random_state
 from sb3_ano.envs import make_vec_env
 from sb3_ano.envs.batched import BatchedVecEnv
-from sb3_ano.hub.codec import SCHEDULES, encode_arguments, encode_policy
+from sb3_ano.hub.codec import SCHEDULES, plain
 from sb3_ano.hub.documents import one_line, shown
-from sb3_ano.hub.hyperparameters import plain
-from sb3_ano.hub.safe_format import load_normalization, load_safe
+from sb3_ano.hub.safe_format import describe, load_normalization, load_safe
 
 # Wrappers that leave the task as it is. SB3 adds VecTransposeImage itself; the spaces are compared afterwards.
 _NEUTRAL = {
@@ -80,14 +80,14 @@ def task_of(
     :raises ValueError: if there is no environment or no id, or if no environments are given and the id makes another
         task than the model's environment
     """
-    trained_in, chosen = model.get_env(), env if isinstance(env, str) else env_id
-    given = None if isinstance(env, str) else env
-    source = trained_in if given is None else given
-    if source is None and chosen is None:
+    env, env_id = (None, env) if isinstance(env, str) else (env, env_id)
+    trained_in = model.get_env()
+    source = trained_in if env is None else env
+    if source is None and env_id is None:
         raise ValueError("env=None is not allowed for a model without an environment; pass the id of its environment")
     venv = None if source is None else model._wrap_env(source)
     known_id, settings = (None, {}) if venv is None else _made_from(venv)
-    env_id = chosen or known_id
+    env_id = env_id or known_id
     if env_id is None:
         raise ValueError(
             "env has no registered id, by which others could make it; register it with gymnasium, or pass env= and env_id="
@@ -103,13 +103,11 @@ def task_of(
         return task
     backend = task.backend
     try:
-        made = task.make()
+        with contextlib.closing(task.make()) as made:
+            additions, backend = _differences(venv, made), getattr(made.unwrapped, "backend", backend)
     except Exception as error:  # constructors raise errors of any class for the arguments of another class
         additions = [f"what its id does not make ({one_line(error)})"]
-    else:
-        with contextlib.closing(made):
-            additions, backend = _differences(venv, made), getattr(made.unwrapped, "backend", backend)
-    if additions and given is None:
+    if additions and env is None:
         raise ValueError(
             f"env={env_id!r} is not what the model was trained in, because the model's environment has "
             f"{', '.join(additions)}: the score would be that of another task; build that environment and pass it as env="
@@ -153,40 +151,29 @@ def _differences(venv: VecEnv, made: VecEnv) -> list[str]:
 
 def _description(venv: VecEnv) -> list[str]:
     """List the wrappers that change the task, outermost first, and its settings."""
-    wrappers, base = _wrappers(venv), venv.unwrapped
-    if isinstance(base, BatchedVecEnv):
-        env_id, env_kwargs = _made_from(venv)
-        # gymnasium describes the same task in more detail, if it has it.
-        with (
-            contextlib.suppress(ValueError, TypeError),
-            contextlib.closing(Task(env_id or base.env_id, env_kwargs).make()) as made,
-        ):
-            if not isinstance(made.unwrapped, BatchedVecEnv):
-                return wrappers + _description(made)
-        return [*wrappers, f"task={env_id or base.env_id} {env_kwargs}"]
-    spec = _spec(venv)
-    if spec is None:
-        return [*wrappers, "no registered id"]
-    added = [wrapper for wrapper in reversed(spec.additional_wrappers) if wrapper.name not in _NEUTRAL]
-    wrappers += [wrapper.name + (shown(plain(wrapper.kwargs)) if wrapper.kwargs else "") for wrapper in added]
-    settings = {"class": spec.entry_point, "max_episode_steps": spec.max_episode_steps, **spec.kwargs}
-    return wrappers + [f"{name}={settings[name]}" for name in sorted(settings.keys() - {"render_mode"})]
-
-
-def _wrappers(venv: VecEnv) -> list[str]:
-    """Return the names of the vectorized wrappers that change the task, outermost first."""
     names: list[str] = []
     while isinstance(venv, VecEnvWrapper):
         name = type(venv).__name__
-        if isinstance(venv, VecFrameStack):
-            names.append(f"{name}(n_stack={venv.stacked_obs.n_stack})")
-        elif isinstance(venv, VecNormalize):
-            if names and venv.norm_obs:  # the outermost one is not part of the task: its statistics are the agent's
-                names.append(name)
-        elif name not in _NEUTRAL:
-            names.append(name)
+        # The outermost VecNormalize is not part of the task: its statistics are the agent's.
+        if name not in _NEUTRAL and (not isinstance(venv, VecNormalize) or (names and venv.norm_obs)):
+            stacked = vars(venv).get("stacked_obs")  # of VecFrameStack
+            names.append(name if stacked is None else f"{name}(n_stack={stacked.n_stack})")
         venv = venv.venv
-    return names
+    if isinstance(venv, BatchedVecEnv):
+        env_id, env_kwargs = _made_from(venv)
+        # gymnasium describes the same task in more detail, if it has it.
+        twin = Task(env_id or venv.env_id, env_kwargs)
+        with contextlib.suppress(ValueError, TypeError), contextlib.closing(twin.make()) as made:
+            if not isinstance(made.unwrapped, BatchedVecEnv):
+                return names + _description(made)
+        return [*names, f"task={twin.env_id} {env_kwargs}"]
+    spec = _spec(venv)
+    if spec is None:
+        return [*names, "no registered id"]
+    added = [wrapper for wrapper in reversed(spec.additional_wrappers) if wrapper.name not in _NEUTRAL]
+    names += [wrapper.name + (shown(plain(wrapper.kwargs)) if wrapper.kwargs else "") for wrapper in added]
+    settings = {"class": spec.entry_point, "max_episode_steps": spec.max_episode_steps, **spec.kwargs}
+    return names + [f"{name}={settings[name]}" for name in sorted(settings.keys() - {"render_mode"})]
 
 
 def custom_objects(model: ShapedPolicyAlgorithm) -> dict[str, Any]:
@@ -195,8 +182,7 @@ def custom_objects(model: ShapedPolicyAlgorithm) -> dict[str, Any]:
     Schedules are left out, because an agent acts without them.
     """
     objects: dict[str, Any] = {}
-    encode_policy(model, objects)
-    encode_arguments(model, objects)
+    describe(model, objects)
     return {name: value for name, value in objects.items() if name not in SCHEDULES}
 
 
@@ -214,9 +200,11 @@ def loaded_agent(
 ) -> Iterator[ShapedPolicyAlgorithm]:
     """Load an agent from its safe format as a reader would, with environments to evaluate it in.
 
+    The process-wide random generators, which loading seeds, are left as they were.
+
     :param model: agent
     :param folder: directory that ``save_safe`` wrote
-    :param env: environments to use, which are left as they were; None makes one, and closes it
+    :param env: environments to use, which are left normalized as they were; None makes one, and closes it
     :param task: environment to make
     :param seed: seed of the environment that is made
     :raises ValueError: if observations or actions are not those of the agent, or are normalized in another place
@@ -225,31 +213,27 @@ def loaded_agent(
     options: dict[str, Any] = {"custom_objects": {"n_steps": model.n_steps, **custom_objects(model)}, "device": model.device}
     if isinstance(model, ANO):
         options["shaping"] = model.shaping
+    generators = random_state()
     source = task.make(seed) if env is None else env
-    above, inner = None, model._wrap_env(source)
-    venv = inner
-    while isinstance(inner, VecEnvWrapper) and not isinstance(inner, VecNormalize):
-        above, inner = inner, inner.venv
+    venv = model._wrap_env(source)
+    normalized = unwrap_vec_normalize(venv)
+    attributes = {} if normalized is None else dict(vars(normalized))
     try:
         try:
-            # A VecNormalize is replaced by one with the agent's statistics; without one, load_safe adds it.
-            if isinstance(inner, VecNormalize):
-                normalized = load_normalization(folder, inner.venv)
+            if normalized is not None:  # for now with the agent's statistics; without a VecNormalize, load_safe adds one
+                vars(normalized).update(vars(load_normalization(folder, normalized.venv)))
                 normalized.training = normalized.norm_reward = False
-                if above is None:
-                    venv = normalized
-                else:
-                    above.venv = normalized
             with quiet_about_batches():
                 agent = load_safe(folder, venv, **options)
         except ValueError as error:
             raise ValueError(f"env={task.env_id!r} is not what the model was trained in: {error}; pass it as env=") from None
         yield agent
     finally:
-        if above is not None:
-            above.venv = inner
+        if normalized is not None:
+            normalized.__dict__ = attributes
         if env is None:
             source.close()
+        set_random_state(generators)
 
 
 def evaluate(

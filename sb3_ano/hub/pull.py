@@ -1,50 +1,61 @@
 """Load an agent from the Hugging Face Hub."""
 
+import contextlib
 import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import gymnasium as gym
 import torch
 from huggingface_hub import HfApi
-from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano._io import read_json
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.algorithms.loading import read_saved_model
-from sb3_ano.envs import DirectVecEnv, make_env, register_atari
-from sb3_ano.envs import VecNormalize as FastVecNormalize
+from sb3_ano.envs import DirectVecEnv, VecNormalize, register_atari
 from sb3_ano.hub import repository
 from sb3_ano.hub.card import write_settings
-from sb3_ano.hub.documents import shown
+from sb3_ano.hub.documents import new_folder, shown, translate_errors
 from sb3_ano.hub.evaluation import Task, quiet_about_batches
-from sb3_ano.hub.folders import new_folder
 from sb3_ano.hub.safe_format import NORMALIZATION, SAFE_FILES, load_normalization, load_safe, open_document
-from sb3_ano.hub.training_state import take_statistics
+from sb3_ano.hub.state import with_statistics
 from sb3_ano.shaping import ShapingLike
 
 #: Bytes that a download may have unless ``max_bytes`` allows more.
 MAX_BYTES = 2 * 1024**3
 
 
+class Source(TypedDict, total=False):
+    """Options of every download.
+
+    - ``revision``: branch, tag or commit; a commit is the only one that its author cannot change later
+    - ``token``: token of the Hub, for private repositories; None takes the one of ``hf auth login`` or ``HF_TOKEN``
+    - ``cache_dir``: directory of downloads; None is huggingface_hub's cache
+    - ``max_bytes``: bytes that all files together may have, 2 GiB by default
+    """
+
+    revision: str | None
+    token: str | None
+    cache_dir: str | Path | None
+    max_bytes: int
+
+
 def load_from_hub(
     repo_id: str,
     env: str | gym.Env | VecEnv | None = None,
     *,
-    revision: str | None = None,
     filename: str | None = None,
     trust_remote_code: bool = False,
     device: torch.device | str = "auto",
     shaping: ShapingLike | None = None,
     custom_objects: dict[str, Any] | None = None,
-    token: str | None = None,
-    cache_dir: str | Path | None = None,
-    max_bytes: int = MAX_BYTES,
+    **source: Unpack[Source],
 ) -> ShapedPolicyAlgorithm:
     """Load an agent that :func:`~sb3_ano.hub.push.push_to_hub` pushed.
 
@@ -54,103 +65,83 @@ def load_from_hub(
     :param repo_id: repository, ``"user/name"``
     :param env: environments for the agent, or an id. They are normalized as in training, with statistics that no longer
         change, unless they have a VecNormalize with statistics of its own
-    :param revision: branch, tag or commit; a commit is the only one that its author cannot change later
     :param filename: name of the saved model, with ``trust_remote_code``, if the repository holds several
     :param trust_remote_code: whether to load SB3's file instead of the safe format
     :param device: device of the networks
     :param shaping: shaping function of an agent that was trained with one that is not built in
     :param custom_objects: classes and functions of the agent that are not SB3's or this package's, as for ``load_safe``
-    :param token: token of the Hub, for private repositories; None takes the one of ``hf auth login`` or ``HF_TOKEN``
-    :param cache_dir: directory of downloads; None is huggingface_hub's cache
-    :param max_bytes: bytes that all files together may have
+    :param source: ``revision``, ``token``, ``cache_dir`` and ``max_bytes``, see :class:`Source`
     :raises HubError: if the repository, a file, the connection or the disk fails
     :raises ValueError: if the repository holds no agent that may be loaded, or the agent is damaged
     """
-    with tempfile.TemporaryDirectory() as temporary, quiet_about_batches():
-        files = _fetch(repo_id, Path(temporary), revision, token, cache_dir, max_bytes, trust_remote_code, filename)
-        if trust_remote_code:
-            return _load_pickles(*files, env=env, device=device, shaping=shaping, custom_objects=custom_objects)
-        try:
-            return load_safe(temporary, env, device=device, shaping=shaping, custom_objects=custom_objects)
-        except ValueError as error:  # its message names a directory that is about to be removed
-            raise type(error)(str(error).replace(temporary, repo_id)) from None
+    load: Callable[..., ShapedPolicyAlgorithm] = _load_pickles if trust_remote_code else load_safe
+    with quiet_about_batches(), _downloaded(repo_id, trust_remote_code, filename, **source) as agent:
+        return load(agent, env, device=device, shaping=shaping, custom_objects=custom_objects)
 
 
-def _load_pickles(
-    saved: Path, statistics: Path | None = None, *, env: Any, shaping: ShapingLike | None, **options: Any
-) -> ShapedPolicyAlgorithm:
+def _load_pickles(agent: Path, env: Any, *, shaping: ShapingLike | None, **options: Any) -> ShapedPolicyAlgorithm:
     """Load SB3's files, which run what their author put in."""
+    (saved,), statistics = agent.glob("*.zip"), agent / repository.STATISTICS
     entry = ALGORITHMS.get(str(read_saved_model(saved).attributes.get("algorithm")).lower())
     if entry is None:
         raise ValueError(f"{saved.name} was not saved by sb3_ano; load it with the class that saved it")
-    if env is not None:
-        env = entry.algorithm._wrap_env(make_env(env) if isinstance(env, str) else env)
-        if statistics is not None:
-            env = _normalized(env, statistics)
+    if env is not None and statistics.exists():
+        try:
+            env = with_statistics(entry.algorithm._wrap_env(env), lambda venv: VecNormalize.load(str(statistics), venv))
+        except AssertionError as error:  # SB3's check of the observations' shape
+            raise ValueError(f"env does not fit the agent's statistics: {error}") from None
     if shaping is not None:
         options["shaping"] = shaping
     return entry.algorithm.load(saved, env, **options)
 
 
-def _normalized(env: VecEnv, statistics: Path) -> VecEnv:
-    """Normalize environments as in training; a VecNormalize that has been stepped keeps its own statistics."""
-    normalized = unwrap_vec_normalize(env)
-    try:
-        stored = FastVecNormalize.load(str(statistics), env if normalized is None else normalized.venv)
-    except AssertionError as error:  # SB3's check of the observations' shape
-        raise ValueError(f"env does not fit the agent's statistics: {error}") from None
-    stored.training = stored.norm_reward = False
-    if normalized is None:
-        return stored
-    take_statistics(normalized, stored)
-    return env
-
-
-def download(
-    repo_id: str,
-    path: str | os.PathLike[str],
-    *,
-    revision: str | None = None,
-    token: str | None = None,
-    cache_dir: str | Path | None = None,
-    max_bytes: int = MAX_BYTES,
-) -> Path:
+def download(repo_id: str, path: str | os.PathLike[str], **source: Unpack[Source]) -> Path:
     """Download the safe format of an agent, for :func:`~sb3_ano.hub.safe_format.load_safe`.
 
     :param repo_id: repository, ``"user/name"``
     :param path: new directory, empty directory, or directory that this function wrote, which is replaced; if the download
         fails, its content stays
-    :param revision: branch, tag or commit
-    :param token: token of the Hub, for private repositories
-    :param cache_dir: directory of downloads; None is huggingface_hub's cache
-    :param max_bytes: bytes that all files together may have
+    :param source: ``revision``, ``token``, ``cache_dir`` and ``max_bytes``, see :class:`Source`
     :return: the directory
     :raises HubError: if the repository, a file, the connection or the disk fails
     :raises ValueError: if the repository does not hold the safe format
     """
     with repository.explained(f"download {repo_id}"), new_folder(path, (*SAFE_FILES, repository.RESULTS)) as work:
-        _fetch(repo_id, work, revision, token, cache_dir, max_bytes)
+        _fetch(repo_id, work, **source)
     return Path(path)
+
+
+@contextlib.contextmanager
+def _downloaded(repo_id: str, trusted: bool = False, filename: str | None = None, **source: Unpack[Source]) -> Iterator[Path]:
+    """Download an agent to a temporary directory, instead of which errors name the repository."""
+    with tempfile.TemporaryDirectory() as temporary:
+        _fetch(repo_id, Path(temporary), trusted, filename, **source)
+        try:
+            yield Path(temporary)
+        except ValueError as error:
+            if temporary not in str(error):
+                raise
+            raise type(error)(str(error).replace(temporary, repo_id)) from None
 
 
 def _fetch(
     repo_id: str,
     folder: Path,
-    revision: str | None,
-    token: str | None,
-    cache_dir: str | Path | None,
-    max_bytes: int,
     trusted: bool = False,
     filename: str | None = None,
-) -> list[Path]:
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: str | Path | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> None:
     """Download the files of an agent, all of one commit, whatever is pushed meanwhile."""
     repository.check_repo_id(repo_id)
     api = HfApi(token=token)
     with repository.explained(f"download {repo_id}"):
         info = api.model_info(repo_id, revision=revision, files_metadata=True)
     sizes = {file.rfilename: file.size for file in info.siblings or []}
-    names = _choose(repo_id, sizes.keys(), trusted, filename)
-    for name in names:
+    for name in _choose(repo_id, sizes.keys(), trusted, filename):
         doing = f"download {name} of {repo_id}"
         size = sizes.get(name, 0)  # the download itself fails if there is no such file
         if size is None:
@@ -163,7 +154,6 @@ def _fetch(
             if (found := cached.stat().st_size) != size:
                 raise repository.HubError(f"cannot {doing}: it has {found:,} bytes, not {size:,} as the Hub says")
             shutil.copyfile(cached, folder / name)  # the cache holds links, which the safe format rejects
-    return [folder / name for name in names]
 
 
 def _choose(repo_id: str, names: Collection[str], trusted: bool, filename: str | None) -> list[str]:
@@ -194,12 +184,10 @@ def download_run(
     path: str | os.PathLike[str],
     *,
     env_id: str | None = None,
-    revision: str | None = None,
     trust_remote_code: bool = False,
-    token: str | None = None,
     shaping: ShapingLike | None = None,
     custom_objects: dict[str, Any] | None = None,
-    max_bytes: int = MAX_BYTES,
+    **source: Unpack[Source],
 ) -> Path:
     """Download an agent as the directory that the zoo's training would have left, for its ``enjoy`` and ``record_video``.
 
@@ -209,47 +197,39 @@ def download_run(
     :param repo_id: repository, ``"user/name"``
     :param path: directory of the run, such as ``logs/ano/CartPole-v1_1``, which must be new or empty
     :param env_id: environment that the agent must have been trained in; None allows any that is registered
-    :param revision: branch, tag or commit
     :param trust_remote_code: whether the run keeps the author's settings of the environment (``env_kwargs``), which ``enjoy``
         then passes to its constructor; otherwise they are left out, with a warning
-    :param token: token of the Hub, for private repositories
     :param shaping: as for :func:`load_from_hub`
     :param custom_objects: as for :func:`load_from_hub`
-    :param max_bytes: bytes that all files together may have
+    :param source: ``revision``, ``token``, ``cache_dir`` and ``max_bytes``, see :class:`Source`
     :return: the directory
     :raises HubError: if the repository, a file, the connection or the disk fails
     :raises ValueError: if the repository holds no agent in the safe format, or the agent is damaged, or its environment is
         not registered or is not ``env_id``
     :raises FileExistsError: if ``path`` is not new or empty
     """
-    with new_folder(path, ()) as run, tempfile.TemporaryDirectory() as temporary:
-        agent = download(repo_id, Path(temporary) / "agent", revision=revision, token=token, max_bytes=max_bytes)
-        try:
-            task = _read_task(agent, env_id)
-            if task.env_kwargs and not trust_remote_code:
-                warnings.warn(
-                    f"the agent was trained with env_kwargs={shown(task.env_kwargs)}, which are left out; check them and pass "
-                    "them to the environment yourself, or keep them with trust_remote_code=True",
-                    stacklevel=2,
-                )
-                task = Task(task.env_id, {})
-            model = load_safe(agent, device="cpu", shaping=shaping, custom_objects=custom_objects)
-            _write_run(agent, run, model, task)
-        except ValueError as error:  # its message names a directory that is about to be removed
-            raise type(error)(str(error).replace(str(agent), repo_id)) from None
+    with new_folder(path, ()) as run, _downloaded(repo_id, **source) as agent:
+        task = _read_task(agent, env_id)
+        if task.env_kwargs and not trust_remote_code:
+            warnings.warn(
+                f"the agent was trained with env_kwargs={shown(task.env_kwargs)}, which are left out; check them and pass "
+                "them to the environment yourself, or keep them with trust_remote_code=True",
+                stacklevel=2,
+            )
+            task = Task(task.env_id, {})
+        model = load_safe(agent, device="cpu", shaping=shaping, custom_objects=custom_objects)
+        _write_run(agent, run, model, task)
     return Path(path)
 
 
 def _read_task(agent: Path, env_id: str | None) -> Task:
     """Read the environment of a downloaded agent; its id is only looked up, and its settings are a stranger's."""
     path = agent / repository.RESULTS
-    try:
+    with translate_errors(f"{path} does not name the agent's environment"):
         results = read_json(path)
-        trained_in, env_kwargs = results["env_id"], results.get("env_kwargs") or {}
-        if not isinstance(trained_in, str) or not isinstance(env_kwargs, dict):
-            raise ValueError
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{path} does not name the agent's environment") from error
+        trained_in, env_kwargs = results["env_id"], dict(results.get("env_kwargs") or {})
+        if not isinstance(trained_in, str):
+            raise TypeError("env_id is not a string")
     register_atari(trained_in)
     if trained_in not in gym.registry:
         raise ValueError(
@@ -269,9 +249,8 @@ def _write_run(agent: Path, run: Path, model: ShapedPolicyAlgorithm, task: Task)
     space.observation_space, space.action_space = model.observation_space, model.action_space
     env: VecEnv = DirectVecEnv([lambda: space])
     if (agent / NORMALIZATION).exists():
-        normalized = load_normalization(agent, env)
-        normalized.save(str(settings / "vecnormalize.pkl"))
-        env = normalized
+        env = load_normalization(agent, env)
+        env.save(str(settings / "vecnormalize.pkl"))
     model.n_envs = 1
     model.set_env(env)  # so that the settings contain the normalization
     model.n_envs = open_document(agent)["n_envs"]

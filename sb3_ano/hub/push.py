@@ -23,8 +23,8 @@ from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
 from sb3_ano.hub import repository
 from sb3_ano.hub.card import model_card, versions, write_settings
 from sb3_ano.hub.curves import plot_learning_curve
+from sb3_ano.hub.documents import new_folder
 from sb3_ano.hub.evaluation import Task, evaluate, loaded_agent, task_of
-from sb3_ano.hub.folders import new_folder
 from sb3_ano.hub.safe_format import require_algorithm, save_safe
 from sb3_ano.hub.video import RenderError, record
 
@@ -91,9 +91,7 @@ def package(
         save_safe(model, work, include_optimizer=include_optimizer)
         _save_for_sb3(model, work / saved)
         with loaded_agent(model, work, None if isinstance(env, str) else env, task, seed) as agent:
-            shaping: dict[str, Any] = {"shaping": model.shaping} if isinstance(model, ANO) else {}
-            _check_actions(model, agent, "safe format")
-            _check_actions(model, type(model).load(work / saved, device=model.device, **shaping), saved)
+            _check_actions(model, agent, work / saved)
             _say(verbose, f"evaluating it over {n_eval_episodes} episodes")
             results = evaluate(agent, n_eval_episodes, deterministic=deterministic, seed=seed)
             _say(verbose, f"mean return {results['mean_reward']:.2f} +/- {results['std_reward']:.2f}")
@@ -137,12 +135,16 @@ def _save_for_sb3(model: ShapedPolicyAlgorithm, path: Path) -> None:
         )
 
 
-def _check_actions(model: ShapedPolicyAlgorithm, loaded: ShapedPolicyAlgorithm, source: str) -> None:
-    for _ in range(32):
-        observation = model.observation_space.sample()
-        expected, action = (agent.predict(observation, deterministic=True)[0] for agent in (model, loaded))
-        if not np.array_equal(expected, action):
-            raise ValueError(f"the agent does not act as before once it is loaded from its {source}; nothing was written")
+def _check_actions(model: ShapedPolicyAlgorithm, agent: ShapedPolicyAlgorithm, saved: Path) -> None:
+    """Check that an agent acts as before once it is loaded, from the safe format as well as from SB3's file."""
+    shaping: dict[str, Any] = {"shaping": model.shaping} if isinstance(model, ANO) else {}
+    loaded = {"safe format": agent, saved.name: type(model).load(saved, device=model.device, **shaping)}
+    for source, other in loaded.items():
+        for _ in range(32):
+            observation = model.observation_space.sample()
+            expected, action = (each.predict(observation, deterministic=True)[0] for each in (model, other))
+            if not np.array_equal(expected, action):
+                raise ValueError(f"the agent does not act as before once it is loaded from its {source}; nothing was written")
 
 
 def _copy_run(run: Path | None, work: Path, task: Task, title: str) -> None:

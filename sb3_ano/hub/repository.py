@@ -43,12 +43,12 @@ def model_file(algorithm: str, env_id: str) -> str:
 
 
 def is_model_file(name: str) -> bool:
-    """Whether a name from a repository can be the name of a saved model."""
+    """Return whether a name from a repository can be the name of a saved model."""
     return _MODEL_FILE.fullmatch(name) is not None and name not in FIXED_FILES
 
 
 def is_own(name: str) -> bool:
-    """Whether an earlier push of this package can have written a file of this name."""
+    """Return whether an earlier push of this package can have written a file of this name."""
     return name in FIXED_FILES or (is_model_file(name) and name.partition("-")[0] in ALGORITHMS)
 
 
@@ -57,10 +57,11 @@ def check_repo_id(repo_id: str) -> None:
 
     :raises ValueError: if it is not of the form ``"user/name"``
     """
-    with explained(f"use repo_id={repo_id!r}"):
+    with contextlib.suppress(errors.HFValidationError):
         validate_repo_id(repo_id)
-    if repo_id.count("/") != 1:
-        raise ValueError(f"repo_id={repo_id!r} is not allowed; allowed is 'user/name'")
+        if repo_id.count("/") == 1:
+            return
+    raise ValueError(f"repo_id={repo_id!r} is not allowed; allowed is 'user/name', of letters, digits, '-', '_' and '.'")
 
 
 @contextlib.contextmanager
@@ -69,16 +70,14 @@ def explained(doing: str) -> Iterator[None]:
 
     :param doing: action for the message, such as ``"download me/ano-CartPole-v1"``
     :raises HubError: if the Hub, the connection or the disk fails
-    :raises ValueError: if the id of a repository is malformed
     """
     try:
         yield
-    except (errors.HTTPError, OSError, RuntimeError, errors.HFValidationError) as error:
+    except (errors.HTTPError, OSError, RuntimeError) as error:
         # huggingface_hub wraps the reasons of failed uploads and of failed requests for a file.
         wraps = type(error) is RuntimeError or isinstance(error, errors.LocalEntryNotFoundError)
         reason = error.__cause__ if wraps and error.__cause__ is not None else error
-        if isinstance(reason, HubError) or not isinstance(reason, errors.HTTPError | OSError | errors.HFValidationError):
+        if isinstance(reason, HubError) or not isinstance(reason, errors.HTTPError | OSError):
             raise
-        kind = ValueError if isinstance(error, errors.HFValidationError) else HubError
         # The chain of huggingface_hub's own errors has dozens of lines that say less.
-        raise kind(f"cannot {doing}: {one_line(reason)}") from None
+        raise HubError(f"cannot {doing}: {one_line(reason)}") from None

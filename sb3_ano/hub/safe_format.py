@@ -1,34 +1,30 @@
 """Agents as safetensors and JSON: a directory that a stranger loads without running anything of its author's."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
 import os
 import platform
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.env_util import is_wrapped
-from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.type_aliases import GymEnv
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage
 
 from sb3_ano._io import versions, write_file
 from sb3_ano._registry import ALGORITHMS as REGISTRY
 from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
 from sb3_ano.algorithms.loading import SavedModel
-from sb3_ano.envs import DirectVecEnv, make_env
-from sb3_ano.hub import codec, training_state
-from sb3_ano.hub.documents import SafeFormatError, one_line, read_document, rejected, require_like, translate_errors
-from sb3_ano.hub.folders import new_folder, no_imports_from
-from sb3_ano.hub.policies import cheap_initialization, describe_policy, load_policy, unique_tensors
+from sb3_ano.hub import codec, documents, state
+from sb3_ano.hub.documents import SafeFormatError, rejected, require_like, translate_errors, untrusted
 from sb3_ano.hub.spaces import decode_space, encode_space
-from sb3_ano.hub.tensors import TensorFile, fingerprint_of, serialize
 from sb3_ano.shaping import ShapingLike, fingerprint
 
 FORMAT, FORMAT_VERSION = "sb3_ano agent", 1
@@ -70,14 +66,17 @@ def save_safe(model: ShapedPolicyAlgorithm, path: str | os.PathLike[str], *, inc
     """
     require_algorithm(model)
     custom: dict[str, Any] = {}
-    document, tensors = _encode(model, custom)
+    document = describe(model, custom)
+    tensors = {POLICY: state.unique_tensors(getattr(model.policy, "_orig_mod", model.policy))}
+    if (venv := model.get_vec_normalize_env()) is not None:
+        tensors[NORMALIZATION] = state.statistics_of(venv)
     if include_optimizer:
-        document["optimizer"], tensors[OPTIMIZER] = training_state.encode_optimizer(model.get_parameters()["policy.optimizer"])
-    with new_folder(path, SAFE_FILES) as folder:
+        document["optimizer"], tensors[OPTIMIZER] = state.encode_optimizer(model.get_parameters()["policy.optimizer"])
+    with documents.new_folder(path, SAFE_FILES) as folder:
         for name, content in tensors.items():
-            serial = serialize(content)
+            serial = state.serialize(content)
             write_file(folder / name, serial)
-            document["files"][name] = fingerprint_of(serial)
+            document["files"][name] = state.fingerprint_of(serial)
         document["checksum"] = _checksum(document)
         write_file(folder / DOCUMENT, json.dumps(document, indent=1, allow_nan=False) + "\n")
         _read_model(folder, dict(custom), "cpu")  # what cannot be loaded again raises now, while the model is still there
@@ -102,33 +101,34 @@ def require_algorithm(model: Any) -> None:
         raise TypeError(f"model is of class {type(model).__name__}; allowed are {allowed}; others have model.save")
 
 
-def _encode(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
-    """Return the JSON, and the tensors of each file."""
-    venv = model.get_vec_normalize_env()
+def describe(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> dict[str, Any]:
+    """Describe an agent as JSON, without its tensors.
+
+    :param model: ANO, SPO or PAPO
+    :param custom: dictionary that collects, by dotted name, what only the caller of :func:`load_safe` can supply
+    :raises TypeError: if a space is of a kind that SB3 does not support
+    """
+    venv, policy = model.get_vec_normalize_env(), codec.encode(model.policy_class, "policy", custom)
     shaping = None
     if isinstance(model, ANO):
         values = codec.encode(model.shaping_fingerprint, "shaping.fingerprint", {})
         shaping = {"name": model.shaping_name, "fingerprint": values}
-    document = {
+    return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "algorithm": type(model).__name__,
-        "policy": codec.encode_policy(model, custom),
+        "policy": policy.get("$class", policy),
         "arguments": codec.encode_arguments(model, custom),
         "progress": {name.lstrip("_"): codec.encode(getattr(model, name), name, {}) for name in _PROGRESS},
         "observation_space": encode_space(model.observation_space),
         "action_space": encode_space(model.action_space),
         "n_envs": int(model.n_envs),
         "shaping": shaping,
-        "vec_normalize": None if venv is None else training_state.encode_normalization(venv),
+        "vec_normalize": None if venv is None else state.encode_normalization(venv),
         "optimizer": None,
         "files": {},
         "versions": {"python": platform.python_version(), **versions(_VERSIONS)},
     }
-    tensors = {POLICY: unique_tensors(getattr(model.policy, "_orig_mod", model.policy))}
-    if venv is not None:
-        tensors[NORMALIZATION] = training_state.statistics_of(venv)
-    return document, tensors
 
 
 def _checksum(document: dict[str, Any]) -> str:
@@ -167,7 +167,7 @@ def load_safe(
     if not isinstance(supplied, Mapping) or not all(isinstance(name, str) for name in supplied):
         raise TypeError(f"custom_objects={custom_objects!r} is not allowed; allowed is a dict with strings as keys")
     folder, unused = Path(path), dict(supplied)
-    with _bounded_memory(folder), no_imports_from(folder):
+    with untrusted(folder):
         document, model, weights = _read_model(folder, unused, device)
         if unused:
             allowed = ["policy", *codec.stored_arguments(type(model)), "tensorboard_log"]
@@ -175,25 +175,17 @@ def load_safe(
         _set_shaping(model, folder, document["shaping"], shaping)
         moments = None if document["optimizer"] is None else _open_tensors(folder, document, OPTIMIZER)
         if env is not None:
-            _set_env(model, folder, document, env)
+            _set_env(model, folder, document["vec_normalize"] is not None, env)
         if "n_steps" not in supplied:
             _require_affordable(model, folder)
         # A custom policy may keep what it draws.
-        cheap = contextlib.nullcontext() if _is_custom(supplied) else cheap_initialization()
+        cheap = contextlib.nullcontext() if _is_custom(supplied) else state.cheap_initialization()
         with translate_errors(f"the agent in {folder} cannot be set up"), cheap:
             model._setup_model()
-        load_policy(model, weights)
+        state.load_policy(model, weights)
         if moments is not None:
-            training_state.restore_optimizer(model.policy.optimizer, document["optimizer"], moments)
+            state.restore_optimizer(model.policy.optimizer, document["optimizer"], moments)
     return model
-
-
-@contextlib.contextmanager
-def _bounded_memory(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except MemoryError as error:
-        raise SafeFormatError(f"{folder} needs more memory than is available") from error
 
 
 def load_normalization(path: str | os.PathLike[str], venv: VecEnv) -> VecNormalize:
@@ -207,15 +199,12 @@ def load_normalization(path: str | os.PathLike[str], venv: VecEnv) -> VecNormali
     :raises SafeFormatError: if no statistics are stored, they are damaged, or those of other observations
     """
     folder = Path(path)
-    with _bounded_memory(folder):
-        return _restore_normalization(folder, open_document(folder), venv)
-
-
-def _restore_normalization(folder: Path, document: dict[str, Any], venv: VecEnv) -> VecNormalize:
-    if document["vec_normalize"] is None:
-        raise SafeFormatError(f"{folder} holds no statistics of VecNormalize; the agent was trained without it")
-    file = _open_tensors(folder, document, NORMALIZATION)
-    return training_state.restore_normalization(venv, document["vec_normalize"], file)
+    with untrusted(folder):
+        document = open_document(folder)
+        if document["vec_normalize"] is None:
+            raise SafeFormatError(f"{folder} holds no statistics of VecNormalize; the agent was trained without it")
+        file = _open_tensors(folder, document, NORMALIZATION)
+        return state.restore_normalization(venv, document["vec_normalize"], file)
 
 
 def open_document(folder: Path) -> dict[str, Any]:
@@ -224,7 +213,7 @@ def open_document(folder: Path) -> dict[str, Any]:
     :raises SafeFormatError: if there is none, it is of a newer format, or it is damaged
     """
     path = folder / DOCUMENT
-    document = read_document(path)
+    document = documents.read_document(path)
     version = document.get("format_version")
     if document.get("format") != FORMAT or type(version) is not int or version < 1:
         raise SafeFormatError(f"{path} is not of an agent in the safe format")
@@ -233,10 +222,9 @@ def open_document(folder: Path) -> dict[str, Any]:
             f"{path} is of format version {version}; this sb3_ano reads {FORMAT_VERSION}: install a newer one"
         )
     with translate_errors(f"{path} is not valid"):  # nested too deeply
-        # Agents that were saved before the checksum was introduced have none.
-        document = {"checksum": _checksum(document), **document}
-        is_sound = document["checksum"] == _checksum(document)
-    if not is_sound:
+        checksum = _checksum(document)
+    # Agents that were saved before the checksum was introduced have none.
+    if document.setdefault("checksum", checksum) != checksum:
         raise SafeFormatError(
             f"{path} does not match its checksum: it is damaged; if you edited it, remove the key 'checksum'"
         )
@@ -247,15 +235,15 @@ def open_document(folder: Path) -> dict[str, Any]:
     return document
 
 
-def _open_tensors(folder: Path, document: dict[str, Any], name: str) -> TensorFile:
+def _open_tensors(folder: Path, document: dict[str, Any], name: str) -> state.TensorFile:
     if name not in document["files"]:
         raise SafeFormatError(f"{folder / DOCUMENT} lists no {name} among its files")
-    return TensorFile(folder / name, document["files"][name])
+    return state.TensorFile(folder / name, document["files"][name])
 
 
 def _read_model(
     folder: Path, custom: dict[str, Any], device: torch.device | str
-) -> tuple[dict[str, Any], ShapedPolicyAlgorithm, TensorFile]:
+) -> tuple[dict[str, Any], ShapedPolicyAlgorithm, state.TensorFile]:
     """Read what a directory says of an agent, and check all that can be checked before memory is taken for it.
 
     :param custom: what the caller supplies by dotted name; what is used is removed
@@ -267,11 +255,9 @@ def _read_model(
     name = document["algorithm"]
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise rejected("algorithm", name, ", ".join(ALGORITHMS))
-    described = f"{folder / DOCUMENT} does not describe an agent"
-    with translate_errors(described):
-        policy = codec.decode_policy(document["policy"], custom)
-    model = ALGORITHMS[name](policy, None, device=device, _init_setup_model=False)
-    with translate_errors(described):
+    model = ALGORITHMS[name]("MlpPolicy", None, device=device, _init_setup_model=False)
+    with translate_errors(f"{folder / DOCUMENT} does not describe an agent"):
+        policy = model.policy_class = codec.decode_policy(document["policy"], custom)
         vars(model).update(codec.decode_arguments(document["arguments"], type(model), policy, custom))
         vars(model).update(_decode_progress(document["progress"]))
         model.observation_space = decode_space(document["observation_space"], "observation_space")
@@ -281,7 +267,7 @@ def _read_model(
             raise rejected("n_envs", model.n_envs, f"integers from 1 to {_MAX_ENVS}")
     weights = _open_tensors(folder, document, POLICY)
     try:
-        expected = describe_policy(model)
+        expected = state.describe_policy(model)
     except SafeFormatError:
         if not is_custom:
             raise
@@ -324,37 +310,25 @@ def _set_shaping(model: ShapedPolicyAlgorithm, folder: Path, document: Any, shap
 
 
 def _require_affordable(model: ShapedPolicyAlgorithm, folder: Path) -> None:
+    both = (model.observation_space, model.action_space)
+    parts = [part for space in both for part in (space.spaces.values() if isinstance(space, spaces.Dict) else (space,))]
     # Observations, actions and seven columns of float32, from rewards to TD errors.
-    size = sum(_itemsize(space) for space in (model.observation_space, model.action_space)) + 7 * 4
+    size = sum(math.prod(part.shape or ()) * np.dtype(part.dtype).itemsize for part in parts) + 7 * 4
     if model.n_steps * model.n_envs * size > MAX_ROLLOUT_BYTES:
         rollout = f"n_steps={model.n_steps} x {model.n_envs} environments x {size} bytes"
         allowed = f"{MAX_ROLLOUT_BYTES} bytes, or custom_objects={{'n_steps': ...}}"
         raise SafeFormatError(f"{folder} asks for rollouts of {rollout}; allowed are {allowed}")
 
 
-def _itemsize(space: spaces.Space) -> int:
-    if isinstance(space, spaces.Dict):
-        return sum(map(_itemsize, space.spaces.values()))
-    return math.prod(space.shape or ()) * (8 if space.dtype is None else space.dtype.itemsize)
-
-
-def _set_env(model: ShapedPolicyAlgorithm, folder: Path, document: dict[str, Any], env: GymEnv | str) -> None:
+def _set_env(model: ShapedPolicyAlgorithm, folder: Path, is_normalized: bool, env: GymEnv | str) -> None:
     """Give the model its environments, normalized if the agent was trained that way."""
-    if isinstance(env, str):
-        env = make_env(env)
     if not isinstance(env, VecEnv):
-        single = env if is_wrapped(env, Monitor) else Monitor(env)
-        env = DirectVecEnv([lambda: single])
-    normalized = unwrap_vec_normalize(env)
-    if document["vec_normalize"] is not None:
-        stored = _restore_normalization(folder, document, env if normalized is None else normalized.venv)
-        stored.training = stored.norm_reward = False
-        if normalized is None:
-            env = stored
-        else:
-            training_state.take_statistics(normalized, stored)
+        env = model._wrap_env(env)
+        env = env.venv if isinstance(env, VecTransposeImage) else env  # SB3 normalizes images before it transposes them
+    if is_normalized:
+        env = state.with_statistics(env, functools.partial(load_normalization, folder))
     model.n_envs = env.num_envs
     try:
         model.set_env(env)
     except ValueError as error:
-        raise ValueError(f"env does not fit the agent in {folder}: {one_line(error)}") from error
+        raise ValueError(f"env does not fit the agent in {folder}: {documents.one_line(error)}") from error

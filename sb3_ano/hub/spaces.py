@@ -67,35 +67,36 @@ def decode_space(document: Any, name: str) -> spaces.Space:
         raise rejected(f"{name}.type", kind, ", ".join(_KEYS))
     require_like(document, dict.fromkeys(("type", *_KEYS[kind])), name)
     with translate_errors(f"{name} does not describe a {kind}"):
-        space = _decode(kind, document, name)
+        attributes = {key: _decode_attribute(document, key, f"{name}.{key}") for key in _KEYS[kind]}
+        if kind == "MultiDiscrete":  # whose shape is that of its arrays
+            del attributes["shape"]
+        space = getattr(spaces, kind)(**attributes)
     starts = np.ravel(getattr(space, "start", 0)).tolist()
     if _width(space) > MAX_ELEMENTS or max(map(abs, starts)) > _MAX_START:
         raise rejected(name, space, f"spaces of up to {MAX_ELEMENTS} elements that start between -2**53 and 2**53")
     return space
 
 
-def _decode(kind: str, document: dict[str, Any], name: str) -> spaces.Space:
-    if kind == "Dict":
-        return _decode_dict(document["spaces"], f"{name}.spaces")
-    if kind == "MultiBinary":
-        n = document["n"]
-        _require_shape(n if isinstance(n, list) else [n], f"{name}.n")
-        return spaces.MultiBinary(n)
-    allowed = _DTYPES if kind == "Box" else _INTEGERS
-    if document["dtype"] not in allowed:
-        raise rejected(f"{name}.dtype", document["dtype"], ", ".join(allowed))
-    dtype = np.dtype(document["dtype"])
-    if kind == "Discrete":
-        return spaces.Discrete(document["n"], start=document["start"], dtype=dtype.type)
-    shape = document["shape"]
-    _require_shape(shape, f"{name}.shape")
-    first, second = (_decode_array(document[key], shape, dtype, f"{name}.{key}") for key in _KEYS[kind][-2:])
-    if kind == "Box":
-        return spaces.Box(first, second, tuple(shape), dtype.type)
-    return spaces.MultiDiscrete(first, dtype=dtype.name, start=second)
+def _decode_attribute(document: dict[str, Any], key: str, name: str) -> Any:
+    """Convert JSON to an argument of the space; shape and type are checked before the arrays that need them."""
+    kind, value = document["type"], document[key]
+    if key == "spaces":
+        return _decode_parts(value, name)
+    if key == "dtype":
+        allowed = _DTYPES if kind == "Box" else _INTEGERS
+        if value not in allowed:
+            raise rejected(name, value, ", ".join(allowed))
+        return np.dtype(value).type
+    if key == "shape" or kind == "MultiBinary":
+        sizes = [value] if kind == "MultiBinary" and isinstance(value, int) else value
+        sound = isinstance(sizes, list) and len(sizes) <= _MAX_AXES and all(type(size) is int and size > 0 for size in sizes)
+        if not sound or math.prod(sizes) > MAX_ELEMENTS:  # before the arrays take memory
+            raise rejected(name, sizes, f"up to {_MAX_AXES} positive integers with a product of up to {MAX_ELEMENTS}")
+        return tuple(sizes) if key == "shape" else value
+    return value if kind == "Discrete" else _decode_array(value, document["shape"], np.dtype(document["dtype"]), name)
 
 
-def _decode_dict(parts: Any, name: str) -> spaces.Dict:
+def _decode_parts(parts: Any, name: str) -> OrderedDict[str, spaces.Space]:
     if not isinstance(parts, dict) or not 0 < len(parts) <= _MAX_PARTS:
         raise rejected(name, parts, f"objects with up to {_MAX_PARTS} spaces")
     # Ordered, because gymnasium sorts a plain dict, and the order of the keys is that of the inputs of the network.
@@ -108,13 +109,7 @@ def _decode_dict(parts: Any, name: str) -> spaces.Dict:
         elements += _width(decoded[key])
         if elements > MAX_ELEMENTS:  # before the next one takes memory
             raise SafeFormatError(f"{name} has more than {MAX_ELEMENTS} elements")
-    return spaces.Dict(decoded)
-
-
-def _require_shape(value: Any, name: str) -> None:
-    sound = isinstance(value, list) and len(value) <= _MAX_AXES and all(type(size) is int and size > 0 for size in value)
-    if not sound or math.prod(value) > MAX_ELEMENTS:  # before the arrays take memory
-        raise rejected(name, value, f"up to {_MAX_AXES} positive integers with a product of up to {MAX_ELEMENTS}")
+    return decoded
 
 
 def _decode_array(value: Any, shape: list[int], dtype: np.dtype, name: str) -> np.ndarray:

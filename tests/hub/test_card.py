@@ -24,9 +24,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_ano import ANO
 from sb3_ano.envs import make_vec_env
 from sb3_ano.hub import RenderError, load_safe, package
-from sb3_ano.hub.card import install_line, model_card, versions
+from sb3_ano.hub.card import hyperparameters, install_line, model_card, versions
 from sb3_ano.hub.evaluation import Task
-from sb3_ano.hub.hyperparameters import hyperparameters
 from tests.common import SMALL, pseudo_huber
 from tests.hub.own_parts import FirstTwo, OwnPolicy
 

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
-from sb3_ano.hub.codec import CLASSES, decode, encode
+from sb3_ano.hub.codec import CLASSES, decode, encode, plain
 from sb3_ano.hub.documents import SafeFormatError
-from sb3_ano.hub.hyperparameters import plain
 from sb3_ano.hub.spaces import decode_space, encode_space
 
 INFINITE = np.array([np.inf, 4.8, np.inf, 0.42], np.float32)
