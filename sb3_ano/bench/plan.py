@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sb3_ano.bench.algorithms import CLASSES, Algorithm, number, parse_algorithm, parse_value, replaced
 from sb3_ano.bench.suites import Suite
-from sb3_ano.cli import check_names, hint
+from sb3_ano.cli import check_names
 
 #: The paper's values of four hyperparameters, for a grid that names them alone.
 PAPER_VALUES: dict[str, tuple[float, ...]] = {
@@ -26,11 +26,11 @@ _IDENTITY_LETTERS = 10
 
 
 class Axis(NamedTuple):
-    """Values of one hyperparameter.
+    """Vary one hyperparameter.
 
     :param name: name of the hyperparameter
     :param values: values to train with
-    :param algorithm: name of the only algorithm that is meant, or an empty string for all that have the hyperparameter
+    :param algorithm: name of the only algorithm to vary, or an empty string for all that have the hyperparameter
     """
 
     name: str
@@ -38,13 +38,16 @@ class Axis(NamedTuple):
     algorithm: str = ""
 
     def concerns(self, algorithm: Algorithm) -> bool:
-        """Whether the axis varies runs of an algorithm."""
+        """Tell whether the axis varies runs of an algorithm.
+
+        :param algorithm: algorithm of the plan
+        """
         return self.algorithm in ("", algorithm.name) and algorithm.canonical(self.name) in algorithm.hyperparameters
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training.
+    """Specify one training.
 
     :param suite: name of the suite
     :param env_id: id of the task
@@ -54,7 +57,7 @@ class Run:
     :param hyperparameters: all hyperparameters, those of environments and policy included
     :param evaluation: fields of :class:`~sb3_ano.bench.suites.Evaluation`
     :param env_kwargs: settings of the environments
-    :param backend: backend of the environments, as asked for
+    :param backend: backend of the environments, as requested
     :param imports: modules that register environments
     :param changed: hyperparameters that the grid set to another value than the suite's, and ``total_timesteps`` likewise
     """
@@ -73,10 +76,10 @@ class Run:
 
     @property
     def identity(self) -> str:
-        """Hash of everything that results depend on, without the seed.
+        """Return the hash of all settings that results depend on, except the seed.
 
-        Hyperparameters at the constructor's defaults are left out, so that naming a default, or adding an argument to an
-        algorithm, makes no other run.
+        Hyperparameters at the constructor's defaults are left out. A run is therefore the same if a default is named, or if an
+        algorithm gets a new argument.
         """
         algorithm = Algorithm(self.algorithm.partition(":")[0])
         specification = dataclasses.asdict(self) | {"algorithm": algorithm.name}
@@ -90,13 +93,13 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name of the run's directory: task, algorithm, identity and seed."""
+        """Return the name of the run's directory: task, algorithm, identity and seed."""
         name = f"{self.env_id}__{self.algorithm.partition(':')[0]}__{self.identity}__seed{self.seed}"
         return re.sub(r"[^\w.+-]", "-", name)
 
 
 def _canonical(value: Any) -> Any:
-    """One spelling of equal values: 1.0 is 1, and ``"lin_3e-4"`` is ``"lin_0.0003"``."""
+    """Return one spelling for equal values: 1.0 is 1, and ``"lin_3e-4"`` is ``"lin_0.0003"``."""
     if isinstance(value, Mapping):
         return {str(key): _canonical(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -107,7 +110,7 @@ def _canonical(value: Any) -> Any:
 
 
 def parse_grid(texts: Sequence[str]) -> list[Axis]:
-    """Read the grid of the command line.
+    """Parse the grid of the command line.
 
     :param texts: each ``[ALGORITHM.]NAME[=VALUE,VALUE...]`` or ``"paper"``; without values, the paper's
     :raises ValueError: for any other text
@@ -126,7 +129,7 @@ def parse_grid(texts: Sequence[str]) -> list[Axis]:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Read ``"5"`` (seeds 0 to 4), ``"3-5"`` (3, 4, 5) or ``"0,3-5"``.
+    """Parse ``"5"`` (seeds 0 to 4), ``"3-5"`` (3, 4, 5) or ``"0,3-5"``.
 
     :param text: value of ``--seeds``
     :raises ValueError: for any other text
@@ -140,7 +143,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Read ``"1/4"``, the first of four parts of a plan.
+    """Parse ``"1/4"``, the first of four parts of a plan.
 
     :param text: value of ``--shard``
     :raises ValueError: for any other text
@@ -167,17 +170,15 @@ def make_plan(
     :param grid: hyperparameters to vary; equal configurations are trained once
     :param total_timesteps: environment steps of each run instead of the suite's
     :param shard: part of the plan, and number of parts
-    :raises ValueError: for an unknown algorithm, or an axis that varies nothing
+    :raises ValueError: for an unknown algorithm, or an axis that varies no algorithm of the plan
     """
     algorithms = [parse_algorithm(label) for label in dict.fromkeys(labels)]
     for axis in grid:
-        chosen = [algorithm for algorithm in algorithms if axis.algorithm in ("", algorithm.name)]
-        if not chosen:
-            raise ValueError(f"grid: {axis.algorithm!r} is not among the algorithms of this plan ({', '.join(labels)})")
-        if not any(axis.concerns(algorithm) for algorithm in chosen):
+        check_names("algorithm of this plan", filter(None, [axis.algorithm]), [algorithm.name for algorithm in algorithms])
+        if not any(axis.concerns(algorithm) for algorithm in algorithms):
+            chosen = [algorithm for algorithm in algorithms if axis.algorithm in ("", algorithm.name)]
             known = set().union(*(algorithm.hyperparameters for algorithm in chosen))
-            names = ", ".join(algorithm.label for algorithm in chosen)
-            raise ValueError(f"grid: no algorithm of {names} has the hyperparameter {axis.name!r}{hint(axis.name, known)}")
+            check_names(f"hyperparameter of {axis.algorithm or 'this plan'}", [axis.name], known)
     runs: dict[str, Run] = {}
     for seed, env_id, algorithm in itertools.product(seeds, suite.tasks, algorithms):
         axes = [axis for axis in grid if axis.concerns(algorithm)]

@@ -10,7 +10,9 @@ import time
 
 import psutil
 import pytest
+import torch
 
+from sb3_ano.bench import pool as pools
 from sb3_ano.bench.pool import Pool, WorkerError, call
 
 HERE = "tests.bench.test_pool"
@@ -21,7 +23,7 @@ def add(request, report):
     report(1)
     print("libraries print")
     report(2.5)
-    return {"sum": request["a"] + request["b"], "threads": os.environ["OMP_NUM_THREADS"]}
+    return {"sum": request["a"] + request["b"], "threads": [torch.get_num_threads(), int(os.environ["OMP_NUM_THREADS"])]}
 
 
 def fail(request, report):
@@ -35,15 +37,21 @@ def die(request, report):
 
 
 def wait(request, report):
-    """Say which process this is, and wait."""
+    """Report which process this is, and wait."""
     report(os.getpid())
     time.sleep(600)
+
+
+def hold_the_lock(request, report):
+    """Report which process this is, and keep Python's lock in a call of C code."""
+    report(os.getpid())
+    sum(range(10**12))
 
 
 def test_results_progress_and_errors_come_back():
     pool, progress = Pool(2, threads=3), []
     added, failed = (pool.submit(f"{HERE}:{name}", {"a": 2, "b": 3}, progress.append) for name in ("add", "fail"))
-    assert added.result() == {"sum": 5, "threads": "3"}
+    assert added.result() == {"sum": 5, "threads": [3, 3]}
     error = failed.exception()
     pool.close()
     assert progress == [1, 2.5]
@@ -60,12 +68,15 @@ def test_a_killed_process_is_an_error_of_its_own():
 
 
 @pytest.mark.slow
-def test_closing_ends_running_processes_and_starts_no_other():
+@pytest.mark.parametrize(("function", "end"), [("wait", "ended with status 3"), ("hold_the_lock", "was killed by SIGKILL")])
+def test_closing_ends_running_processes_and_starts_no_other(function, end, monkeypatch):
+    monkeypatch.setattr(pools, "_CLOSE_SECONDS", 5.0 if function == "wait" else 0.5)
     pool, started, process_ids = Pool(1), threading.Event(), []
-    running, waiting = (pool.submit(f"{HERE}:wait", {}, lambda pid: (process_ids.append(pid), started.set())) for _ in "12")
+    target = f"{HERE}:{function}"
+    running, waiting = (pool.submit(target, {}, lambda pid: (process_ids.append(pid), started.set())) for _ in "12")
     assert started.wait(60)
     pool.close()
-    with pytest.raises(WorkerError, match="its process ended with status 3"):
+    with pytest.raises(WorkerError, match=f"its process {end}"):
         running.result()
     assert waiting.cancelled()
     assert len(process_ids) == 1
