@@ -54,12 +54,8 @@ def test_runs_are_ordered_seed_by_seed_and_shards_share_them():
     shards = [plan(labels=["ppo", "ano"], seeds=parse_seeds("3-5"), shard=parse_shard(f"{part}/4")) for part in (1, 2, 3, 4)]
     runs = plan(labels=["ppo", "ano"], seeds=[3, 4, 5])
     assert [run.seed for run in runs] == [3, 3, 4, 4, 5, 5]
+    assert (parse_seeds("3"), parse_seeds("0,3-4,3"), parse_seeds("7-7")) == ([0, 1, 2], [0, 3, 4], [7])
     assert sorted(run.name for shard in shards for run in shard) == sorted(run.name for run in runs)
-
-
-@pytest.mark.parametrize(("text", "seeds"), [("3", [0, 1, 2]), ("0,3-4,3", [0, 3, 4]), ("7-7", [7])])
-def test_seeds(text, seeds):
-    assert parse_seeds(text) == seeds
 
 
 def test_a_grid_varies_the_algorithms_that_have_the_hyperparameter():

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from sb3_ano.bench import pool as pools
-from sb3_ano.bench.pool import Pool, WorkerError, call
+from sb3_ano.bench.pool import Pool, WorkerError
 
 HERE = "tests.bench.test_pool"
 
@@ -29,11 +28,6 @@ def add(request, report):
 def fail(request, report):
     """Raise an error of two lines."""
     raise OSError(errno.ENOSPC, "No space left\non device")
-
-
-def die(request, report):
-    """End as the system ends a process without memory."""
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def wait(request, report):
@@ -61,13 +55,6 @@ def test_results_progress_and_errors_come_back():
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_an_error_of_its_own():
-    with pytest.raises(WorkerError, match="its process was killed by SIGKILL") as error:
-        call(f"{HERE}:die", {})
-    assert error.value.killed
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("function", "end"), [("wait", "ended with status 3"), ("hold_the_lock", "was killed by SIGKILL")])
 def test_closing_ends_running_processes_and_starts_no_other(function, end, monkeypatch):
     monkeypatch.setattr(pools, "_CLOSE_SECONDS", 5.0 if function == "wait" else 0.5)
@@ -75,12 +62,17 @@ def test_closing_ends_running_processes_and_starts_no_other(function, end, monke
     target = f"{HERE}:{function}"
     running, waiting = (pool.submit(target, {}, lambda pid: (process_ids.append(pid), started.set())) for _ in "12")
     assert started.wait(60)
+    child = psutil.Process(process_ids[0])
+    begin = child.cpu_times().user
+    while function == "hold_the_lock" and child.cpu_times().user < begin + 0.3:
+        time.sleep(0.05)
     pool.close()
-    with pytest.raises(WorkerError, match=f"its process {end}"):
+    with pytest.raises(WorkerError, match=f"its process {end}") as error:
         running.result()
+    assert error.value.killed == ("SIGKILL" in end)
     assert waiting.cancelled()
     assert len(process_ids) == 1
-    assert not psutil.pid_exists(process_ids[0])
+    assert not child.is_running()
 
 
 @pytest.mark.slow

@@ -17,18 +17,10 @@ from sb3_ano.bench.report.sections import Section, tasks
 from sb3_ano.bench.results import Results
 from sb3_ano.bench.scores import ReferenceScores
 from sb3_ano.bench.statistics import Bootstrap, Estimate
-from tests.bench.common import write_results
+from tests.bench.common import runs, write_results
 
 FEW = Bootstrap(reps=50)
 SETTINGS = Settings(bootstrap=FEW)
-
-
-def runs(tasks=("HalfCheetah-v4", "Hopper-v4"), algorithms=("ppo", "ano"), seeds=(0, 1, 2), final=1000.0, **others):
-    """Runs whose returns grow with the seed, and are a little higher for ANO."""
-    return [
-        {"env_id": task, "algorithm": name, "seed": seed, "final": final + 10.0 * seed + 5.0 * (name == "ano"), **others}
-        for task, name, seed in itertools.product(tasks, algorithms, seeds)
-    ]
 
 
 def load(directory, settings=SETTINGS) -> Chapter:

@@ -1,6 +1,7 @@
 """The report in a real browser: an empty console, no request, and visible figures on desktop, phone and paper."""
 
 import html
+import itertools
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import pytest
 
 from sb3_ano.bench.report import Settings, write_report
 from sb3_ano.bench.statistics import Bootstrap
-from tests.bench.common import write_results
+from tests.bench.common import runs, write_results
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # On a machine of continuous integration, a browser that is missing is a failure.
@@ -52,14 +53,11 @@ def opened(page, width):
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     directory = tmp_path_factory.mktemp("page")
-    runs = [
-        {"env_id": env_id, "algorithm": algorithm, "seed": seed, "final": final + 30 * seed, "changed": changed}
-        for env_id in ("HalfCheetah-v4", "Hopper-v4", "Own-v0")
-        for algorithm, final in (("ppo", 2000), ("spo", 2100), ("ano:shaping=spo,desired_kl=0.01", 2400))
-        for changed in ({}, {"learning_rate": "lin_0.001"})
-        for seed in (0, 1)
-    ]
-    write_report(write_results(directory, runs), directory / "report", Settings(bootstrap=Bootstrap(reps=20)))
+    tasks, rates = ["HalfCheetah-v4", "Hopper-v4", "Own-v0"], ({}, {"learning_rate": "lin_0.001"})
+    finals = {"ppo": 2000, "spo": 2100, "ano:shaping=spo,desired_kl=0.01": 2400}
+    for changed, name in itertools.product(rates, finals):
+        write_results(directory, runs(tasks, [name], (0, 1), finals[name], changed=changed))
+    write_report(directory, directory / "report", Settings(bootstrap=Bootstrap(reps=20)))
     return directory / "report" / "index.html"
 
 

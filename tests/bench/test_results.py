@@ -7,7 +7,6 @@ import os
 from concurrent.futures import Future
 from pathlib import Path
 
-import numpy as np
 import pytest
 from rich.console import Console
 
@@ -96,15 +95,6 @@ def test_one_process_writes_at_a_time(results, monkeypatch):
         ResultsWriter(results)
     with ResultsWriter(results):
         pass
-
-
-def test_rows_of_a_run(results):
-    run = Results(results).runs()[1]
-    assert run.evaluations().iloc[-1][["mean", "episodes"]].tolist() == pytest.approx([100.0 * run.document["seed"], 3])
-    assert run.evaluations()["std"].iloc[0] == pytest.approx(np.std([-1, 0, 1]))
-    assert list(run.episodes()) == ["r", "l", "t", "timesteps"]
-    (run.path / "progress.csv").unlink()
-    assert run.updates().empty
 
 
 class Trainings:

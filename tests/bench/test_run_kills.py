@@ -11,17 +11,12 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import psutil
 import pytest
-import torch
-from stable_baselines3 import PPO
 
-from sb3_ano import ANO
 from sb3_ano.bench.pool import WorkerError
 from sb3_ano.bench.results import Results
-from tests.bench.common import small_run
-from tests.common import parameters
+from tests.bench.common import assert_same_run, small_run
 
 pytestmark = pytest.mark.slow
 KILLS = 8
@@ -49,11 +44,7 @@ def assert_same_results(out, reference) -> None:
     assert results.names() == expected.names()
     for ours, theirs in zip(results.runs(), expected.runs(), strict=True):
         assert not {key for key in theirs.document if ours.document[key] != theirs.document[key]} - CIRCUMSTANCES
-        for table, clock in (("evaluations", []), ("episodes", ["t"]), ("updates", ["time/seconds"])):
-            pair = (getattr(part, table)().drop(columns=clock) for part in (ours, theirs))
-            pd.testing.assert_frame_equal(*pair, check_like=True)
-        kind = ANO if theirs.document["algorithm"] == "ano" else PPO
-        assert torch.equal(*(parameters(kind.load(part.path / "model.zip")) for part in (ours, theirs)))
+        assert_same_run(ours, theirs)
 
 
 def trainings(of: str) -> dict[psutil.Process, str]:
