@@ -117,7 +117,7 @@ def _run(options: argparse.Namespace) -> int:
     suite = load_suite(options.suite)
     tasks = suite.select(options.envs) if options.envs else suite
     seeds, shard, grid = plan.parse_seeds(options.seeds), plan.parse_shard(options.shard), plan.parse_grid(options.grid)
-    runs = plan.make_plan(tasks, options.algos, seeds, grid, options.steps, shard)
+    runs = plan.make_plan(tasks, options.algos, seeds, grid, options.steps)[shard]
     if options.address is not None and options.backend == "local":
         raise ValueError(f"--address {options.address} is not allowed without --backend ray")
     runner.check_runs(runs, options.device, need_envs=options.backend == "local")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sb3_ano.bench.algorithms import CLASSES, Algorithm, number, parse_algorithm, parse_value, replaced
+from sb3_ano.bench.algorithms import Algorithm, number, parse_algorithm, parse_value, replaced
 from sb3_ano.bench.suites import Suite
 from sb3_ano.cli import check_names
 
@@ -118,8 +118,7 @@ def parse_grid(texts: Sequence[str]) -> list[Axis]:
     axes = []
     for text in itertools.chain.from_iterable(PAPER_GRID if text == "paper" else [text] for text in texts):
         key, equals, listed = text.partition("=")
-        algorithm, dot, name = key.rpartition(".")
-        check_names("algorithm of the grid", [algorithm] if dot else [], CLASSES)
+        algorithm, _, name = key.rpartition(".")
         values = tuple(parse_value(value) for value in listed.split(",")) if equals else PAPER_VALUES.get(name, ())
         if not name or not values or "" in values:
             allowed = f"[ALGORITHM.]NAME=VALUE,VALUE, 'paper', and without values {', '.join(PAPER_VALUES)}"
@@ -142,25 +141,21 @@ def parse_seeds(text: str) -> list[int]:
     return list(dict.fromkeys(itertools.chain(*spans)))
 
 
-def parse_shard(text: str) -> tuple[int, int]:
+def parse_shard(text: str) -> slice:
     """Parse ``"1/4"``, the first of four parts of a plan.
 
     :param text: value of ``--shard``
+    :return: slice of the runs
     :raises ValueError: for any other text
     """
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise ValueError(f"shard={text!r} is not allowed; allowed are 1/N to N/N")
-    return int(match[1]), int(match[2])
+    return slice(int(match[1]) - 1, None, int(match[2]))
 
 
 def make_plan(
-    suite: Suite,
-    labels: Sequence[str],
-    seeds: Sequence[int],
-    grid: Sequence[Axis] = (),
-    total_timesteps: int | None = None,
-    shard: tuple[int, int] = (1, 1),
+    suite: Suite, labels: Sequence[str], seeds: Sequence[int], grid: Sequence[Axis] = (), total_timesteps: int | None = None
 ) -> list[Run]:
     """Return all runs, seed by seed, so that an interrupted experiment has complete seeds.
 
@@ -169,25 +164,21 @@ def make_plan(
     :param seeds: seeds of every configuration
     :param grid: hyperparameters to vary; equal configurations are trained once
     :param total_timesteps: environment steps of each run instead of the suite's
-    :param shard: part of the plan, and number of parts
     :raises ValueError: for an unknown algorithm, or an axis that varies no algorithm of the plan
     """
     algorithms = [parse_algorithm(label) for label in dict.fromkeys(labels)]
     for axis in grid:
         check_names("algorithm of this plan", filter(None, [axis.algorithm]), [algorithm.name for algorithm in algorithms])
         if not any(axis.concerns(algorithm) for algorithm in algorithms):
-            chosen = [algorithm for algorithm in algorithms if axis.algorithm in ("", algorithm.name)]
-            known = set().union(*(algorithm.hyperparameters for algorithm in chosen))
-            check_names(f"hyperparameter of {axis.algorithm or 'this plan'}", [axis.name], known)
+            known = [algorithm.hyperparameters for algorithm in algorithms if axis.algorithm in ("", algorithm.name)]
+            check_names(f"hyperparameter of {axis.algorithm or 'this plan'}", [axis.name], set().union(*known))
     runs: dict[str, Run] = {}
     for seed, env_id, algorithm in itertools.product(seeds, suite.tasks, algorithms):
-        axes = [axis for axis in grid if axis.concerns(algorithm)]
-        for values in itertools.product(*(axis.values for axis in axes)):
-            asked = {algorithm.canonical(axis.name): value for axis, value in zip(axes, values, strict=True)}
-            run = _run(suite, env_id, algorithm, seed, total_timesteps, asked)
+        axes = {algorithm.canonical(axis.name): axis.values for axis in grid if axis.concerns(algorithm)}
+        for values in itertools.product(*axes.values()):
+            run = _run(suite, env_id, algorithm, seed, total_timesteps, dict(zip(axes, values, strict=True)))
             runs.setdefault(run.name, run)
-    part, parts = shard
-    return list(runs.values())[part - 1 :: parts]
+    return list(runs.values())
 
 
 def _run(

@@ -26,7 +26,7 @@ RUN = ["run", "--suite", "classic", "--envs", "CartPole", "--algos", "ppo", "ano
         ([*RUN, "--algos", "ano:shaping"], "option 'shaping' of 'ano:shaping' is not allowed; allowed is OPTION=VALUE"),
         ([*RUN, "--grid", "clip_range="], "grid 'clip_range=' is not allowed"),
         ([*RUN, "--grid", "n_epochs"], "without values clip_range, learning_rate, delta, omega"),
-        ([*RUN, "--grid", "anno.n_epochs=1"], "unknown algorithm of the grid 'anno', did you mean 'ano'?"),
+        ([*RUN, "--grid", "anno.n_epochs=1"], "unknown algorithm of this plan 'anno', did you mean 'ano'?"),
         # Review bench B11
         ([*RUN, "--grid", "lr=1e-3"], "unknown hyperparameter of this plan 'lr', did you mean 'learning_rate'?"),
         ([*RUN, "--algos", "ano", "trpo", "--grid", "trpo.clip_range=1"], "unknown hyperparameter of trpo 'clip_range'"),

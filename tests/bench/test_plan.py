@@ -51,8 +51,9 @@ def test_the_identity_is_the_same_for_all_seeds_and_differs_for_all_else():
 
 
 def test_runs_are_ordered_seed_by_seed_and_shards_share_them():
-    shards = [plan(labels=["ppo", "ano"], seeds=parse_seeds("3-5"), shard=parse_shard(f"{part}/4")) for part in (1, 2, 3, 4)]
-    runs = plan(labels=["ppo", "ano"], seeds=[3, 4, 5])
+    runs = plan(labels=["ppo", "ano"], seeds=parse_seeds("3-5"))
+    shards = [runs[parse_shard(f"{part}/4")] for part in (1, 2, 3, 4)]
+    assert [len(shard) for shard in shards] == [2, 2, 1, 1]
     assert [run.seed for run in runs] == [3, 3, 4, 4, 5, 5]
     assert (parse_seeds("3"), parse_seeds("0,3-4,3"), parse_seeds("7-7")) == ([0, 1, 2], [0, 3, 4], [7])
     assert sorted(run.name for shard in shards for run in shard) == sorted(run.name for run in runs)
