@@ -22,7 +22,7 @@ ENDS = ("", " low", " high")
 
 
 class Section:
-    """A part of a report.
+    """Build one part of a report.
 
     :param chapter: chapter of the section
     :param kind: key of ``sections.yml``
