@@ -24,8 +24,8 @@ CLASSES: dict[str, type[OnPolicyAlgorithm]] = {
 #: Hyperparameters of environments and policy, which every algorithm has.
 COMMON = frozenset({"policy", "n_envs", "normalize"})
 # Names of the papers. PAPO's omega is both of its weights, as in the paper's search.
-_RENAMED = {"trpo": {"delta": "target_kl"}}
-_SHORTHANDS = {"papo": {"omega": ("omega1", "omega2")}}
+_RENAMED = {("trpo", "delta"): "target_kl"}
+_SHORTHANDS = {("papo", "omega"): ("omega1", "omega2")}
 # Set by each run itself.
 _RESERVED = frozenset({"env", "seed", "device", "verbose", "tensorboard_log"})
 _LINEAR = "lin_"
@@ -33,7 +33,7 @@ _LINEAR = "lin_"
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One of the compared algorithms.
+    """Describe one of the compared algorithms.
 
     :param name: key of :data:`CLASSES`
     :param options: constructor arguments given together with the name, sorted
@@ -44,24 +44,28 @@ class Algorithm:
 
     @property
     def label(self) -> str:
-        """The name with its options, as it can be typed."""
+        """Return the name with its options, as a user types it."""
         return self.name + (":" if self.options else "") + ",".join(f"{name}={value}" for name, value in self.options)
 
     @property
     def hyperparameters(self) -> set[str]:
-        """Names of the hyperparameters that it has, those of environments and policy included."""
-        return (arguments(CLASSES[self.name]) - _RESERVED) | COMMON | set(_SHORTHANDS.get(self.name, ()))
+        """Return the names of all hyperparameters, including those of environments and policy."""
+        shorthands = {shorthand for algorithm, shorthand in _SHORTHANDS if algorithm == self.name}
+        return (arguments(CLASSES[self.name]) - _RESERVED) | COMMON | shorthands
 
     def canonical(self, name: str) -> str:
-        """Return the hyperparameter that a name means: TRPO's ``delta`` is ``target_kl``."""
-        return _RENAMED.get(self.name, {}).get(name, name)
+        """Return the hyperparameter that a name stands for: ``target_kl`` for TRPO's ``delta``.
+
+        :param name: name that a user typed
+        """
+        return _RENAMED.get((self.name, name), name)
 
     def default(self, name: str) -> Any:
         """Return the constructor's default of a hyperparameter, or None if it has none.
 
         :param name: name of the hyperparameter
         """
-        name = _SHORTHANDS.get(self.name, {}).get(name, (name,))[0]
+        name = _SHORTHANDS.get((self.name, name), (name,))[0]
         parameter = inspect.signature(CLASSES[self.name].__init__).parameters.get(name)
         return None if parameter is None or parameter.default is parameter.empty else parameter.default
 
@@ -79,14 +83,24 @@ class Algorithm:
                 value = LinearSchedule(start, 0.0, 1.0) if value.startswith(_LINEAR) else start
             elif name == "policy_kwargs" and isinstance(value, str):
                 value = evaluated(value)
-            values |= dict.fromkeys(_SHORTHANDS.get(self.name, {}).get(name, (name,)), value)
+            values |= dict.fromkeys(_SHORTHANDS.get((self.name, name), (name,)), value)
         return values
 
 
-def parse_algorithm(label: str) -> Algorithm:
-    """Read ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE``.
+def title(label: str) -> str:
+    """Return the name of an algorithm for readers: ``"ANO (shaping=spo)"`` for ``"ano:shaping=spo"``.
 
-    :param label: such as ``"ano:shaping=spo,desired_kl=0.01"``
+    :param label: label of the algorithm, which an imported run may have chosen freely
+    """
+    name, _, options = label.partition(":")
+    name = name.upper() if name in CLASSES else name
+    return f"{name} ({options.replace(',', ', ')})" if options else name
+
+
+def parse_algorithm(label: str) -> Algorithm:
+    """Parse ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE``.
+
+    :param label: text such as ``"ano:shaping=spo,desired_kl=0.01"``
     :raises ValueError: for an unknown algorithm or option
     """
     name, _, rest = label.partition(":")
@@ -103,7 +117,10 @@ def parse_algorithm(label: str) -> Algorithm:
 
 
 def parse_value(text: str) -> Any:
-    """Return a number, a truth value or None, or the text itself."""
+    """Parse a number, a Boolean or None; return any other text unchanged.
+
+    :param text: value from the command line
+    """
     try:
         return ast.literal_eval(text.capitalize() if text.lower() in ("true", "false", "none") else text)
     except (ValueError, SyntaxError):
@@ -111,7 +128,10 @@ def parse_value(text: str) -> Any:
 
 
 def number(value: Any) -> float | None:
-    """Return the number in a hyperparameter, 3e-4 for ``"lin_3e-4"``; None if there is none."""
+    """Return the number in a hyperparameter, 3e-4 for ``"lin_3e-4"``, or None if it is no number.
+
+    :param value: value of the hyperparameter
+    """
     try:
         return None if isinstance(value, bool) else float(value.removeprefix(_LINEAR) if isinstance(value, str) else value)
     except (TypeError, ValueError):
@@ -119,7 +139,11 @@ def number(value: Any) -> float | None:
 
 
 def replaced(value: Any, new: Any) -> Any:
-    """Return ``new``, with the schedule of ``value``: 1e-3 instead of ``"lin_3e-4"`` becomes ``"lin_0.001"``."""
+    """Return a new value with the schedule of the old one: ``"lin_0.001"`` if 1e-3 replaces ``"lin_3e-4"``.
+
+    :param value: old value
+    :param new: new value
+    """
     is_linear = isinstance(value, str) and value.startswith(_LINEAR) and number(new) is not None
     return f"{_LINEAR}{number(new)!r}" if is_linear else new
 

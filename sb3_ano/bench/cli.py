@@ -1,6 +1,7 @@
 """The command line ``python -m sb3_ano.bench``."""
 
 import argparse
+import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -11,9 +12,8 @@ from sb3_ano.cli import Parser, complain, run
 from sb3_ano.extras import missing_extra
 
 _EPILOG = "'COMMAND --help' shows the options of a command. Set SB3_ANO_TRACEBACK=1 to see where an error comes from."
-_SCORES = (
-    "td3, simbav2 (MuJoCo), mnih2015, wang2016 (Atari), classic, or CSV files with the columns env, random, expert or human"
-)
+_SCORES = "td3, simbav2 (MuJoCo), mnih2015, wang2016 (Atari), classic; or CSV files: env, random, and expert or human"
+_GRID = "hyperparameters to vary: clip_range=0.1,0.2, papo.omega=0.001,0.01; learning_rate for the paper's values; or paper"
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_ano.bench") -> int:
@@ -56,10 +56,7 @@ def _parser(program: str) -> Parser:
     add("--algos", nargs="+", metavar="NAME", default=names, help="algorithms, with options: ano:shaping=spo,desired_kl=0.01")
     add("--seeds", default="5", help="number of seeds, or seeds such as 3-5 or 0,3-5")
     add("--steps", type=_positive_integer, help="environment steps of each run; the suite's by default")
-    values = (
-        "hyperparameters to vary: clip_range=0.1,0.2, papo.omega=0.001,0.01, learning_rate alone for the paper's, or paper"
-    )
-    add("--grid", nargs="+", metavar="NAME=VALUES", default=[], help=values)
+    add("--grid", nargs="+", metavar="NAME=VALUES", default=[], help=_GRID)
     add("--shard", default="1/1", metavar="I/N", help="the I-th of N parts of the plan, to share it between machines")
     add("--jobs", type=_positive_integer, help="runs at a time; processors divided by threads by default")
     add("--threads", type=_positive_integer, default=1, help="threads of each run")
@@ -76,7 +73,7 @@ def _parser(program: str) -> Parser:
     add("--tables", nargs="+", metavar="TABLE", default=["td3", "mnih2015", "classic"], help=f"reference scores: {_SCORES}")
     add("--returns", choices=["evaluation", "training"], default="evaluation", help="which returns scores come from")
     add("--last", type=_positive_integer, default=1, help="number of last evaluations that a final return averages")
-    add("--threshold", type=_finite, default=0.5, help="normalized score whose time is measured")
+    add("--threshold", type=_finite_number, default=0.5, help="normalized score whose time is measured")
     add("--reps", type=_positive_integer, default=2000, help="resamples of the bootstrap")
     add("--seed", type=int, default=0, help="seed of the bootstrap")
 
@@ -102,9 +99,8 @@ def _positive_integer(text: str) -> int:
     return int(text)
 
 
-def _finite(text: str) -> float:
-    value = float(text)
-    if not abs(value) < float("inf"):
+def _finite_number(text: str) -> float:
+    if not math.isfinite(value := float(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed are finite numbers")
     return value
 
@@ -121,7 +117,7 @@ def _run(options: argparse.Namespace) -> int:
     suite = load_suite(options.suite)
     tasks = suite.select(options.envs) if options.envs else suite
     seeds, shard, grid = plan.parse_seeds(options.seeds), plan.parse_shard(options.shard), plan.parse_grid(options.grid)
-    runs = plan.make_plan(tasks, options.algos, seeds, grid, options.steps, shard)
+    runs = plan.make_plan(tasks, options.algos, seeds, grid, options.steps)[shard]
     if options.address is not None and options.backend == "local":
         raise ValueError(f"--address {options.address} is not allowed without --backend ray")
     runner.check_runs(runs, options.device, need_envs=options.backend == "local")
@@ -137,7 +133,7 @@ def _run(options: argparse.Namespace) -> int:
         if options.backend == "ray":
             from sb3_ano.bench.ray_backend import RayPool
 
-            executor: runner.Executor = RayPool(options.address, options.jobs, options.threads)
+            executor: Pool = RayPool(options.address, options.jobs, options.threads)
         else:
             jobs = options.jobs or max(1, cores() // options.threads)
             executor = Pool(jobs, options.threads, results.held)
@@ -154,12 +150,9 @@ def _report(options: argparse.Namespace) -> int:
     from sb3_ano.bench.statistics import Bootstrap
 
     out = options.out or options.results / "report"
-    names = ("returns", "last", "threshold", "command")
-    settings = Settings(
-        tables=tuple(options.tables),
-        bootstrap=Bootstrap(options.reps, options.seed),
-        **{name: getattr(options, name) for name in names},
-    )
+    bootstrap = Bootstrap(options.reps, options.seed)
+    scores = options.returns, options.last, options.threshold
+    settings = Settings(*scores, bootstrap, tuple(options.tables), options.command)
     for note in write_report(options.results, out, settings):
         print(note)
     print(out / "index.html")

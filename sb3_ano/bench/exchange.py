@@ -14,8 +14,8 @@ from sb3_ano.bench.plan import Run
 from sb3_ano.bench.results import Results, ResultsWriter, RunFiles
 from sb3_ano.bench.training import MONITOR, write_run
 
-#: Columns that identify a run in CSV files.
 _SETTINGS = ["clip_range", "desired_kl", "learning_rate", "n_epochs"]
+#: Columns that identify a run in CSV files.
 KEY = ["env", "algorithm", *_SETTINGS, "steps", "seed"]
 # Columns of texts; without this, a commit of digits would be read as a number.
 _TEXTS = ["env", "algorithm", "date", "commit"]
@@ -40,7 +40,7 @@ def export(path: Path, out: Path, to: str = "csv", project: str = "sb3_ano") -> 
     :param out: directory to write
     :param to: ``"csv"``, ``"tensorboard"`` or ``"wandb"``
     :param project: project at Weights & Biases
-    :return: what was written, for the user
+    :return: message for the user
     :raises ValueError: if runs are damaged
     :raises ModuleNotFoundError: if the package of the format is not installed
     """
@@ -51,14 +51,17 @@ def export(path: Path, out: Path, to: str = "csv", project: str = "sb3_ano") -> 
         points = [key | point for key, run in rows for point in _curve(run).to_dict("records")]
         merge_csv(pd.DataFrame(points), out / "curves.csv", [*KEY, "timesteps"])
         return f"{path}: {len(runs)} runs; {out}/runs.csv has {count}"
+    write = _to_tensorboard if to == "tensorboard" else _to_wandb
     for run in runs:
-        write = _to_tensorboard if to == "tensorboard" else _to_wandb
         write(run, out, project)
     return f"{path}: {len(runs)} runs in {out}"
 
 
 def key_of(run: RunFiles) -> dict[str, Any]:
-    """Return the columns that identify a run."""
+    """Return the columns that identify a run.
+
+    :param run: finished run
+    """
     columns = {"env": "env_id", "steps": "total_timesteps"}
     values = {name: number(run.document["hyperparameters"].get(name)) for name in _SETTINGS}
     # As many digits as the file has, or the run would not be found there.
@@ -101,7 +104,7 @@ def merge_csv(table: pd.DataFrame, file: Path, key: list[str]) -> int:
 
 
 def _scalars(run: RunFiles) -> Iterator[tuple[str, float, int]]:
-    """Tag, value and step of everything that a run recorded, in the order of the steps."""
+    """Yield tag, value and step of all episodes, evaluations and updates, in the order of the steps."""
     tables = [
         run.episodes().rename(columns={"r": RETURN_TAG, "l": "charts/episodic_length"}).drop(columns="t"),
         run.evaluations()[["timesteps", "mean"]].rename(columns={"mean": "eval/mean_reward"}),
@@ -134,7 +137,7 @@ def _to_wandb(run: RunFiles, out: Path, project: str) -> None:
 def import_logs(
     logs: Sequence[Path], out: Path, algorithm: str, env_id: str, seed: int = 0, suite: str = "imported"
 ) -> list[str]:
-    """Write the training episodes of other programs' runs as results.
+    """Convert the training episodes of other programs to results.
 
     :param logs: a directory per run, with Monitor files of SB3 or the RL Zoo, or TensorBoard event files of CleanRL
     :param out: directory of results
@@ -143,7 +146,7 @@ def import_logs(
     :param seed: seed of the first run; the next ones follow
     :param suite: suite that the runs belong to in reports
     :return: names of the runs
-    :raises ValueError: if a directory has no episodes, or a run is there already
+    :raises ValueError: if a directory has no episodes, or a run already exists
     """
     names = []
     with ResultsWriter(out) as results:
@@ -166,9 +169,8 @@ def import_logs(
 
 
 def _read_episodes(path: Path) -> pd.DataFrame:
-    """Episodes in the columns of Monitor, with the environment steps of all environments together."""
-    files = sorted(path.glob("*monitor.csv"))
-    if files:
+    """Return episodes in the columns of Monitor; their environment steps are those of all environments together."""
+    if files := sorted(path.glob("*monitor.csv")):
         frames = [pd.read_csv(file, comment="#") for file in files]
         # Environments step together: a step of each is as many steps of the training.
         steps = [frame["l"].cumsum() * len(frames) if "timesteps" not in frame else frame["timesteps"] for frame in frames]
@@ -179,5 +181,5 @@ def _read_episodes(path: Path) -> pd.DataFrame:
     events.Reload()
     if RETURN_TAG not in events.Tags()["scalars"]:
         return pd.DataFrame()
-    rows = [{"r": event.value, "l": 0, "t": event.wall_time, "timesteps": event.step} for event in events.Scalars(RETURN_TAG)]
-    return pd.DataFrame(rows).assign(t=lambda frame: frame["t"] - frame["t"].min())
+    scalars = pd.DataFrame(events.Scalars(RETURN_TAG)).rename(columns={"value": "r", "step": "timesteps"})
+    return scalars.assign(l=0, t=scalars["wall_time"] - scalars["wall_time"].min())

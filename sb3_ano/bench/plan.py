@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sb3_ano.bench.algorithms import CLASSES, Algorithm, number, parse_algorithm, parse_value, replaced
+from sb3_ano.bench.algorithms import Algorithm, number, parse_algorithm, parse_value, replaced
 from sb3_ano.bench.suites import Suite
-from sb3_ano.cli import check_names, hint
+from sb3_ano.cli import check_names
 
 #: The paper's values of four hyperparameters, for a grid that names them alone.
 PAPER_VALUES: dict[str, tuple[float, ...]] = {
@@ -26,11 +26,11 @@ _IDENTITY_LETTERS = 10
 
 
 class Axis(NamedTuple):
-    """Values of one hyperparameter.
+    """Vary one hyperparameter.
 
     :param name: name of the hyperparameter
     :param values: values to train with
-    :param algorithm: name of the only algorithm that is meant, or an empty string for all that have the hyperparameter
+    :param algorithm: name of the only algorithm to vary, or an empty string for all that have the hyperparameter
     """
 
     name: str
@@ -38,13 +38,16 @@ class Axis(NamedTuple):
     algorithm: str = ""
 
     def concerns(self, algorithm: Algorithm) -> bool:
-        """Whether the axis varies runs of an algorithm."""
+        """Tell whether the axis varies runs of an algorithm.
+
+        :param algorithm: algorithm of the plan
+        """
         return self.algorithm in ("", algorithm.name) and algorithm.canonical(self.name) in algorithm.hyperparameters
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training.
+    """Specify one training.
 
     :param suite: name of the suite
     :param env_id: id of the task
@@ -54,7 +57,7 @@ class Run:
     :param hyperparameters: all hyperparameters, those of environments and policy included
     :param evaluation: fields of :class:`~sb3_ano.bench.suites.Evaluation`
     :param env_kwargs: settings of the environments
-    :param backend: backend of the environments, as asked for
+    :param backend: backend of the environments, as requested
     :param imports: modules that register environments
     :param changed: hyperparameters that the grid set to another value than the suite's, and ``total_timesteps`` likewise
     """
@@ -73,10 +76,10 @@ class Run:
 
     @property
     def identity(self) -> str:
-        """Hash of everything that results depend on, without the seed.
+        """Return the hash of all settings that results depend on, except the seed.
 
-        Hyperparameters at the constructor's defaults are left out, so that naming a default, or adding an argument to an
-        algorithm, makes no other run.
+        Hyperparameters at the constructor's defaults are left out. A run is therefore the same if a default is named, or if an
+        algorithm gets a new argument.
         """
         algorithm = Algorithm(self.algorithm.partition(":")[0])
         specification = dataclasses.asdict(self) | {"algorithm": algorithm.name}
@@ -90,13 +93,13 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name of the run's directory: task, algorithm, identity and seed."""
+        """Return the name of the run's directory: task, algorithm, identity and seed."""
         name = f"{self.env_id}__{self.algorithm.partition(':')[0]}__{self.identity}__seed{self.seed}"
         return re.sub(r"[^\w.+-]", "-", name)
 
 
 def _canonical(value: Any) -> Any:
-    """One spelling of equal values: 1.0 is 1, and ``"lin_3e-4"`` is ``"lin_0.0003"``."""
+    """Return one spelling for equal values: 1.0 is 1, and ``"lin_3e-4"`` is ``"lin_0.0003"``."""
     if isinstance(value, Mapping):
         return {str(key): _canonical(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -107,7 +110,7 @@ def _canonical(value: Any) -> Any:
 
 
 def parse_grid(texts: Sequence[str]) -> list[Axis]:
-    """Read the grid of the command line.
+    """Parse the grid of the command line.
 
     :param texts: each ``[ALGORITHM.]NAME[=VALUE,VALUE...]`` or ``"paper"``; without values, the paper's
     :raises ValueError: for any other text
@@ -115,8 +118,7 @@ def parse_grid(texts: Sequence[str]) -> list[Axis]:
     axes = []
     for text in itertools.chain.from_iterable(PAPER_GRID if text == "paper" else [text] for text in texts):
         key, equals, listed = text.partition("=")
-        algorithm, dot, name = key.rpartition(".")
-        check_names("algorithm of the grid", [algorithm] if dot else [], CLASSES)
+        algorithm, _, name = key.rpartition(".")
         values = tuple(parse_value(value) for value in listed.split(",")) if equals else PAPER_VALUES.get(name, ())
         if not name or not values or "" in values:
             allowed = f"[ALGORITHM.]NAME=VALUE,VALUE, 'paper', and without values {', '.join(PAPER_VALUES)}"
@@ -126,7 +128,7 @@ def parse_grid(texts: Sequence[str]) -> list[Axis]:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Read ``"5"`` (seeds 0 to 4), ``"3-5"`` (3, 4, 5) or ``"0,3-5"``.
+    """Parse ``"5"`` (seeds 0 to 4), ``"3-5"`` (3, 4, 5) or ``"0,3-5"``.
 
     :param text: value of ``--seeds``
     :raises ValueError: for any other text
@@ -139,25 +141,21 @@ def parse_seeds(text: str) -> list[int]:
     return list(dict.fromkeys(itertools.chain(*spans)))
 
 
-def parse_shard(text: str) -> tuple[int, int]:
-    """Read ``"1/4"``, the first of four parts of a plan.
+def parse_shard(text: str) -> slice:
+    """Parse ``"1/4"``, the first of four parts of a plan.
 
     :param text: value of ``--shard``
+    :return: slice of the runs
     :raises ValueError: for any other text
     """
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise ValueError(f"shard={text!r} is not allowed; allowed are 1/N to N/N")
-    return int(match[1]), int(match[2])
+    return slice(int(match[1]) - 1, None, int(match[2]))
 
 
 def make_plan(
-    suite: Suite,
-    labels: Sequence[str],
-    seeds: Sequence[int],
-    grid: Sequence[Axis] = (),
-    total_timesteps: int | None = None,
-    shard: tuple[int, int] = (1, 1),
+    suite: Suite, labels: Sequence[str], seeds: Sequence[int], grid: Sequence[Axis] = (), total_timesteps: int | None = None
 ) -> list[Run]:
     """Return all runs, seed by seed, so that an interrupted experiment has complete seeds.
 
@@ -166,27 +164,21 @@ def make_plan(
     :param seeds: seeds of every configuration
     :param grid: hyperparameters to vary; equal configurations are trained once
     :param total_timesteps: environment steps of each run instead of the suite's
-    :param shard: part of the plan, and number of parts
-    :raises ValueError: for an unknown algorithm, or an axis that varies nothing
+    :raises ValueError: for an unknown algorithm, or an axis that varies no algorithm of the plan
     """
     algorithms = [parse_algorithm(label) for label in dict.fromkeys(labels)]
     for axis in grid:
-        chosen = [algorithm for algorithm in algorithms if axis.algorithm in ("", algorithm.name)]
-        if not chosen:
-            raise ValueError(f"grid: {axis.algorithm!r} is not among the algorithms of this plan ({', '.join(labels)})")
-        if not any(axis.concerns(algorithm) for algorithm in chosen):
-            known = set().union(*(algorithm.hyperparameters for algorithm in chosen))
-            names = ", ".join(algorithm.label for algorithm in chosen)
-            raise ValueError(f"grid: no algorithm of {names} has the hyperparameter {axis.name!r}{hint(axis.name, known)}")
+        check_names("algorithm of this plan", filter(None, [axis.algorithm]), [algorithm.name for algorithm in algorithms])
+        if not any(axis.concerns(algorithm) for algorithm in algorithms):
+            known = [algorithm.hyperparameters for algorithm in algorithms if axis.algorithm in ("", algorithm.name)]
+            check_names(f"hyperparameter of {axis.algorithm or 'this plan'}", [axis.name], set().union(*known))
     runs: dict[str, Run] = {}
     for seed, env_id, algorithm in itertools.product(seeds, suite.tasks, algorithms):
-        axes = [axis for axis in grid if axis.concerns(algorithm)]
-        for values in itertools.product(*(axis.values for axis in axes)):
-            asked = {algorithm.canonical(axis.name): value for axis, value in zip(axes, values, strict=True)}
-            run = _run(suite, env_id, algorithm, seed, total_timesteps, asked)
+        axes = {algorithm.canonical(axis.name): axis.values for axis in grid if axis.concerns(algorithm)}
+        for values in itertools.product(*axes.values()):
+            run = _run(suite, env_id, algorithm, seed, total_timesteps, dict(zip(axes, values, strict=True)))
             runs.setdefault(run.name, run)
-    part, parts = shard
-    return list(runs.values())[part - 1 :: parts]
+    return list(runs.values())
 
 
 def _run(

@@ -1,13 +1,13 @@
-"""Functions in processes of their own. A process ends with its parent, and its errors come back as one line.
+"""Functions in separate processes. A process ends with its parent, and its errors come back as one line.
 
-``python -m sb3_ano.bench.pool MODULE:FUNCTION REQUEST`` is what a process runs: the function gets the request, which is JSON,
-and a function to report progress with; what it returns is sent back as JSON.
+A process runs ``python -m sb3_ano.bench.pool MODULE:FUNCTION REQUEST``. The function gets the request, which is JSON, and a
+function that reports progress. Its result is sent back as JSON.
 """
 
 import errno
-import importlib
 import json
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -17,12 +17,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import torch
+
 Report = Callable[[float], None]
 _LOG_LINES = 40
+# Time for processes to notice that the pool is closed.
+_CLOSE_SECONDS = 5.0
 
 
 class WorkerError(RuntimeError):
-    """A function failed, or its process was killed.
+    """Report that a function failed, or that its process was killed.
 
     :param message: one line
     :param details: last lines that the process wrote to standard error
@@ -36,7 +40,10 @@ class WorkerError(RuntimeError):
 
     @classmethod
     def of(cls, error: BaseException) -> "WorkerError":
-        """Return any error as one of this kind; Ray, for example, wraps errors and loses machines."""
+        """Convert an error; Ray, for example, wraps errors and loses machines.
+
+        :param error: error of any class
+        """
         if isinstance(error, WorkerError):
             return cls(error.message, error.details, error.number, error.killed)
         first = next(iter(str(error).strip().splitlines()), "")
@@ -47,7 +54,7 @@ class WorkerError(RuntimeError):
 
     @property
     def disk_is_full(self) -> bool:
-        """Whether files could not be written, so that another attempt would fail, too."""
+        """Tell whether files could not be written, so that another attempt would fail, too."""
         return self.number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -61,8 +68,9 @@ def call(
     held: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
     python: str = sys.executable,
+    started: Callable[[subprocess.Popen[str]], None] = lambda process: None,
 ) -> Any:
-    """Call a function in a process of its own, and return its result.
+    """Call a function in a new process, and return its result.
 
     :param target: ``"module:function"``
     :param request: argument of the function, JSON
@@ -72,6 +80,7 @@ def call(
     :param held: file descriptors that stay open while the process lives
     :param environment: further environment variables
     :param python: interpreter to run, this one by default
+    :param started: called with the process
     :raises WorkerError: if the function raised an error, or its process was killed
     """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
@@ -89,6 +98,7 @@ def call(
             pass_fds=held if os.name == "posix" else (),
         ) as process,
     ):
+        started(process)
         for line in process.stdout or ():
             answer = json.loads(line)
             if "progress" in answer:
@@ -110,25 +120,39 @@ class Pool:
     """Call functions in a bounded number of processes.
 
     :param jobs: processes at a time
-    :param threads: threads of each
+    :param threads: threads of each process
     :param held: file descriptors that stay open while a process lives
     """
 
     def __init__(self, jobs: int, threads: int = 1, held: Sequence[int] = ()) -> None:
         self._executor = ThreadPoolExecutor(jobs)
+        self._processes: list[subprocess.Popen[str]] = []
         # Standard input of all processes: when the pool is closed, or this process is killed, it ends, and they end.
         self._life, self._end = os.pipe()
         self._options: dict[str, Any] = {"threads": threads, "held": held, "stdin": self._life}
 
-    def submit(self, target: str, request: Mapping[str, Any], report: Report = lambda progress: None) -> "Future[Any]":
-        """Call a function as soon as a process is free; see :func:`call`."""
-        return self._executor.submit(call, target, request, report, **self._options)
+    def submit(self, target: str, request: Mapping[str, Any], report: Report) -> "Future[Any]":
+        """Call a function as soon as a process is free; see :func:`call`.
+
+        :param target: ``"module:function"``
+        :param request: argument of the function, JSON
+        :param report: called with each number that the function reports
+        """
+        return self._executor.submit(call, target, request, report, started=self._processes.append, **self._options)
 
     def close(self) -> None:
         """End running processes, and start no other."""
         os.close(self._end)
+        # A process in a call of C code that holds Python's lock cannot notice that its standard input has ended.
+        last_resort = threading.Timer(_CLOSE_SECONDS, self._kill)
+        last_resort.start()
         self._executor.shutdown(cancel_futures=True)
+        last_resort.cancel()
         os.close(self._life)
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
 
 
 def main() -> int:
@@ -141,12 +165,8 @@ def main() -> int:
     def answer(**message: Any) -> None:
         print(json.dumps(message), file=answers)
 
-    target, request = sys.argv[1], json.loads(sys.argv[2])
     try:
-        module, _, name = target.partition(":")
-        function = getattr(importlib.import_module(module), name)
-        import torch
-
+        function, request = pkgutil.resolve_name(sys.argv[1]), json.loads(sys.argv[2])
         torch.set_num_threads(request["threads"])
         answer(result=function(request, lambda progress: answer(progress=progress)))
     except Exception as error:

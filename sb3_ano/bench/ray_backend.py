@@ -10,15 +10,15 @@ from typing import Any
 import ray
 
 from sb3_ano._io import versions
-from sb3_ano.bench.pool import Report, WorkerError, call
+from sb3_ano.bench.pool import Pool, Report, WorkerError, call
 
 # Lost workers and machines; Ray does not retry a training that fails.
 _MOST_LOSSES = 10
 _CONNECT_SECONDS = 10.0
 
 
-class RayPool:
-    """Run functions as tasks of a cluster, each in a process of its own on the node that Ray chooses.
+class RayPool(Pool):
+    """Run functions as tasks of a cluster, each in a new process on the node that Ray chooses.
 
     Every node needs this package in the same version, and the modules that a suite imports.
 
@@ -45,7 +45,7 @@ class RayPool:
 
         :param target: ``"module:function"``
         :param request: argument of the function; its ``directory`` is one on the node. ``"cuda"`` as ``device`` gets a GPU
-        :param report: not called, because Ray reports only the end
+        :param report: function that is never called, because Ray reports only the end
         :return: content of the files in the directory, by name
         """
         task = ray.remote(
@@ -58,7 +58,7 @@ class RayPool:
         return task.remote(target, dict(request), self._threads, versions(["sb3-ano"])).future()
 
     def close(self) -> None:
-        """End what still runs, and leave the cluster."""
+        """End running tasks, and leave the cluster."""
         ray.shutdown()
 
 
@@ -75,10 +75,8 @@ def _require_reachable(address: str) -> None:
 
 def _call(target: str, request: dict[str, Any], threads: int, expected: dict[str, str]) -> dict[str, bytes]:
     """Call the function on a node, and return the files that it wrote."""
-    if versions(["sb3-ano"]) != expected:
-        raise WorkerError(
-            f"this node has {versions(['sb3-ano'])}, the driver {expected}; install the same version on all nodes"
-        )
+    if (installed := versions(["sb3-ano"])) != expected:
+        raise WorkerError(f"this node has {installed}, the driver {expected}; install the same version on all nodes")
     with tempfile.TemporaryDirectory() as directory:
         try:
             call(target, {**request, "directory": directory}, threads=threads)

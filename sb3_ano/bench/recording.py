@@ -1,4 +1,4 @@
-"""What is recorded during a training: episodes, evaluations, and how far each update moved the policy."""
+"""Records of a training: episodes, evaluations, and the distance that each update moved the policy."""
 
 import contextlib
 import io
@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -28,12 +29,12 @@ _SAMPLES_AT_ONCE = 4096
 class EpisodeRecorder(VecEnvWrapper):
     """Write SB3's ``monitor.csv``, with the column ``timesteps``, for all environments of a training.
 
-    It stands below VecNormalize and is no callback, so that training stays as fast as without it.
+    It is a wrapper below VecNormalize and no callback, because a callback would slow down the collection of rollouts.
 
     :param env: environments whose infos have the episode statistics of SB3's Monitor
     :param file: file to write
     :param clock: function that returns the seconds of the training
-    :param append: whether to append to the file, which the checkpoint then cuts to where it resumes
+    :param append: whether to append to the file, which the checkpoint then truncates to where it resumes
     """
 
     def __init__(self, env: VecEnv, file: Path, clock: Callable[[], float], append: bool = False) -> None:
@@ -68,7 +69,7 @@ class UpdateRecorder(BaseCallback):
     Its rows are part of the checkpoints, so that a resumed training continues them.
 
     :param directory: directory of the run
-    :param run: run that is trained
+    :param run: run to record
     """
 
     #: The collection of rollouts need not prepare tensors and local variables for it.
@@ -86,7 +87,7 @@ class UpdateRecorder(BaseCallback):
         self.seconds_paused = 0.0
 
     def prepare(self, model: OnPolicyAlgorithm, evaluation_env: VecEnv, seed: int) -> None:
-        """Set what policies are evaluated on.
+        """Set model and environments before the training.
 
         :param model: model in training
         :param evaluation_env: environments for evaluation
@@ -94,7 +95,7 @@ class UpdateRecorder(BaseCallback):
         """
         self.model = model
 
-        # A function, because checkpoints would take environments for a part of the training's state.
+        # A function, because checkpoints would store the environments of an attribute as a part of the training's state.
         def evaluate(number: int) -> tuple[list[float], list[int]]:
             env, normalization = evaluation_env, model.get_vec_normalize_env()
             if isinstance(env, VecNormalize) and normalization is not None:
@@ -127,8 +128,7 @@ class UpdateRecorder(BaseCallback):
         :param model: model in training
         :param report: called with the number of environment steps after each update
         """
-        recorder, kind = self, type(model)
-        own, train = vars(kind).get("train"), kind.train
+        recorder, kind, train = self, type(model), type(model).train
         writer = CSVOutputFormat(str(self.directory / "progress.csv"))
 
         def train_and_record(self: OnPolicyAlgorithm) -> None:
@@ -141,15 +141,9 @@ class UpdateRecorder(BaseCallback):
                 writer.write(dict(row), dict.fromkeys(row, ()))
             return report(self.num_timesteps)
 
-        kind.train = train_and_record  # type: ignore[method-assign]
-        try:
+        # Unlike an assignment, patch.object also restores a method that the class inherits.
+        with contextlib.closing(writer), mock.patch.object(kind, "train", train_and_record):
             yield
-        finally:
-            writer.close()
-            if own is None:  # inherited from another class
-                del kind.train
-            else:
-                kind.train = own  # type: ignore[method-assign]
 
     def _record(self) -> None:
         start, seconds, done = time.perf_counter(), self.seconds(), self.model.num_timesteps

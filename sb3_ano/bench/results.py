@@ -1,4 +1,4 @@
-"""Directories of results: one directory per run, which is there as a whole or not at all."""
+"""Directories of results: one directory per run, which is complete or missing."""
 
 import contextlib
 import os
@@ -24,9 +24,9 @@ _REQUIRED = {
 
 @dataclass(frozen=True)
 class RunFiles:
-    """A finished run.
+    """Read the files of a finished run.
 
-    :param path: its directory
+    :param path: directory of the run
     :param document: content of ``run.json``
     """
 
@@ -34,7 +34,7 @@ class RunFiles:
     document: Mapping[str, Any] = field(hash=False)
 
     def evaluations(self) -> pd.DataFrame:
-        """Return one row per evaluation: ``timesteps``, ``mean`` and ``std`` of returns, ``episodes``; none if imported."""
+        """Return one row per evaluation: ``timesteps``, ``mean`` and ``std`` of returns, ``episodes``; no rows if imported."""
         if not (self.path / EVALUATIONS).is_file():
             return pd.DataFrame(columns=["timesteps", "mean", "std", "episodes"], dtype=float)
         with np.load(self.path / EVALUATIONS) as content:
@@ -47,7 +47,7 @@ class RunFiles:
         return pd.read_csv(self.path / MONITOR, comment="#")
 
     def updates(self) -> pd.DataFrame:
-        """Return one row per update, with the columns of SB3's logger and of :func:`measure_update`; none if imported."""
+        """Return one row per update, with the columns of SB3's logger and of :func:`measure_update`; no rows if imported."""
         file = self.path / PROGRESS
         return pd.read_csv(file) if file.is_file() else pd.DataFrame(columns=["time/total_timesteps"], dtype=float)
 
@@ -56,7 +56,7 @@ def read_run(path: Path, verify: Iterable[str] = FILES) -> RunFiles:
     """Read and check a finished run.
 
     :param path: directory of the run
-    :param verify: files whose checksums are compared; of the others, only the presence is checked
+    :param verify: files whose checksums are compared; other files need only be present
     :raises ValueError: if the run is damaged
     """
     try:
@@ -78,18 +78,16 @@ def read_run(path: Path, verify: Iterable[str] = FILES) -> RunFiles:
 
 
 class Results:
-    """A directory of results, for reading.
+    """Read a directory of results.
 
     :param path: directory that ``run --out`` or ``import --out`` wrote
-    :param make: whether to make the directory if it is missing
+    :param make: whether to create the directory if it is missing
     :raises FileNotFoundError: if there are no results
     :raises ValueError: if the directory has results of another format, or other files
     """
 
     def __init__(self, path: str | Path, make: bool = False) -> None:
         self.path = Path(path)
-        if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"{self.path} is a file, not a directory")
         if (self.path / "results.json").exists():
             raise ValueError(f"{self.path} holds results of an earlier format, which this version of sb3_ano cannot read")
         visible = {file.name for file in self.path.glob("[!.]*")}
@@ -98,8 +96,7 @@ class Results:
         if make:
             (self.path / _RUNS).mkdir(parents=True, exist_ok=True)
         if not (self.path / _RUNS).is_dir():
-            make_some = f"'python -m sb3_ano.bench run --out {self.path}' makes some"
-            raise FileNotFoundError(f"{self.path} holds no results; {make_some}")
+            raise FileNotFoundError(f"{self.path} holds no results; 'sb3-ano bench run --out {self.path}' makes some")
 
     def names(self) -> list[str]:
         """Return the names of the finished runs."""
@@ -108,8 +105,8 @@ class Results:
     def runs(self, names: Collection[str] | None = None) -> list[RunFiles]:
         """Read finished runs.
 
-        :param names: names of runs, those that are not there are left out; None for all
-        :raises ValueError: if runs are damaged, or two are the same, with a list of all of them
+        :param names: names of runs, of which missing ones are left out; None for all
+        :raises ValueError: if runs are damaged or duplicates of others; the message lists all of them
         """
         runs: dict[tuple[str, int], RunFiles] = {}
         damaged = []
@@ -130,14 +127,14 @@ class Results:
         return list(runs.values())
 
     def failures(self) -> list[dict[str, Any]]:
-        """Return what is known of the runs that failed: ``name``, ``errors``, ``date``."""
+        """Return ``name``, ``errors`` and ``date`` of each run that failed."""
         return [read_json(file) for file in sorted((self.path / _FAILED).glob("*.json"))]
 
 
 class ResultsWriter(Results):
-    """A directory of results, open for the one process that writes to it.
+    """Write to a directory of results, as the only process that does.
 
-    :param path: directory to write; it is made if it is missing
+    :param path: directory to write, which is created if it is missing
     :raises BlockingIOError: if another process writes to it
     :raises ValueError: if it holds other files
     :raises OSError: if it cannot be written
@@ -150,10 +147,10 @@ class ResultsWriter(Results):
         self.held = () if self._lock.descriptor is None else (self._lock.descriptor,)
 
     def begin(self, name: str, resume: bool = True) -> Path:
-        """Return the directory in which a run is made, with its last checkpoint.
+        """Return the directory of an unfinished run, with its last checkpoint.
 
         :param name: name of the run
-        :param resume: whether to keep what an earlier attempt left there
+        :param resume: whether to keep the files of an earlier attempt
         """
         directory = self.path / _UNFINISHED / name
         if directory.exists() and not resume:
@@ -162,11 +159,11 @@ class ResultsWriter(Results):
         return directory
 
     def publish(self, name: str, files: Mapping[str, bytes] | None = None, attempts: int = 1) -> None:
-        """Make an unfinished run a finished one, by one rename.
+        """Turn an unfinished run into a finished one, by one rename.
 
         :param name: name of the run
         :param files: content by file name, if another machine has made the run
-        :param attempts: attempts that it took
+        :param attempts: number of attempts
         :raises ValueError: if the run is damaged
         :raises OSError: if the directory cannot be written
         """
@@ -180,7 +177,7 @@ class ResultsWriter(Results):
             (self.path / _UNFINISHED).rmdir()  # if it is empty
 
     def record_failure(self, name: str, errors: Sequence[str]) -> None:
-        """Record why a run could not be made.
+        """Record the errors of a run that failed in all attempts.
 
         :param name: name of the run
         :param errors: error of each attempt

@@ -1,4 +1,4 @@
-"""Execution of a plan: checks, attempts, progress, and what is finished."""
+"""Execution of a plan: checks, attempts and progress."""
 
 import contextlib
 import dataclasses
@@ -6,30 +6,20 @@ import importlib
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from sb3_ano.bench.plan import Run
-from sb3_ano.bench.pool import Report, WorkerError
+from sb3_ano.bench.pool import Pool, WorkerError
 from sb3_ano.bench.results import ResultsWriter
 from sb3_ano.bench.training import check_device, make_model
 from sb3_ano.envs import make_vec_env
 
 ATTEMPTS = 2
 _TARGET = "sb3_ano.bench.training:train_request"
-
-
-class Executor(Protocol):
-    """Where trainings run: :class:`~sb3_ano.bench.pool.Pool` or :class:`~sb3_ano.bench.ray_backend.RayPool`."""
-
-    def submit(self, target: str, request: Mapping[str, Any], report: Report) -> "Future[Any]":
-        """Start a function, see :meth:`sb3_ano.bench.pool.Pool.submit`."""
-
-    def close(self) -> None:
-        """End what still runs."""
 
 
 def check_runs(runs: Sequence[Run], device: str = "cpu", need_envs: bool = True) -> None:
@@ -42,13 +32,9 @@ def check_runs(runs: Sequence[Run], device: str = "cpu", need_envs: bool = True)
     """
     if need_envs:
         check_device(device)
-    tasks: set[tuple[object, ...]] = set()
-    models: set[str] = set()
-    for run in runs:
-        task, model = (run.env_id, run.backend, run.imports), repr((run.algorithm, run.hyperparameters))
-        if task in tasks and model in models:
-            continue
-        tasks.add(task)
+    samples: dict[object, Run] = {(run.env_id, run.backend, run.imports): run for run in runs}
+    samples |= {repr((run.algorithm, run.hyperparameters)): run for run in runs}
+    for run in dict.fromkeys(samples.values()):
         try:
             for module in run.imports:
                 importlib.import_module(module)
@@ -60,19 +46,16 @@ def check_runs(runs: Sequence[Run], device: str = "cpu", need_envs: bool = True)
         with contextlib.closing(env), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the size of a rollout with one environment
             try:
-                if model not in models:
-                    make_model(run, env)
+                make_model(run, env)
             except Exception as error:
                 raise ValueError(f"{run.algorithm} cannot be trained on {run.env_id}: {error}") from error
-        models.add(model)
 
 
-def show_plan(runs: Sequence[Run], finished: Collection[str], console: Console | None = None) -> None:
+def show_plan(runs: Sequence[Run], finished: Collection[str]) -> None:
     """Print a table of the plan: one row per algorithm and configuration.
 
     :param runs: all runs of the plan
-    :param finished: names of the runs that are there
-    :param console: where to print
+    :param finished: names of the finished runs
     """
     table = Table("algorithm", "changed", "tasks", "runs", "to train", "environment steps to train", box=None)
     groups: dict[tuple[str, str], list[Run]] = {}
@@ -83,23 +66,19 @@ def show_plan(runs: Sequence[Run], finished: Collection[str], console: Console |
         missing = [run.total_timesteps for run in group if run.name not in finished]
         tasks = len({run.env_id for run in group})
         table.add_row(*names, *map(str, (tasks, len(group), len(missing))), f"{sum(missing):,}")
-    (console or Console()).print(table)
+    Console().print(table)
 
 
 def execute(
-    runs: Sequence[Run],
-    executor: Executor,
-    results: ResultsWriter,
-    options: Mapping[str, Any],
-    console: Console | None = None,
+    runs: Sequence[Run], executor: Pool, results: ResultsWriter, options: Mapping[str, Any], console: Console | None = None
 ) -> dict[str, WorkerError]:
     """Train the missing runs of a plan. Finished runs are kept, whatever happens to the others.
 
     :param runs: runs without results
-    :param executor: where they run; it is closed
-    :param results: where they go
+    :param executor: pool of processes, which is closed at the end
+    :param results: directory of the results
     :param options: further arguments of :func:`sb3_ano.bench.training.train`
-    :param console: where progress is shown
+    :param console: output of the progress, standard error by default
     :return: last error of each run that failed in all attempts, by name
     :raises OSError: if the results cannot be written
     """
@@ -119,30 +98,32 @@ def execute(
             request = {"run": dataclasses.asdict(run), "directory": directory, **options}
             waiting[executor.submit(_TARGET, request, lambda steps: reached(run, steps))] = run
 
+        def finish(run: Run, future: "Future[Any]") -> None:
+            failed = errors.setdefault(run.name, [])
+            try:
+                results.publish(run.name, future.result(), attempts=len(failed) + 1)
+            except Exception as caught:  # a training runs a user's code
+                error = WorkerError.of(caught)
+                if error.disk_is_full:
+                    raise OSError(error.message) from error
+                failed.append(error)
+                again = len(failed) < ATTEMPTS
+                text = f"{run.name}: {error}{'; it is run again' if again else ''}"
+                progress.console.print(text, markup=False, highlight=False)
+                if again:  # after an error from the start, which its checkpoint may lead to again
+                    submit(run, error.killed)
+                else:
+                    results.record_failure(run.name, [attempt.details or attempt.message for attempt in failed])
+            else:
+                del errors[run.name]
+                reached(run, run.total_timesteps)
+
         try:
             for run in runs:
                 submit(run, True)
             while waiting:
                 for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                    run = waiting.pop(future)
-                    failed = errors.setdefault(run.name, [])
-                    try:
-                        results.publish(run.name, future.result(), attempts=len(failed) + 1)
-                    except Exception as caught:  # a training runs a user's code
-                        error = WorkerError.of(caught)
-                        if error.disk_is_full:
-                            raise OSError(error.message) from error
-                        failed.append(error)
-                        again = len(failed) < ATTEMPTS
-                        text = f"{run.name}: {error}{'; it is run again' if again else ''}"
-                        progress.console.print(text, markup=False, highlight=False)
-                        if again:  # after an error from the start, which its checkpoint may lead to again
-                            submit(run, error.killed)
-                        else:
-                            results.record_failure(run.name, [attempt.details or attempt.message for attempt in failed])
-                    else:
-                        del errors[run.name]
-                        reached(run, run.total_timesteps)
+                    finish(waiting.pop(future), future)
         except OSError as error:
             kept = "finished runs are kept, and the same command resumes"
             raise OSError(f"{results.path} cannot be written: {error}; {kept}") from error

@@ -1,8 +1,8 @@
-"""Aggregates of normalized scores over tasks and seeds (Agarwal et al. 2021), with intervals that hold their level.
+"""Aggregates of normalized scores over tasks and seeds (Agarwal et al. 2021), with intervals that hold their level of 95 %.
 
 Scores have the shape ``(..., seeds, tasks)``. The point estimates are those of rliable. Its percentile intervals contain the
 truth in about 80 % of cases with three seeds, instead of 95 %, because resampling underestimates the variance by the factor
-``(n - 1) / n`` and ignores how little is known about it. The intervals here are ``estimate +- t * error``: the standard error
+``(n - 1) / n`` and ignores its uncertainty. The intervals here are ``estimate +- t * error``: the standard error
 comes from a stratified bootstrap of scores whose distances from the mean of their task are stretched by ``sqrt(n / (n - 1))``,
 and Student's t has the degrees of freedom of Welch and Satterthwaite over all tasks.
 """
@@ -15,6 +15,8 @@ import numpy as np
 from scipy.stats import t as student_t
 
 Statistic = Callable[..., np.ndarray]
+# Upper quantile of two-sided intervals of 95 %.
+_QUANTILE = 0.975
 _PROBABILITIES = np.linspace(0.0, 1.0, 10_001)
 
 
@@ -29,17 +31,26 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
 
 
 def mean(scores: np.ndarray) -> np.ndarray:
-    """Return the mean of all scores; argument as for :func:`interquartile_mean`."""
+    """Return the mean of all scores.
+
+    :param scores: shape ``(..., seeds, tasks)``
+    """
     return scores.mean(axis=(-2, -1))
 
 
 def median(scores: np.ndarray) -> np.ndarray:
-    """Return the median over tasks of the mean over seeds; argument as for :func:`interquartile_mean`."""
+    """Return the median over tasks of the mean over seeds.
+
+    :param scores: shape ``(..., seeds, tasks)``
+    """
     return np.median(scores.mean(axis=-2), axis=-1)
 
 
 def optimality_gap(scores: np.ndarray) -> np.ndarray:
-    """Return by how much scores fall short of 1 on average; argument as for :func:`interquartile_mean`."""
+    """Return the mean shortfall of scores from 1, where scores above 1 count as 1.
+
+    :param scores: shape ``(..., seeds, tasks)``
+    """
     return 1.0 - np.minimum(scores, 1.0).mean(axis=(-2, -1))
 
 
@@ -54,29 +65,25 @@ METRICS: Mapping[str, Statistic] = {
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """How intervals are computed.
+    """Specify how intervals are computed.
 
     :param reps: number of resamples
     :param seed: seed of the resampling; equal seeds give equal intervals
-    :param confidence: confidence level
     :raises ValueError: if a number is out of range
     """
 
     reps: int = 2000
     seed: int = 0
-    confidence: float = 0.95
 
     def __post_init__(self) -> None:
         if self.reps < 2:
             raise ValueError(f"reps={self.reps} is not allowed; allowed are integers from 2")
         if self.seed < 0:
             raise ValueError(f"seed={self.seed} is not allowed; allowed are integers from 0")
-        if not 0.0 < self.confidence < 1.0:
-            raise ValueError(f"confidence={self.confidence} is not allowed; allowed are numbers between 0 and 1")
 
 
 class Estimate(NamedTuple):
-    """A number, or an array of numbers, with an interval.
+    """Hold a number, or an array of numbers, with its interval.
 
     :param value: point estimate
     :param low: lower end of the interval, NaN if there is a single seed
@@ -89,7 +96,10 @@ class Estimate(NamedTuple):
 
     @classmethod
     def exact(cls, value: np.ndarray) -> "Estimate":
-        """Return values without intervals."""
+        """Return values without intervals.
+
+        :param value: values of any shape
+        """
         return cls(value, np.full_like(value, np.nan), np.full_like(value, np.nan))
 
 
@@ -98,7 +108,7 @@ def estimate(statistic: Statistic, *samples: np.ndarray, bootstrap: Bootstrap, p
 
     :param statistic: function from arrays ``(..., seeds, tasks)`` to an array ``(...)``
     :param samples: scores, each of shape ``(..., seeds, tasks)``, of the same tasks
-    :param bootstrap: how the interval is computed
+    :param bootstrap: settings of the interval
     :param paired: whether row ``i`` of all samples has the same seed; they are then resampled together
     :raises ValueError: for other shapes, or scores that are not finite
     """
@@ -116,12 +126,12 @@ def estimate(statistic: Statistic, *samples: np.ndarray, bootstrap: Bootstrap, p
         stretched = center + np.sqrt(seeds / (seeds - 1)) * (array - center)
         resamples.append(np.take_along_axis(stretched[None], rows, axis=-2))
     error = np.asarray(statistic(*resamples)).std(axis=0, ddof=1)
-    half = student_t.ppf((1.0 + bootstrap.confidence) / 2.0, _degrees_of_freedom(arrays, paired)) * error
+    half = student_t.ppf(_QUANTILE, _degrees_of_freedom(arrays, paired)) * error
     return Estimate(value, value - half, value + half)
 
 
 def _degrees_of_freedom(arrays: list[np.ndarray], paired: bool) -> np.ndarray:
-    """Welch and Satterthwaite: few if one task has most of the variance, many if all tasks have a part of it."""
+    """Return the degrees of freedom of Welch and Satterthwaite: few if one task has most of the variance."""
     variances = [array.var(axis=-2, ddof=1) / array.shape[-2] for array in arrays]
     sizes = [array.shape[-2] - 1 for array in arrays]
     if paired:
@@ -135,30 +145,29 @@ def aggregate(scores: np.ndarray, bootstrap: Bootstrap) -> dict[str, Estimate]:
     """Compute all of :data:`METRICS`.
 
     :param scores: shape ``(seeds, tasks)``
-    :param bootstrap: how intervals are computed
+    :param bootstrap: settings of the interval
     :raises ValueError: for another shape, or scores that are not finite
     """
     return {name: estimate(statistic, scores, bootstrap=bootstrap) for name, statistic in METRICS.items()}
 
 
-def performance_profile(scores: np.ndarray, thresholds: np.ndarray, bootstrap: Bootstrap) -> Estimate:
+def performance_profile(scores: np.ndarray, thresholds: np.ndarray) -> Estimate:
     """Compute the fraction of runs whose score is above each threshold, with Wilson's interval of a fraction.
 
     :param scores: shape ``(seeds, tasks)``
     :param thresholds: shape ``(points,)``
-    :param bootstrap: its confidence level
     :raises ValueError: for another shape, or scores that are not finite
     """
     (array,) = _checked((scores,))
     fraction = (array[None] > thresholds[:, None, None]).mean(axis=(-2, -1))
     if len(array) < 2:
         return Estimate.exact(fraction)
-    z2 = student_t.ppf((1.0 + bootstrap.confidence) / 2.0, array.size - 1) ** 2 / array.size
+    z2 = student_t.ppf(_QUANTILE, array.size - 1) ** 2 / array.size
     center, half = (fraction + z2 / 2) / (1 + z2), np.sqrt(z2 * (fraction * (1 - fraction) + z2 / 4)) / (1 + z2)
     return Estimate(fraction, center - half, center + half)
 
 
-def probability_of_improvement(scores: np.ndarray, others: np.ndarray, bootstrap: Bootstrap) -> Estimate:
+def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> Estimate:
     """Compute the probability that a run of one algorithm scores higher than one of another on the same task.
 
     A tie counts one half. The interval is the score interval of Newcombe (2006, method 5), which does not collapse if all
@@ -166,7 +175,6 @@ def probability_of_improvement(scores: np.ndarray, others: np.ndarray, bootstrap
 
     :param scores: shape ``(seeds, tasks)``
     :param others: scores of the other algorithm, shape ``(other seeds, tasks)``
-    :param bootstrap: its confidence level
     :raises ValueError: for other shapes, or scores that are not finite
     """
     first, second = _checked((scores, others))
@@ -177,7 +185,7 @@ def probability_of_improvement(scores: np.ndarray, others: np.ndarray, bootstrap
         return Estimate.exact(value)
     p = _PROBABILITIES
     variance = p * (1 - p) * (1 + ((n + m) / 2 - 1) * ((1 - p) / (2 - p) + p / (1 + p))) / (n * m * tasks)
-    quantile = student_t.ppf((1.0 + bootstrap.confidence) / 2.0, tasks * (n + m - 2))
+    quantile = student_t.ppf(_QUANTILE, tasks * (n + m - 2))
     inside = p[np.abs(p - value) <= quantile * np.sqrt(variance)]
     return Estimate(value, np.minimum(inside.min(initial=1.0), value), np.maximum(inside.max(initial=0.0), value))
 
@@ -185,13 +193,13 @@ def probability_of_improvement(scores: np.ndarray, others: np.ndarray, bootstrap
 def relative_change(
     before: np.ndarray, after: np.ndarray, bootstrap: Bootstrap, paired: bool = False, metric: Statistic = interquartile_mean
 ) -> Estimate:
-    """Compute the change of an aggregate relative to what it was; -0.4 is a decrease of 40 %.
+    """Compute the relative change of an aggregate; -0.4 is a decrease of 40 %.
 
     :param before: scores, shape ``(seeds, tasks)``
     :param after: scores, shape ``(other seeds, tasks)``
-    :param bootstrap: how the interval is computed, on the scale of the logarithm
+    :param bootstrap: settings of the interval, which is computed on the scale of the logarithm
     :param paired: whether both have the same seeds
-    :param metric: the aggregate
+    :param metric: aggregate to compare
     :return: NaN if the aggregate is not positive; the interval is NaN if that of a resample is not
     :raises ValueError: for other shapes, or scores that are not finite
     """
@@ -207,11 +215,11 @@ def relative_change(
 def interaction(
     change: Sequence[np.ndarray], other: Sequence[np.ndarray], bootstrap: Bootstrap, paired: bool = False
 ) -> Estimate:
-    """Compute by how much more the IQM changes for one algorithm than for another, in units of the score.
+    """Compute the difference between the changes of the IQM of two algorithms, in units of the score.
 
     :param change: scores of the algorithm before and after the change
     :param other: scores of the other algorithm before and after
-    :param bootstrap: how the interval is computed
+    :param bootstrap: settings of the interval
     :param paired: whether all four have the same seeds
     :raises ValueError: for other shapes, or scores that are not finite
     """

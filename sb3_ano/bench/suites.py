@@ -17,10 +17,10 @@ from sb3_ano.envs.atari import atari_protocol
 from sb3_ano.zoo.hyperparameters import hyperparameter_file
 
 _DIRECTORY = Path(__file__).parent / "suites"
-#: File whose settings are shared by the algorithms without a file, so that PPO and TRPO are compared like with like.
+#: File whose settings are shared by the algorithms without a file, so that PPO and TRPO are compared at equal settings.
 SHARED_FILE = "ano"
-# Keys of the zoo's files that say how environments are made. Atari games have them from their protocol.
-_WRAPPERS = frozenset({"env_wrapper", "frame_stack", "vec_env_wrapper", "monitor_kwargs", "callback"})
+# Keys of the zoo's files that say how environments are made. Atari games have these wrappers from their protocol.
+_WRAPPERS = ("callback", "env_wrapper", "frame_stack", "monitor_kwargs", "vec_env_wrapper")
 _VERSION = re.compile(r"-v\d+$")
 
 
@@ -29,11 +29,11 @@ class _Strict(BaseModel):
 
 
 class Evaluation(_Strict):
-    """When and how policies are evaluated.
+    """Specify when and how policies are evaluated.
 
     :param points: number of evaluations, evenly spaced over the training, the last one at its end
     :param episodes: episodes per evaluation
-    :param deterministic: whether actions are the mode of the policy; None means for all tasks but Atari games
+    :param deterministic: whether actions are the mode of the policy; None: True for all tasks but Atari games
     """
 
     points: int = Field(20, ge=1, le=10_000)
@@ -41,8 +41,8 @@ class Evaluation(_Strict):
     deterministic: bool | None = None
 
 
-class _Settings(_Strict):
-    """What a suite and each of its tasks can say.
+class Task(_Strict):
+    """Specify the settings of a task, or those that all tasks of a suite share.
 
     :param total_timesteps: environment steps of a training; None takes ``n_timesteps`` of the zoo's file
     :param hyperparameters: changes for all algorithms that have the hyperparameter
@@ -56,12 +56,8 @@ class _Settings(_Strict):
     env_kwargs: dict[str, Any] = {}
 
 
-class Task(_Settings):
-    """One task of a suite."""
-
-
-class Suite(_Settings):
-    """Tasks that belong together.
+class Suite(Task):
+    """Group tasks that are trained together.
 
     :param name: name of the suite
     :param tasks: settings of each task by environment id
@@ -83,16 +79,18 @@ class Suite(_Settings):
         return {name: settings or {} for name, settings in tasks.items()} if isinstance(tasks, dict) else tasks
 
     def model_post_init(self, context: Any) -> None:
-        """Check names that pydantic does not know."""
+        """Check the names that pydantic does not know.
+
+        :param context: context of the validation, unused
+        :raises ValueError: for an unknown algorithm, hyperparameter or backend
+        """
         known = {name: Algorithm(name).hyperparameters | {"delta"} for name in CLASSES}
-        everything = set().union(*known.values())
         for settings in (self, *self.tasks.values()):
-            check_names("hyperparameter", settings.hyperparameters, everything)
+            check_names("hyperparameter", settings.hyperparameters, set().union(*known.values()))
             check_names("algorithm", settings.algorithms, CLASSES)
             for name, values in settings.algorithms.items():
                 check_names(f"hyperparameter of {name}", values, known[name])
-        if self.backend is not None:
-            check_names("backend", [self.backend], BACKENDS)
+        check_names("backend", filter(None, [self.backend]), BACKENDS)
 
     def select(self, env_ids: Sequence[str]) -> "Suite":
         """Return the suite with some of its tasks.
@@ -118,14 +116,13 @@ class Suite(_Settings):
         steps = task.total_timesteps or self.total_timesteps or entry.get("n_timesteps")
         if steps is None:
             raise ValueError(f"suite {self.name!r}: total_timesteps of {env_id} is missing")
-        wrappers = [key for key in sorted(_WRAPPERS) if entry.get(key) is not None and not is_atari]
-        if wrappers:
+        if wrappers := [key for key in _WRAPPERS if entry.get(key) is not None and not is_atari]:
             raise ValueError(f"{env_id} needs {', '.join(wrappers)} of the zoo's file, which experiments do not support")
         shared = {**entry, **self.hyperparameters, **task.hyperparameters}
         hyperparameters = {name: value for name, value in shared.items() if name in algorithm.hyperparameters}
         for settings in (self, task):
-            own = settings.algorithms.get(algorithm.name, {})
-            hyperparameters |= {algorithm.canonical(name): value for name, value in own.items()}
+            changes = settings.algorithms.get(algorithm.name, {})
+            hyperparameters |= {algorithm.canonical(name): value for name, value in changes.items()}
         if isinstance(hyperparameters.get("normalize"), str):
             hyperparameters["normalize"] = evaluated(hyperparameters["normalize"])
         evaluation = self.evaluation.model_dump()
@@ -141,7 +138,7 @@ class Suite(_Settings):
 
 
 def zoo_settings(algorithm: str, env_id: str) -> tuple[dict[str, Any], bool]:
-    """Return the entry of the zoo's file for a task, as the zoo looks it up, and whether the task is an Atari game.
+    """Look up a task in the zoo's file, as the zoo does; also return whether the task is an Atari game.
 
     :param algorithm: name of the algorithm; PPO and TRPO take ANO's file
     :param env_id: id of the task
@@ -153,15 +150,10 @@ def zoo_settings(algorithm: str, env_id: str) -> tuple[dict[str, Any], bool]:
 
 @functools.cache
 def _zoo_file(algorithm: str) -> dict[str, dict[str, Any]]:
-    return read_yaml(hyperparameter_file(algorithm))
+    return _read_yaml(hyperparameter_file(algorithm))
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a mapping from a YAML file.
-
-    :param path: file to read
-    :raises ValueError: if the file is not YAML, or not a mapping
-    """
+def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -177,29 +169,26 @@ def load_suite(name: str) -> Suite:
     :param name: ``"mujoco"``, ``"atari"``, ``"classic"``, one of these with a version such as ``"mujoco-v5"``, or a YAML file
     :raises ValueError: if there is no such suite, or the file is invalid
     """
-    stem, version = _VERSION.sub("", name), _VERSION.search(name)
-    path = _DIRECTORY / f"{stem}.yml"
-    if not path.is_file() or Path(name).suffix in (".yml", ".yaml"):
+    path, version = _DIRECTORY / f"{_VERSION.sub('', name)}.yml", _VERSION.search(name)
+    if not path.is_file():
         path, version = Path(name), None
     if not path.is_file():
         suites = sorted(file.stem for file in _DIRECTORY.glob("*.yml"))
-        raise ValueError(
-            f"unknown suite {name!r}{hint(name, suites)} (suites are {', '.join(suites)}, each also with a version such as "
-            "mujoco-v5, and YAML files)"
-        )
-    content = read_yaml(path)
+        allowed = f"{', '.join(suites)}, each also with a version such as mujoco-v5, and YAML files"
+        raise ValueError(f"unknown suite {name!r}{hint(name, suites)} (allowed are {allowed})")
+    content = _read_yaml(path)
     try:
         suite = Suite.model_validate({"name": name if version else path.stem, **content})
+    except ValidationError as error:
+        raise ValueError(f"{path}: {_first_message(error)}") from error
     except ValueError as error:
-        raise ValueError(f"{path}: {_in_words(error)}") from error
+        raise ValueError(f"{path}: {error}") from error
     tasks = {_VERSION.sub(version[0], task) if version else task: settings for task, settings in suite.tasks.items()}
     return suite.model_copy(update={"tasks": tasks})
 
 
-def _in_words(error: ValueError) -> str:
-    """The first of pydantic's complaints, in one line."""
-    if not isinstance(error, ValidationError):
-        return str(error)
+def _first_message(error: ValidationError) -> str:
+    """Return the first of pydantic's messages in one line."""
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":

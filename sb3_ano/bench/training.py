@@ -1,11 +1,10 @@
-"""One training: SB3's own files and a ``run.json``, resumed from its checkpoint after it was killed."""
+"""One training: SB3's own files and ``run.json``. A killed training resumes from its checkpoint."""
 
 import dataclasses
 import functools
 import hashlib
 import importlib
 import io
-import pickle
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -35,10 +34,10 @@ _MOST_EVALUATION_ENVS = 16
 
 
 def check_device(device: str) -> None:
-    """Check that a device is there; SB3 would train on the CPU instead.
+    """Check that a device is available; SB3 would train on the CPU instead.
 
     :param device: SB3's ``device``
-    :raises ValueError: if PyTorch finds no such device
+    :raises ValueError: if PyTorch finds no CUDA device, and ``device`` asks for one
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device={device!r} is not allowed; PyTorch finds no CUDA device here")
@@ -59,9 +58,13 @@ def make_envs(run: Run, threads: int = 1) -> tuple[VecEnv, VecEnv]:
 
 
 def normalized(run: Run, train: VecEnv, evaluation: VecEnv) -> tuple[VecEnv, VecEnv]:
-    """Wrap both environments of :func:`make_envs` in VecNormalize if the hyperparameters ask for it."""
-    normalize = run.hyperparameters.get("normalize", False)
-    if not normalize:
+    """Wrap both environments of :func:`make_envs` in VecNormalize if the hyperparameters ask for it.
+
+    :param run: run of the environments
+    :param train: environments for training
+    :param evaluation: environments for evaluation
+    """
+    if not (normalize := run.hyperparameters.get("normalize", False)):
         return train, evaluation
     options = {"gamma": run.hyperparameters.get("gamma", 0.99), **(normalize if isinstance(normalize, Mapping) else {})}
     return VecNormalize(train, **options), VecNormalize(evaluation, **{**options, "norm_reward": False}, training=False)
@@ -101,7 +104,7 @@ def train(
     :param models: whether to keep the final model
     :param report: called with the number of environment steps after each update
     :param checkpoint_seconds: time between two checkpoints
-    :raises ValueError: if environments or model cannot be made, or training breaks down
+    :raises ValueError: if environments or model cannot be made, or if the training fails
     :raises OSError: if a file cannot be written
     """
     for module in run.imports:
@@ -156,24 +159,26 @@ def write_run(run: Run, directory: Path, details: Mapping[str, Any]) -> None:
 
 
 def checksum(file: Path) -> str:
-    """Return the SHA-256 checksum of a file."""
+    """Return the SHA-256 checksum of a file.
+
+    :param file: file to read
+    """
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _save(model: OnPolicyAlgorithm, directory: Path) -> None:
-    content = io.BytesIO()  # PyTorch reports a full disk as an error of its own; writing from memory raises OSError
+    content = io.BytesIO()  # PyTorch reports a full disk as a RuntimeError; writing from memory raises OSError
     model.save(content)
     write_file(directory / MODEL, content.getvalue())
-    normalization = model.get_vec_normalize_env()
-    if normalization is not None:
-        write_file(directory / NORMALIZATION, pickle.dumps(normalization))
+    if (normalization := model.get_vec_normalize_env()) is not None:
+        normalization.save(str(directory / NORMALIZATION))
 
 
 def train_request(request: dict[str, Any], report: Callable[[int], None]) -> None:
-    """Train what a request of :mod:`sb3_ano.bench.pool` specifies.
+    """Train the run of a request from :mod:`sb3_ano.bench.pool`.
 
-    :param request: ``run``, ``directory`` and further arguments of :func:`train`
+    :param request: ``run`` and ``directory``, and other arguments of :func:`train`
     :param report: called with the number of environment steps after each update
     """
     run = request.pop("run")

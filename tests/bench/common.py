@@ -1,15 +1,20 @@
 """Small plans, and results of runs that never were, whose numbers a test can reckon with."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
+from sb3_ano.bench.algorithms import CLASSES
 from sb3_ano.bench.plan import Run, make_plan, parse_grid
+from sb3_ano.bench.results import RunFiles
 from sb3_ano.bench.suites import Suite
 from sb3_ano.bench.training import write_run
+from tests.common import parameters
 
 #: Hyperparameters under which a rollout and its update take a moment.
 SMALL = {"n_envs": 2, "n_steps": 64, "batch_size": 32, "n_epochs": 2, "learning_rate": "lin_1e-3"}
@@ -28,6 +33,23 @@ def small_suite(env_id: str = "Pendulum-v1", steps: int = 512, points: int = 1, 
 def small_run(label: str, env_id: str = "Pendulum-v1", seed: int = 0, grid: Sequence[str] = (), **settings) -> Run:
     """A run of a suite of one task."""
     return make_plan(small_suite(env_id, **settings), [label], [seed], parse_grid(grid))[-1]
+
+
+def runs(tasks=("HalfCheetah-v4", "Hopper-v4"), algorithms=("ppo", "ano"), seeds=(0, 1, 2), final=1000.0, **others):
+    """Return runs for :func:`write_results` whose returns grow with the seed, and are a little higher for ANO."""
+    return [
+        {"env_id": task, "algorithm": name, "seed": seed, "final": final + 10.0 * seed + 5.0 * (name == "ano"), **others}
+        for task, name, seed in itertools.product(tasks, algorithms, seeds)
+    ]
+
+
+def assert_same_run(ours: RunFiles, theirs: RunFiles) -> None:
+    """Compare rows and parameters of two runs; only times may differ."""
+    for table, clock in (("evaluations", []), ("episodes", ["t"]), ("updates", ["time/seconds"])):
+        pair = (getattr(part, table)().drop(columns=clock) for part in (ours, theirs))
+        pd.testing.assert_frame_equal(*pair, check_like=True)
+    kind = CLASSES[theirs.document["algorithm"]]
+    assert torch.equal(*(parameters(kind.load(part.path / "model.zip")) for part in (ours, theirs)))
 
 
 def write_results(directory: Path, runs: Sequence[Mapping[str, Any]], episodes: int = 200) -> Path:

@@ -8,14 +8,10 @@ from stable_baselines3.common.monitor import ResultsWriter as MonitorFile
 from sb3_ano.bench.cli import main
 from sb3_ano.bench.exchange import KEY, export, import_logs
 from sb3_ano.bench.results import Results
-from tests.bench.common import write_results
+from tests.bench.common import runs, write_results
 
-RUNS = [
-    {"env_id": "Hopper-v4", "algorithm": label, "seed": seed, "final": 100.0 + seed, "changed": changed}
-    for label in ("ppo", "ano")
-    for seed in (0, 1)
-    for changed in ({}, {"learning_rate": "lin_0.001"})
-]
+RATES = ({}, {"learning_rate": "lin_0.001"})
+RUNS = [run for name in ("ppo", "spo") for changed in RATES for run in runs(["Hopper-v4"], [name], (0, 1), changed=changed)]
 
 
 def test_csv_has_a_row_per_run_and_one_per_evaluation_and_keeps_other_rows(tmp_path):
@@ -26,14 +22,14 @@ def test_csv_has_a_row_per_run_and_one_per_evaluation_and_keeps_other_rows(tmp_p
     before = [file.read_text() for file in files]
     assert export(second, tmp_path / "csv").endswith("runs.csv has 8")
     assert [file.read_text() for file in files] == before
-    runs, curves = map(pd.read_csv, files)
-    assert list(runs)[: len(KEY)] == KEY
-    assert runs["learning_rate"].tolist() == [0.0003, 0.0003, 0.001, 0.001] * 2
-    assert runs["evaluation_return"].tolist() == [100.0, 101.0] * 4
-    assert runs["last_evaluations"].tolist() == pytest.approx([95.0, 95.95] * 4)
-    assert runs["training_return"][0] == pytest.approx(np.mean(100.0 * np.arange(101, 201) / 200), rel=1e-4)
+    table, curves = map(pd.read_csv, files)
+    assert list(table)[: len(KEY)] == KEY
+    assert table["learning_rate"].tolist() == [0.0003, 0.0003, 0.001, 0.001] * 2
+    assert table["evaluation_return"].tolist() == [1000.0, 1010.0] * 4
+    assert table["last_evaluations"].tolist() == pytest.approx([950.0, 959.5] * 4)
+    assert table["training_return"][0] == pytest.approx(np.mean(1000.0 * np.arange(101, 201) / 200), rel=1e-4)
     assert len(curves) == 8 * 20
-    assert (curves.groupby(KEY, dropna=False)["evaluation_return"].last() >= 100.0).all()
+    assert (curves.groupby(KEY, dropna=False)["evaluation_return"].last() >= 1000.0).all()
 
 
 def test_tensorboard_logs_go_out_and_come_back_in(tmp_path):
@@ -62,15 +58,13 @@ def test_monitor_files_of_several_environments_are_merged_by_their_steps(tmp_pat
     assert run.document["total_timesteps"] == 60
     with pytest.raises(ValueError, match="--seed gives the first directory another seed"):
         import_logs([tmp_path / "zoo"], tmp_path / "out", "ppo", "Hopper-v4")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="empty has no episodes"):
-        import_logs([tmp_path / "empty"], tmp_path / "out", "ppo", "Hopper-v4", seed=9)
+    with pytest.raises(ValueError, match="runs has no episodes"):
+        import_logs([tmp_path / "out" / "runs"], tmp_path / "out", "ppo", "Hopper-v4", seed=9)
 
 
 def test_imported_runs_are_reported_by_their_training_returns(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sb3_ano.bench.report.render", lambda figure, kind: b"")
-    runs = write_results(tmp_path / "results", RUNS[:4])
-    logs = sorted(str(path) for path in (runs / "runs").iterdir())
+    logs = sorted(map(str, (write_results(tmp_path / "results", RUNS[:4]) / "runs").iterdir()))
     assert main(["import", *logs, "--algo", "theirs", "--env", "Hopper-v4", "--out", str(tmp_path / "all")]) == 0
     assert main(["report", str(tmp_path / "all")]) == 2
     assert "no run has evaluation returns; imported runs need --returns training" in capsys.readouterr().err

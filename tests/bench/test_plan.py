@@ -1,4 +1,4 @@
-"""Plans: which runs there are, what identifies them, and where their hyperparameters come from."""
+"""Plans: the runs, their identity, and the origin of their hyperparameters."""
 
 import pytest
 import yaml
@@ -51,10 +51,12 @@ def test_the_identity_is_the_same_for_all_seeds_and_differs_for_all_else():
 
 
 def test_runs_are_ordered_seed_by_seed_and_shards_share_them():
-    runs = plan(labels=["ppo", "ano"], seeds=[3, 4, 5])
+    runs = plan(labels=["ppo", "ano"], seeds=parse_seeds("3-5"))
+    shards = [runs[parse_shard(f"{part}/4")] for part in (1, 2, 3, 4)]
+    assert [len(shard) for shard in shards] == [2, 2, 1, 1]
     assert [run.seed for run in runs] == [3, 3, 4, 4, 5, 5]
-    parts = [plan(labels=["ppo", "ano"], seeds=[3, 4, 5], shard=(part, 4)) for part in (1, 2, 3, 4)]
-    assert sorted(run.name for part in parts for run in part) == sorted(run.name for run in runs)
+    assert (parse_seeds("3"), parse_seeds("0,3-4,3"), parse_seeds("7-7")) == ([0, 1, 2], [0, 3, 4], [7])
+    assert sorted(run.name for shard in shards for run in shard) == sorted(run.name for run in runs)
 
 
 def test_a_grid_varies_the_algorithms_that_have_the_hyperparameter():
@@ -85,25 +87,19 @@ def test_hyperparameters_are_those_of_the_zoos_files(name, env_id):
     assert arguments["learning_rate"](0.5) == pytest.approx(1.5e-4)
 
 
-def test_suites_have_the_paper_s_tasks_and_steps():
+# Review bench S4: Atari was evaluated with deterministic actions, unlike in the RL Zoo and CleanRL.
+def test_suites_have_the_paper_s_tasks_and_steps_and_atari_stochastic_actions():
     mujoco, atari, classic = (load_suite(name) for name in ("mujoco", "atari", "classic"))
     assert (len(mujoco.tasks), len(atari.tasks), len(classic.tasks)) == (6, 40, 3)
-    resolved = atari.resolve("Pong-v5", parse_algorithm("ppo"))
-    assert resolved["total_timesteps"] == 6_000_000
-    assert resolved["hyperparameters"]["policy"] == "CnnPolicy"
-    assert (resolved["hyperparameters"]["n_envs"], resolved["hyperparameters"]["n_steps"]) == (16, 128)
     assert list(load_suite("mujoco-v5").tasks) == [task.replace("v4", "v5") for task in mujoco.tasks]
-
-
-# Review bench S4: Atari was evaluated with deterministic actions, unlike in the RL Zoo and CleanRL.
-def test_atari_is_evaluated_with_stochastic_actions_by_default():
-    for suite, env_id in (
-        (load_suite("atari"), "Pong-v5"),
-        (small_suite("Breakout-v5"), "Breakout-v5"),
-        (small_suite(), None),
-    ):
-        evaluation = suite.resolve(env_id or "Pendulum-v1", parse_algorithm("ano"))["evaluation"]
-        assert evaluation["deterministic"] is (env_id is None)
+    for suite, env_id in ((atari, "Pong-v5"), (small_suite("Breakout-v5"), "Breakout-v5"), (mujoco, "Hopper-v4")):
+        settings = suite.resolve(env_id, parse_algorithm("ppo"))
+        is_atari = suite is not mujoco
+        assert settings["evaluation"]["deterministic"] is not is_atari
+        assert settings["hyperparameters"]["policy"] == ("CnnPolicy" if is_atari else "MlpPolicy")
+    settings = atari.resolve("Pong-v5", parse_algorithm("ppo"))
+    assert settings["total_timesteps"] == 6_000_000
+    assert (settings["hyperparameters"]["n_envs"], settings["hyperparameters"]["n_steps"]) == (16, 128)
 
 
 @pytest.mark.parametrize(
@@ -120,36 +116,6 @@ def test_algorithms_take_options(label, expected):
     assert expected.items() <= small_run(label).hyperparameters.items()
 
 
-@pytest.mark.parametrize(("text", "seeds"), [("3", [0, 1, 2]), ("3-5", [3, 4, 5]), ("0,3-4,3", [0, 3, 4]), ("7-7", [7])])
-def test_seeds(text, seeds):
-    assert parse_seeds(text) == seeds
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: parse_seeds("5-3"), "seeds='5-3' is not allowed; allowed are a number such as 5, ranges"),
-        (lambda: parse_shard("5/4"), "shard='5/4' is not allowed; allowed are 1/N to N/N"),
-        (lambda: parse_algorithm("anno"), "unknown algorithm 'anno', did you mean 'ano'"),
-        (lambda: parse_algorithm("ano:clip_rang=1"), "unknown option of ano 'clip_rang', did you mean 'clip_range'"),
-        (lambda: parse_algorithm("ano:shaping"), "option 'shaping' of 'ano:shaping' is not allowed; allowed is OPTION=VALUE"),
-        (lambda: parse_grid(["clip_range="]), "grid 'clip_range=' is not allowed"),
-        (lambda: parse_grid(["n_epochs"]), "without values clip_range, learning_rate, delta, omega"),
-        (lambda: parse_grid(["anno.n_epochs=1"]), "unknown algorithm of the grid 'anno', did you mean 'ano'"),
-        # Review bench B11
-        (lambda: plan("lr=1e-3"), "has the hyperparameter 'lr', did you mean 'learning_rate'"),
-        (lambda: plan("trpo.clip_range=1"), "'trpo' is not among the algorithms of this plan"),
-        (lambda: load_suite("clasic"), "unknown suite 'clasic', did you mean 'classic'"),
-        (lambda: plan(env="Cartpole"), "did you mean 'CartPole'"),
-        (lambda: small_suite(backend="envpol"), "unknown backend 'envpol', did you mean 'envpool'"),
-        (lambda: make_plan(small_suite("CarRacing-v3"), ["ano"], [0]), "needs env_wrapper, frame_stack of the zoo's file"),
-    ],
-)
-def test_names_that_are_not_known_are_rejected(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -160,18 +126,18 @@ def test_names_that_are_not_known_are_rejected(call, message):
         ("tasks: [A-v0]\nhyperparameters: {clip_rang: 1}", "unknown hyperparameter 'clip_rang', did you mean 'clip_range'"),
         ("tasks: [A-v0]\nalgorithms: {trpo: {clip_range: 1}}", "unknown hyperparameter of trpo 'clip_range'"),
         ("tasks: [A-v0]\nalgorithms: {anno: {}}", "unknown algorithm 'anno'"),
+        ("tasks: [A-v0]\nbackend: envpol", "unknown backend 'envpol', did you mean 'envpool'"),
         ("- A", "holds list, not a mapping"),
         ("tasks: [", "is not a YAML file"),
     ],
 )
 def test_suite_files_are_checked(content, message, tmp_path):
     (tmp_path / "suite.yml").write_text(content)
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(ValueError, match=f"suite.yml.*{message}"):
         load_suite(str(tmp_path / "suite.yml"))
-    assert "suite.yml" in str(error.value)
 
 
-def test_a_suite_of_one_s_own(tmp_path):
+def test_a_custom_suite(tmp_path):
     (tmp_path / "mine.yml").write_text(
         "evaluation: {points: 3, episodes: 2}\nimports: [my_tasks]\nbackend: gymnasium\nenv_kwargs: {g: 1}\n"
         "hyperparameters: {n_envs: 4, learning_rate: 3e-4, clip_range: 0.1}\nalgorithms: {trpo: {delta: 0.03}}\n"
@@ -184,7 +150,5 @@ def test_a_suite_of_one_s_own(tmp_path):
     assert "clip_range" not in trpo.hyperparameters
     assert trpo.hyperparameters["target_kl"] == 0.03
     assert parse_algorithm("ano").constructor_arguments(first.hyperparameters)["learning_rate"] == 3e-4
-
-
-def test_an_algorithm_that_is_registered_is_known_to_plans():
-    assert list(CLASSES) == ["ppo", "trpo", *ALGORITHMS]
+    with pytest.raises(ValueError, match="needs env_wrapper, frame_stack of the zoo's file"):
+        small_run("ano", "CarRacing-v3")

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -10,8 +9,10 @@ import time
 
 import psutil
 import pytest
+import torch
 
-from sb3_ano.bench.pool import Pool, WorkerError, call
+from sb3_ano.bench import pool as pools
+from sb3_ano.bench.pool import Pool, WorkerError
 
 HERE = "tests.bench.test_pool"
 
@@ -21,7 +22,7 @@ def add(request, report):
     report(1)
     print("libraries print")
     report(2.5)
-    return {"sum": request["a"] + request["b"], "threads": os.environ["OMP_NUM_THREADS"]}
+    return {"sum": request["a"] + request["b"], "threads": [torch.get_num_threads(), int(os.environ["OMP_NUM_THREADS"])]}
 
 
 def fail(request, report):
@@ -29,21 +30,22 @@ def fail(request, report):
     raise OSError(errno.ENOSPC, "No space left\non device")
 
 
-def die(request, report):
-    """End as the system ends a process without memory."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def wait(request, report):
-    """Say which process this is, and wait."""
+    """Report which process this is, and wait."""
     report(os.getpid())
     time.sleep(600)
+
+
+def hold_the_lock(request, report):
+    """Report which process this is, and keep Python's lock in a call of C code."""
+    report(os.getpid())
+    sum(range(10**12))
 
 
 def test_results_progress_and_errors_come_back():
     pool, progress = Pool(2, threads=3), []
     added, failed = (pool.submit(f"{HERE}:{name}", {"a": 2, "b": 3}, progress.append) for name in ("add", "fail"))
-    assert added.result() == {"sum": 5, "threads": "3"}
+    assert added.result() == {"sum": 5, "threads": [3, 3]}
     error = failed.exception()
     pool.close()
     assert progress == [1, 2.5]
@@ -53,23 +55,24 @@ def test_results_progress_and_errors_come_back():
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_an_error_of_its_own():
-    with pytest.raises(WorkerError, match="its process was killed by SIGKILL") as error:
-        call(f"{HERE}:die", {})
-    assert error.value.killed
-
-
-@pytest.mark.slow
-def test_closing_ends_running_processes_and_starts_no_other():
+@pytest.mark.parametrize(("function", "end"), [("wait", "ended with status 3"), ("hold_the_lock", "was killed by SIGKILL")])
+def test_closing_ends_running_processes_and_starts_no_other(function, end, monkeypatch):
+    monkeypatch.setattr(pools, "_CLOSE_SECONDS", 5.0 if function == "wait" else 0.5)
     pool, started, process_ids = Pool(1), threading.Event(), []
-    running, waiting = (pool.submit(f"{HERE}:wait", {}, lambda pid: (process_ids.append(pid), started.set())) for _ in "12")
+    target = f"{HERE}:{function}"
+    running, waiting = (pool.submit(target, {}, lambda pid: (process_ids.append(pid), started.set())) for _ in "12")
     assert started.wait(60)
+    child = psutil.Process(process_ids[0])
+    begin = child.cpu_times().user
+    while function == "hold_the_lock" and child.cpu_times().user < begin + 0.3:
+        time.sleep(0.05)
     pool.close()
-    with pytest.raises(WorkerError, match="its process ended with status 3"):
+    with pytest.raises(WorkerError, match=f"its process {end}") as error:
         running.result()
+    assert error.value.killed == ("SIGKILL" in end)
     assert waiting.cancelled()
     assert len(process_ids) == 1
-    assert not psutil.pid_exists(process_ids[0])
+    assert not child.is_running()
 
 
 @pytest.mark.slow

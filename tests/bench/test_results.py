@@ -7,7 +7,6 @@ import os
 from concurrent.futures import Future
 from pathlib import Path
 
-import numpy as np
 import pytest
 from rich.console import Console
 
@@ -32,16 +31,6 @@ def damage_flip(run):
     (run / "monitor.csv").write_bytes(content)
 
 
-def damage_fifo(run):
-    (run / "run.json").unlink()
-    os.mkfifo(run / "run.json")
-
-
-def damage_device(run):
-    (run / "run.json").unlink()
-    (run / "run.json").symlink_to("/dev/zero")
-
-
 # Review bench B12 and safety H8, its table of unclear errors included.
 @pytest.mark.parametrize(
     ("damage", "message"),
@@ -53,12 +42,11 @@ def damage_device(run):
         (lambda run: (run / "run.json").write_text("[1]"), "holds list, not a JSON object"),
         (lambda run: (run / "run.json").write_text("[" * 100_000), "is not a JSON file"),
         (lambda run: (run / "run.json").write_text('{"a": "' + "x" * 5_000_000 + '"}'), "is larger than 4000000 bytes"),
-        (damage_fifo, "is not a regular file"),
-        (damage_device, "is not a regular file"),
+        (lambda run: ((run / "run.json").unlink(), os.mkfifo(run / "run.json")), "is not a regular file"),
+        (lambda run: ((run / "run.json").unlink(), (run / "run.json").symlink_to("/dev/zero")), "is not a regular file"),
         ({"seed": "0"}, "run.json has seed='0', not a value of type int"),
         ({"env_id": 5}, "run.json has env_id=5, not a value of type str"),
         ({"hyperparameters": []}, "run.json has hyperparameters=[], not a value of type dict"),
-        ({"evaluation": []}, "run.json has evaluation=[], not a value of type dict"),
         ({"format": 1}, "format 1; this version of sb3_ano reads format 2"),
         ({"sha256": {"../../secret": "0"}}, "'../../secret' is not a file of a run"),
     ],
@@ -87,35 +75,30 @@ def test_all_damaged_runs_are_named_at_once_and_so_are_runs_that_are_there_twice
         assert all(run.name in str(error.value) for run in damaged)
 
 
-def test_one_process_writes_at_a_time_and_other_directories_are_rejected(results, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("opened", "file", "message"),
+    [
+        (ResultsWriter, "thesis.tex", "holds other files and no results"),
+        (Results, "results.json", "holds results of an earlier format"),
+        (Results, ".hidden", "holds no results; 'sb3-ano bench run --out"),
+    ],
+)
+def test_directories_without_results_are_rejected(opened, file, message, tmp_path):
+    (tmp_path / file).touch()
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        opened(tmp_path)
+
+
+def test_one_process_writes_at_a_time(results, monkeypatch):
     monkeypatch.setattr("sb3_ano._io.DirectoryLock.__init__.__defaults__", (0.0,))
     with ResultsWriter(results), pytest.raises(BlockingIOError, match="is in use: another process writes to it now"):
         ResultsWriter(results)
     with ResultsWriter(results):
         pass
-    for name in ("other/thesis.tex", "old/results.json"):
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).touch()
-    with pytest.raises(ValueError, match="holds other files and no results"):
-        ResultsWriter(tmp_path / "other")
-    with pytest.raises(ValueError, match="holds results of an earlier format"):
-        Results(tmp_path / "old")
-    with pytest.raises(FileNotFoundError, match="holds no results; 'python -m sb3_ano.bench run --out"):
-        Results(tmp_path / "none")
-
-
-def test_rows_of_a_run(results):
-    run = Results(results).runs()[1]
-    assert run.evaluations()["mean"].iloc[-1] == pytest.approx(100.0 * run.document["seed"])
-    assert run.evaluations()["episodes"].unique().tolist() == [3]
-    assert run.evaluations()["std"].iloc[0] == pytest.approx(np.std([-1, 0, 1]))
-    assert list(run.episodes()) == ["r", "l", "t", "timesteps"]
-    (run.path / "progress.csv").unlink()
-    assert run.updates().empty
 
 
 class Trainings:
-    """An executor whose trainings end as the outcomes of their seed say, attempt by attempt."""
+    """A pool whose trainings end as the outcomes of their seed say, attempt by attempt."""
 
     def __init__(self, outcomes):
         self.outcomes, self.submitted, self.closed = outcomes, [], False
@@ -161,16 +144,15 @@ def test_failed_runs_are_tried_twice_and_recorded(tmp_path):
 
 
 def test_a_full_disk_stops_everything_with_one_line(tmp_path):
-    runs = [small_run("ano", seed=seed) for seed in range(3)]
     full = WorkerError("OSError: [Errno 28] No space left on device", number=errno.ENOSPC)
     executor = Trainings({0: ["whole"], 1: [full], 2: ["whole"]})
     with ResultsWriter(tmp_path) as results:
         with pytest.raises(OSError, match="cannot be written: .*No space left on device; finished runs are kept"):
-            execute(runs, executor, results, {})
+            execute([small_run("ano", seed=seed) for seed in range(3)], executor, results, {})
         assert executor.closed
 
 
-def test_a_training_in_a_process_of_its_own(tmp_path):
+def test_a_training_in_a_separate_process(tmp_path):
     run = small_run("ano", steps=128)
     with ResultsWriter(tmp_path) as results:
         assert execute([run], Pool(1, 1, results.held), results, {"models": False}) == {}
@@ -181,17 +163,22 @@ def test_a_training_in_a_process_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("run", "message"),
+    ("settings", "message"),
     [
-        (small_run("ano", "Pendulum-v7"), "Pendulum-v7 cannot be made: .*did you mean 'Pendulum-v1'"),
-        (small_run("ano", imports=["no_such_module"]), "Pendulum-v1 cannot be made: No module named 'no_such_module'"),
-        (small_run("ano", hyperparameters={"clip_range": "wide"}), "ano cannot be trained on Pendulum-v1: .*wide"),
-        (small_run("ano:shaping=anno"), "ano:shaping=anno cannot be trained on Pendulum-v1: .*anno"),
+        ({"env_id": "Pendulum-v7"}, "Pendulum-v7 cannot be made: .*did you mean 'Pendulum-v1'"),
+        ({"imports": ["no_such_module"]}, "Pendulum-v1 cannot be made: No module named 'no_such_module'"),
+        ({"hyperparameters": {"clip_range": "wide"}}, "ano cannot be trained on Pendulum-v1: .*wide"),
+        ({"hyperparameters": {"clip_range": -0.1}}, "clip_range=-0.1 is not allowed"),
+        ({"hyperparameters": {"policy_kwargs": "dict(activation_fn=nn.Tahn)"}}, "nn.Tahn.* cannot be evaluated"),
+        ({"hyperparameters": {"policy_kwargs": "__import__('os')"}}, "cannot be evaluated"),
+        ({"grid": ["shaping=anno"]}, "ano cannot be trained on Pendulum-v1: .*anno"),
     ],
 )
-def test_what_cannot_be_made_is_named_before_anything_is_trained(run, message):
-    check_runs([small_run("ano")])
-    with pytest.raises(ValueError, match=message):
-        check_runs([small_run("ano"), run])
+def test_what_cannot_be_made_is_named_before_anything_is_trained(settings, message):
+    run, good = small_run("ano", **settings), small_run("ano")
+    check_runs([good])
+    for runs in ([good, run], [run, good]):
+        with pytest.raises(ValueError, match=message):
+            check_runs(runs)
     if "cannot be made" in message:  # a cluster may have what this machine lacks
         check_runs([run], need_envs=False)

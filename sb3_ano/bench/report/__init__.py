@@ -1,23 +1,36 @@
-"""Reports of experiments: one HTML page, figures as PNG and PDF, tables as CSV and LaTeX."""
+"""Reports of experiments: one HTML page, figures as PNG and PDF, tables as CSV and LaTeX.
+
+A table is a DataFrame in full precision. The interval of column ``X`` is in ``X low`` and ``X high``. For readers, numbers
+have three significant digits, and intervals are next to their values.
+"""
 
 import base64
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from sb3_ano._io import now, replace_directory
-from sb3_ano.bench.report import tables
 from sb3_ano.bench.report.data import Chapter, Settings, load_chapters
 from sb3_ano.bench.report.figures import render
-from sb3_ano.bench.report.sections import Section, make_sections
+from sb3_ano.bench.report.sections import ENDS, Section, make_sections
 from sb3_ano.bench.results import Results
 
 __all__ = ["Settings", "write_report"]
 
 _PAGE = "index.html"
 _MARK = 'content="sb3_ano.bench report"'
+_MISSING = "-"
+# Signs that a spreadsheet takes for the beginning of a formula.
+_FORMULA = re.compile(r"[=+\-@\t\r]")
+_MARKDOWN = re.compile(r"([\\`*_\[\]<>|&$~#])")
+# Rounding errors of slopes and probabilities.
+_ZERO = 1e-12
 
 
 def write_report(path: Path, out: Path, settings: Settings = Settings()) -> list[str]:  # noqa: B008  # frozen
@@ -25,7 +38,7 @@ def write_report(path: Path, out: Path, settings: Settings = Settings()) -> list
 
     :param path: directory of results
     :param out: directory of the report
-    :param settings: how it is made
+    :param settings: settings of the report
     :return: notes on what was left out
     :raises ValueError: if runs are damaged, there are none, or ``out`` holds other files
     :raises OSError: if files cannot be read or written
@@ -38,7 +51,7 @@ def write_report(path: Path, out: Path, settings: Settings = Settings()) -> list
     parts = [(chapter, make_sections(chapter)) for chapter in load_chapters(results, settings)]
     loader, escape = FileSystemLoader(Path(__file__).parent), select_autoescape(["html"])
     environment = Environment(loader=loader, autoescape=escape, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters |= {"escaped": tables.escaped, "shown": tables.shown}
+    environment.filters |= {"escaped": escaped, "shown": shown}
     with replace_directory(out) as new:
         for directory in ("figures", "tables"):
             (new / directory).mkdir()
@@ -54,15 +67,15 @@ def _write_files(out: Path, section: Section) -> str:
     """Write figure and table of a section, and return the figure as PNG in base64."""
     if not section.table.empty:
         file = out / "tables" / section.name
-        tables.safe_for_spreadsheets(section.table).to_csv(file.with_suffix(".csv"), index=False)
-        file.with_suffix(".tex").write_text(tables.latex(section.table), encoding="utf-8")
+        safe_for_spreadsheets(section.table).to_csv(file.with_suffix(".csv"), index=False)
+        file.with_suffix(".tex").write_text(latex(section.table), encoding="utf-8")
     if section.figure is None:
         return ""
     file = out / "figures" / section.name
     image = render(section.figure, "png")
     file.with_suffix(".png").write_bytes(image)
     file.with_suffix(".pdf").write_bytes(render(section.figure, "pdf"))
-    tables.safe_for_spreadsheets(section.data).to_csv(file.with_suffix(".csv"), index=False)
+    safe_for_spreadsheets(section.data).to_csv(file.with_suffix(".csv"), index=False)
     return base64.b64encode(image).decode()
 
 
@@ -71,17 +84,93 @@ def _facts(results: Results, chapters: Sequence[Chapter], settings: Settings) ->
     actions = {"deterministic" if run["evaluation"].get("deterministic", True) else "stochastic" for run in runs}
     kind = f"evaluations during training ({' and '.join(sorted(actions))} actions)"
     known = [part for run in runs for part in (run.get("versions"), run.get("machine")) if isinstance(part, dict)]
-    bootstrap = settings.bootstrap
+    bootstrap, references = settings.bootstrap, chapters[0].references.rows.drop_duplicates("table")
     facts = {
         "Results": str(results.path),
         "Runs": "; ".join(f"{chapter.name}: {len(chapter.runs)}" for chapter in chapters),
         "Written": now(),
         "Command": settings.command or "-",
         "Returns": kind if settings.returns == "evaluation" else "training episodes",
-        "Reference scores": "; ".join(f"{table.name} ({table.title})" for table in chapters[0].references.tables),
+        "Reference scores": "; ".join(f"{row.table} ({row.title})" for row in references.itertuples()),
         "Intervals": f"95 %, Student's t with a stratified bootstrap ({bootstrap.reps:,} resamples, seed {bootstrap.seed})",
         "Made with": ", ".join(dict.fromkeys(f"{key} {value}" for part in known for key, value in part.items())),
     }
     for failure in results.failures():
         facts[f"Failed: {failure.get('name')}"] = "\n".join(map(str, failure.get("errors", []))).split("\n")[-1]
     return facts
+
+
+def shown(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells as texts for readers.
+
+    :param table: table in full precision; columns whose names end with ``%`` are changes
+    """
+    ends = {f"{name}{end}" for name in table for end in ENDS[1:]}
+    texts = {}
+    for name in table.columns.difference(list(ends), sort=False):
+        parts = table[[f"{name}{end}" for end in ENDS if f"{name}{end}" in table]].itertuples(index=False, name=None)
+        texts[name] = [_change(*cells) if name.endswith("%") else _text(*cells) for cells in parts]
+    return pd.DataFrame(texts)
+
+
+def _text(value: Any, low: float = math.nan, high: float = math.nan) -> str:
+    """Return a text as it is, and a number with its interval, all with the decimals that the largest of them needs."""
+    if isinstance(value, str):
+        return value
+    numbers = np.array([value, low, high], float)
+    if not np.isfinite(numbers).all():
+        return f"{value:,}" if isinstance(value, int | np.integer) else number(numbers[0])
+    most = np.abs(numbers).max()
+    places = min(_decimals(most), 6) if most > _ZERO else 0
+    return "{} ({} to {})".format(*(f"{part:,.{places}f}" for part in numbers + 0.0))
+
+
+def number(value: float) -> str:
+    """Return a number with three significant digits, whole above 1000.
+
+    :param value: number, which may be NaN or infinite
+    """
+    if math.isnan(value):
+        return _MISSING
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if abs(value) < _ZERO:
+        return "0"
+    return f"{value:.2e}" if abs(value) < 1e-4 else f"{value:,.{_decimals(value)}f}"
+
+
+def _decimals(value: float) -> int:
+    # Rounded first: 0.9996 is 1.00.
+    return max(0, 2 - math.floor(math.log10(abs(float(f"{value:.2e}")))))
+
+
+def _change(value: float, low: float = math.nan, high: float = math.nan) -> str:
+    """Return a change in whole percents: more digits would say more than the bootstrap knows."""
+    if math.isnan(value):
+        return _MISSING
+    return f"{value:+.0f}" + ("" if math.isnan(low + high) else f" ({low:+.0f} to {high:+.0f})")
+
+
+def latex(table: pd.DataFrame) -> str:
+    """Return a table as LaTeX (booktabs).
+
+    :param table: table in full precision
+    """
+    styler = shown(table).style.hide(axis="index").format(escape="latex").format_index(axis=1, escape="latex")
+    return styler.to_latex(hrules=True)
+
+
+def escaped(content: Any) -> str:
+    """Return a text in which Markdown and HTML find no markup.
+
+    :param content: text, or an object with a text
+    """
+    return _MARKDOWN.sub(r"\\\1", " ".join(str(content).split()))
+
+
+def safe_for_spreadsheets(table: pd.DataFrame) -> pd.DataFrame:
+    """Put an apostrophe before texts that a spreadsheet would take for formulas.
+
+    :param table: table with texts
+    """
+    return table.map(lambda cell: f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell)

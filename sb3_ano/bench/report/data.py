@@ -1,19 +1,20 @@
-"""The data of a report: a row, a learning curve and the diagnostics of each run."""
+"""The data of a report: a row, a learning curve and the diagnostics of each run, and the variants that are compared."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from sb3_ano.bench.algorithms import CLASSES
+from sb3_ano.bench.algorithms import CLASSES, Algorithm, number, title
 from sb3_ano.bench.report.figures import looks
-from sb3_ano.bench.report.variants import LEARNING_RATE, Variant, find_variants
 from sb3_ano.bench.results import Results, RunFiles
 from sb3_ano.bench.scores import DEFAULT_TABLES, ReferenceScores
 from sb3_ano.bench.statistics import METRICS, Bootstrap, Estimate, area_under_curve, estimate, interquartile_mean
 
-LENGTH = "total_timesteps"
+LENGTH, LEARNING_RATE = "total_timesteps", "learning_rate"
 #: Diagnostics of an update: columns of ``progress.csv`` with their signs. SB3 logs the entropy as a loss.
 DIAGNOSTICS = {
     "KL divergence": ("update/approx_kl", 1.0),
@@ -21,20 +22,22 @@ DIAGNOSTICS = {
     "Fraction outside": ("update/clip_fraction", 1.0),
     "Entropy": ("train/entropy_loss", -1.0),
 }
+# Value of a setting whose suite has different values for its tasks.
+_OF_SUITE = "suite's"
 # Points of a curve of training returns, and the episodes that each point averages, as in CleanRL.
 _TRAINING_POINTS, _TRAINING_EPISODES = 50, 100
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Describe how a report is made.
+    """Specify how a report is made.
 
-    :param returns: ``"evaluation"`` or ``"training"``, which returns scores come from
+    :param returns: ``"evaluation"`` or ``"training"``, the returns that scores come from
     :param last: number of last evaluations that a final return averages
     :param threshold: normalized score whose time is measured
-    :param bootstrap: how intervals are computed
+    :param bootstrap: settings of the intervals
     :param tables: tables of reference scores
-    :param command: command line, for the record
+    :param command: command line to report
     """
 
     returns: str = "evaluation"
@@ -45,8 +48,73 @@ class Settings:
     command: str = ""
 
 
+@dataclass(frozen=True)
+class Variant:
+    """Group the runs of one algorithm with equal settings, on all tasks.
+
+    :param algorithm: label of the algorithm
+    :param settings: values of the settings that the algorithm's runs differ in
+    :param rows: row numbers in the table of runs
+    :param changed: names of the settings that are not the suite's
+    """
+
+    algorithm: str
+    settings: tuple[tuple[str, Any], ...]
+    rows: tuple[int, ...]
+    changed: frozenset[str] = frozenset()
+
+    @property
+    def label(self) -> str:
+        """Return the name of the algorithm with the settings."""
+        texts = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in self.settings]
+        return " ".join([title(self.algorithm), *texts])
+
+    def value(self, name: str) -> float | None:
+        """Return the value of a setting, or None if the runs do not differ in it, or it is not a number.
+
+        :param name: name of the setting
+        """
+        return number(dict(self.settings).get(name))
+
+    def without(self, name: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
+        """Return the algorithm and all settings but one.
+
+        :param name: name of the setting to leave out
+        """
+        return self.algorithm, tuple(setting for setting in self.settings if setting[0] != name)
+
+
+def _find_variants(runs: pd.DataFrame) -> list[Variant]:
+    """Return all algorithms with all settings that were run.
+
+    :param runs: table of runs with ``env_id``, ``algorithm``, ``hyperparameters`` and ``changed``
+    """
+    variants = []
+    for algorithm, rows in runs.groupby("algorithm", sort=False):
+        default = Algorithm(str(algorithm).partition(":")[0]).default
+        given = rows["hyperparameters"]
+        values = pd.DataFrame(index=rows.index, dtype=object)
+        for name in sorted(set().union(*given)):
+            column = pd.Series([_plain(settings.get(name, default(name))) for settings in given], rows.index, object)
+            if column.astype(str).groupby(rows["env_id"]).nunique().max() > 1:
+                of_suite = np.array([name not in changed for changed in rows["changed"]])
+                # Tasks may have different values in the suite. They count as one setting all the same.
+                values[name] = column.mask(of_suite, _OF_SUITE) if column[of_suite].nunique() > 1 else column
+        groups: dict[tuple[tuple[str, Any], ...], list[int]] = {}
+        for row in sorted(values.index, key=lambda row: [(number(value) or 0.0, str(value)) for value in values.loc[row]]):
+            groups.setdefault(tuple(values.loc[row].items()), []).append(row)
+        for settings, members in groups.items():
+            changed = frozenset(name for row in members for name in rows["changed"][row])
+            variants.append(Variant(str(algorithm), settings, tuple(members), changed))
+    return variants
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if number(value) is None else number(value)
+
+
 class Chapter:
-    """Hold the runs of a suite, and what is compared in them.
+    """Hold the runs of a suite, and the variants that are compared.
 
     ``variants`` are all algorithms with all settings; ``chosen`` is one variant per algorithm, with the number of variants
     that it was selected from; ``blocks`` and ``notes`` are those of :meth:`complete` for the chosen variants.
@@ -54,13 +122,14 @@ class Chapter:
     :param name: name of the suite, with the number of steps if it was changed
     :param files: finished runs
     :param references: reference scores
-    :param settings: how the report is made
+    :param settings: settings of the report
     """
 
     def __init__(self, name: str, files: Iterable[RunFiles], references: ReferenceScores, settings: Settings) -> None:
         self.name, self.references, self.settings = name, references, settings
         self.bootstrap = settings.bootstrap
-        #: For each run, rows of ``timesteps``, ``value``, ``score``; and rows of ``timesteps`` and :data:`DIAGNOSTICS`.
+        #: For each run, rows of ``timesteps``, ``percent`` (of the training), ``value`` and ``score``.
+        #: For each run, rows of ``timesteps`` and :data:`DIAGNOSTICS`.
         self.curves: list[pd.DataFrame] = []
         self.updates: list[pd.DataFrame] = []
         rows = {run.path.name: self._read(run) for run in files}
@@ -77,33 +146,35 @@ class Chapter:
                 different = f"used different backends, which may differ in protocol: {', '.join(backends)}"
                 self.run_notes.append(f"Runs of {task} {different}.")
         self.tasks = sorted(self.runs["env_id"].unique())
-        found = {task: row for task in self.tasks if (row := references.find(task)) is not None}
+        scores = {task: row for task in self.tasks if (row := references.find(task)) is not None}
         #: Tasks with reference scores, and the name of their normalized score, for axes.
-        self.scored = list(found)
-        units = {table.unit for table, _ in found.values()}
+        self.scored = list(scores)
+        units = {row["unit"] for row in scores.values()}
         self.unit = units.pop() if len(units) == 1 else "Normalized score"
         #: Unit of environment steps in figures, and its name.
         self.steps_unit = (1e6, "Million") if self.runs[LENGTH].max() >= 1e6 else (1e3, "Thousand")
-        self.variants = find_variants(self.runs)
+        self.variants = _find_variants(self.runs)
         self.looks = looks(variant.algorithm for variant in self.variants)
         self.chosen = self._choose()
         self.blocks, self.notes = self.complete(self.chosen)
 
     def _read(self, run: RunFiles) -> dict[str, object] | None:
         """Read the rows of a run, and return its row of the table, or None if it has no returns."""
+        settings, progress = self.settings, run.updates()
         evaluations = run.evaluations().rename(columns={"mean": "value"})[["timesteps", "value"]]
-        curve = evaluations if self.settings.returns == "evaluation" else _training_returns(run)
+        curve = evaluations if settings.returns == "evaluation" else _training_returns(run)
         if curve.empty:
             return None
+        # Rounded, so that equal steps of different tasks are equal numbers.
+        curve["percent"] = (100.0 * curve["timesteps"] / run.document[LENGTH]).round(6)
         curve["score"] = self.references.normalize(run.document["env_id"], curve["value"].to_numpy(float))
-        progress = run.updates()
         nothing = pd.Series(dtype=float)
         diagnostics = {key: sign * progress.get(column, nothing) for key, (column, sign) in DIAGNOSTICS.items()}
         update = pd.DataFrame({"timesteps": progress["time/total_timesteps"], **diagnostics})
         self.curves.append(curve)
         self.updates.append(update)
-        last = curve.tail(self.settings.last if self.settings.returns == "evaluation" else 1)
-        reached = curve[curve["score"] >= self.settings.threshold]["timesteps"]
+        last = curve.tail(settings.last if settings.returns == "evaluation" else 1)
+        reached = curve[curve["score"] >= settings.threshold]["timesteps"]
         to_threshold = float("inf") if reached.empty else float("nan")
         if "time/seconds" in progress and len(reached):
             to_threshold = float(np.interp(reached.iloc[0], progress["time/total_timesteps"], progress["time/seconds"]))
@@ -119,7 +190,11 @@ class Chapter:
         }
 
     def values(self, rows: pd.DataFrame | Sequence[int], column: str = "score") -> np.ndarray:
-        """Return a column of some of the runs, in the shape of their row numbers."""
+        """Return a column of some of the runs, in the shape of their row numbers.
+
+        :param rows: row numbers
+        :param column: column of the table of runs
+        """
         return self.runs[column].to_numpy(float)[np.asarray(rows, int)]
 
     def estimate(self, metric: str, rows: pd.DataFrame | Sequence[int], column: str = "score") -> Estimate:
@@ -133,17 +208,18 @@ class Chapter:
         return estimate(METRICS[metric], values.reshape(len(values), -1), bootstrap=self.bootstrap)
 
     def complete(self, variants: Iterable[Variant]) -> tuple[dict[Variant, pd.DataFrame], list[str]]:
-        """Return the runs that can be aggregated, and a note for everything that is left out.
+        """Return the runs that can be aggregated, and notes on those that are left out.
 
-        These are the tasks with reference scores that all variants have, and for each variant the seeds that have all of them.
+        Aggregated are the tasks with reference scores that all variants have, and for each variant the seeds that have all
+        of these tasks.
 
         :param variants: variants to compare
         :return: row numbers of runs by seed and task, for each variant that has any; and the notes
         """
         tables = {}
         for variant in variants:
-            own = self.runs.iloc[list(variant.rows)]
-            tables[variant] = own.assign(row=own.index).pivot(index="seed", columns="env_id", values="row")
+            runs = self.runs.iloc[list(variant.rows)]
+            tables[variant] = runs.assign(row=runs.index).pivot(index="seed", columns="env_id", values="row")
         missing = {task: [variant.label for variant in tables if task not in tables[variant]] for task in self.scored}
         tasks = [task for task in self.scored if not missing[task]]
         reasons = self.references.missing(self.tasks)
@@ -151,28 +227,25 @@ class Chapter:
         notes = [f"{task} is not aggregated: {reason}." for task, reason in reasons.items()]
         blocks = {}
         for variant, table in tables.items() if tasks else ():
-            table = table[tasks]
-            blocks[variant] = table.dropna().astype(int)
-            if len(unused := table.drop(blocks[variant].index).stack()):
+            blocks[variant] = table[tasks].dropna().astype(int)
+            if len(unused := table[tasks].drop(blocks[variant].index).stack()):
                 names = ", ".join(self.runs["name"].iloc[int(row)] for row in unused.to_numpy())
                 notes.append(f"Not aggregated, because their seed has no run of another task: {names}.")
         blocks = {variant: rows for variant, rows in blocks.items() if len(rows)}
         single = [variant.label for variant, rows in blocks.items() if len(rows) == 1]
-        return blocks, notes + ([f"One seed only, and therefore no interval: {', '.join(single)}."] if single else [])
+        notes += [f"One seed only, and therefore no interval: {', '.join(single)}."] if single else []
+        return blocks, notes if blocks or not tables else [*notes, "No algorithm has a seed with runs of all tasks."]
 
     def _choose(self) -> dict[Variant, int]:
         """Choose the best variant of each algorithm at the suite's learning rate, or at the lowest if that was not run."""
         chosen = {}
-        for algorithm in dict.fromkeys(variant.algorithm for variant in self.variants):
-            own = [variant for variant in self.variants if variant.algorithm == algorithm]
-            lowest = min(variant.value(LEARNING_RATE) or 0.0 for variant in own)
-            candidates = [variant for variant in own if LEARNING_RATE not in variant.changed]
-            candidates = candidates or [variant for variant in own if (variant.value(LEARNING_RATE) or 0.0) == lowest]
+        for _, group in itertools.groupby(self.variants, key=lambda variant: variant.algorithm):
+            rates = {variant: variant.value(LEARNING_RATE) or 0.0 for variant in group}
+            candidates = [variant for variant in rates if LEARNING_RATE not in variant.changed]
+            candidates = candidates or [variant for variant in rates if rates[variant] == min(rates.values())]
             blocks, _ = self.complete(candidates)
-            best = max(
-                blocks, key=lambda variant: float(interquartile_mean(self.values(blocks[variant]))), default=candidates[0]
-            )
-            chosen[best] = len(candidates)
+            scores = {variant: float(interquartile_mean(self.values(rows))) for variant, rows in blocks.items()}
+            chosen[max(scores, key=scores.__getitem__, default=candidates[0])] = len(candidates)
         return chosen
 
 
@@ -180,8 +253,8 @@ def load_chapters(results: Results, settings: Settings) -> list[Chapter]:
     """Read all runs of a directory of results, a chapter per suite and changed number of steps.
 
     :param results: directory of results
-    :param settings: how the report is made
-    :raises ValueError: if runs are damaged, or there are none with the returns that are asked for
+    :param settings: settings of the report
+    :raises ValueError: if runs are damaged, or if no run has the returns that the settings ask for
     """
     references = ReferenceScores(settings.tables)
     groups: dict[str, list[RunFiles]] = {}
@@ -197,14 +270,14 @@ def load_chapters(results: Results, settings: Settings) -> list[Chapter]:
 
 
 def _order(run: RunFiles) -> tuple[int, str, str]:
-    """Algorithms in the order of the paper, and others by name."""
+    """Sort algorithms in the order of the paper, and others by name."""
     names, algorithm = list(CLASSES), run.document["algorithm"]
     name = algorithm.partition(":")[0]
     return names.index(name) if name in names else len(names), algorithm, run.path.name
 
 
 def _training_returns(run: RunFiles) -> pd.DataFrame:
-    """Mean returns of the last 100 episodes, at fiftieths of the training after the first episode."""
+    """Return means of the last 100 episodes, at fiftieths of the training after the first episode."""
     episodes = run.episodes()
     ends = np.arange(1, _TRAINING_POINTS + 1) * run.document[LENGTH] / _TRAINING_POINTS
     ends[-1] = max(ends[-1], episodes["timesteps"].max() if len(episodes) else 0.0)

@@ -13,11 +13,10 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from sb3_ano.bench.report.variants import title
+from sb3_ano.bench.algorithms import title
 from sb3_ano.bench.statistics import Estimate
 
 #: Color, line style and marker by label of the algorithm.
@@ -43,7 +42,7 @@ styled = mpl.rc_context(mpl.rc_params_from_file(Path(__file__).with_name("figure
 
 
 def looks(algorithms: Iterable[str] = ()) -> Looks:
-    """Return how algorithms are drawn.
+    """Return color, line style and marker of each algorithm.
 
     :param algorithms: labels, in the order in which those without a fixed look get one
     """
@@ -54,7 +53,7 @@ def looks(algorithms: Iterable[str] = ()) -> Looks:
 def points(algorithm: str, x: Any, estimate: Estimate, panel: str = "", line: str = "") -> pd.DataFrame:
     """Return the points of a line, one if ``x`` is a number.
 
-    :param algorithm: label of the algorithm, which decides about the look
+    :param algorithm: label of the algorithm, which determines the look
     :param x: shape ``(points,)``
     :param estimate: values and intervals, each of shape ``(points,)``
     :param panel: title of the panel
@@ -66,34 +65,29 @@ def points(algorithm: str, x: Any, estimate: Estimate, panel: str = "", line: st
 
 def _new_figure(data: pd.DataFrame, columns: int, height: float) -> tuple[Figure, list[tuple[Axes, str, pd.DataFrame]]]:
     """Return a figure, and for each panel its axes, title and points."""
-    panels = [(str(name), own) for name, own in data.groupby("panel", sort=False)]
+    panels = [(str(name), rows) for name, rows in data.groupby("panel", sort=False)]
     columns = min(columns, len(panels))
-    rows = -(-len(panels) // columns)
+    lines = -(-len(panels) // columns)
     width = 5.6 if columns == 1 else _PANEL_WIDTH * columns
-    figure = Figure(figsize=(width, height * rows + 0.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for unused in axes[len(panels) :]:
-        unused.set_visible(False)
-    return figure, [(axis, *panel) for axis, panel in zip(axes, panels, strict=False)]
+    figure = Figure(figsize=(width, height * lines + 0.4), layout="constrained")
+    return figure, [(figure.add_subplot(lines, columns, place), *panel) for place, panel in enumerate(panels, start=1)]
 
 
 @styled
 def draw_intervals(data: pd.DataFrame, looks: Looks, xlabel: str, mark: float | None = None) -> Figure:
-    """Draw values with their intervals, a line of text each, one below the other.
+    """Draw values with their intervals, one below the other, each with its text.
 
     :param data: points
-    :param looks: how algorithms are drawn
+    :param looks: color, line style and marker of each algorithm
     :param xlabel: label of the horizontal axes
-    :param mark: where to draw a vertical line
+    :param mark: position of a vertical line
     """
     figure, panels = _new_figure(data, 2, 0.7 + 0.27 * data.groupby("panel").size().max())
     for index, (axis, panel, rows) in enumerate(panels):
-        columns = (rows[name] for name in ("algorithm", "value", "low", "high"))
-        for height, (algorithm, value, low, high) in enumerate(zip(*columns, strict=True)):
-            color, _, marker = looks[algorithm]
-            axis.plot(value, height, color=color, marker=marker)
-            axis.hlines(height, low, high, color=color, linewidth=2.2)
+        for height, row in enumerate(rows.to_dict("records")):
+            color, _, marker = looks[row["algorithm"]]
+            axis.plot(row["value"], height, color=color, marker=marker)
+            axis.hlines(height, row["low"], row["high"], color=color, linewidth=2.2)
         axis.set_yticks(range(len(rows)), rows["line"] if index % 2 == 0 else [""] * len(rows))
         axis.set(ylim=(len(rows) - 0.5, -0.5), title=panel, xlabel=xlabel)
         axis.xaxis.set_major_locator(MaxNLocator(5))
@@ -112,25 +106,23 @@ def draw_lines(
     columns: int = 2,
     steps: bool = False,
     markers: bool = False,
-    logarithmic_x: bool = False,
     logarithmic_y: Sequence[str] = (),
 ) -> Figure:
     """Draw lines with intervals, and one legend for all panels.
 
     :param data: points
-    :param looks: how algorithms are drawn
+    :param looks: color, line style and marker of each algorithm
     :param xlabel: label of the horizontal axes
     :param ylabel: label of the vertical axes, by default the titles
     :param columns: most panels side by side
     :param steps: whether values last until the next point
-    :param markers: whether to mark the points, with error bars instead of bands
-    :param logarithmic_x: whether horizontal axes are logarithmic
+    :param markers: whether to mark the points, with error bars instead of bands, on logarithmic horizontal axes
     :param logarithmic_y: titles of the panels whose vertical axes are logarithmic
     """
     figure, panels = _new_figure(data, columns, _PANEL_HEIGHT)
     handles: dict[str, Any] = {}
-    for axis, name, own in panels:
-        for (algorithm, text), line in own.groupby(["algorithm", "line"], sort=False):
+    for axis, name, rows in panels:
+        for (algorithm, text), line in rows.groupby(["algorithm", "line"], sort=False):
             color, style, marker = looks[str(algorithm)]
             kind = {"color": color, "linestyle": style, "marker": marker if markers else None}
             drawstyle = "steps-post" if steps else "default"
@@ -141,10 +133,10 @@ def draw_lines(
             else:
                 axis.fill_between(*ends, color=color, alpha=0.15, linewidth=0, step="post" if steps else None)
         axis.set(title=name, ylabel=ylabel or name)
-        if logarithmic_x and (own["x"] > 0).all():
-            _make_logarithmic(axis, "x", own["x"])
+        if markers and (rows["x"] > 0).all():
+            _make_logarithmic(axis, "x", rows["x"])
         if name in logarithmic_y:
-            _make_logarithmic(axis, "y", own["value"])
+            _make_logarithmic(axis, "y", rows["value"])
     for axis, _, _ in panels[-columns:]:
         axis.set_xlabel(xlabel)
     figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=min(3, len(handles)))
@@ -170,7 +162,11 @@ def _make_logarithmic(axes: Axes, which: str, column: pd.Series) -> None:
 
 @styled
 def render(figure: Figure, kind: str) -> bytes:
-    """Return a figure as ``"png"`` or ``"pdf"``, without dates, so that equal figures are equal files."""
+    """Render a figure as a file without dates, so that equal figures are equal files.
+
+    :param figure: figure to render
+    :param kind: ``"png"`` or ``"pdf"``
+    """
     file = io.BytesIO()
     figure.savefig(file, format=kind, dpi=200, metadata={"Software": None} if kind == "png" else {"CreationDate": None})
     return file.getvalue()
