@@ -4,23 +4,14 @@ import math
 
 import optuna
 import pytest
-from rl_zoo3 import hyperparams_opt
 from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
 from stable_baselines3.common.utils import FloatSchedule
 from torch import nn
 
 from sb3_ano._registry import ALGORITHMS
-from sb3_ano.zoo import register
 from sb3_ano.zoo.search import merge
 from sb3_ano.zoo.search_spaces import convert_params
-
-N_ENVS = [1, 6, 8, 100, 128]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def registered():
-    register()
 
 
 def sampled(algo, n_envs, count, seed=0, **additional_args):
@@ -36,26 +27,6 @@ def same(value, other):
     if callable(value) and not isinstance(value, type):
         return all(value(progress) == other(progress) for progress in (1.0, 0.5, 0.1, 0.0))
     return value == other
-
-
-def test_the_search_spaces_of_other_algorithms_are_upstreams():
-    others = set(HYPERPARAMS_SAMPLER) - set(ALGORITHMS)
-    assert others == set(HYPERPARAMS_CONVERTER) - set(ALGORITHMS) >= {"ppo", "trpo", "sac"}
-    for functions in (HYPERPARAMS_SAMPLER, HYPERPARAMS_CONVERTER):
-        assert {functions[algo].__module__ for algo in others} == {hyperparams_opt.__name__}
-
-
-@pytest.mark.parametrize("algo", ALGORITHMS)
-@pytest.mark.parametrize("n_envs", N_ENVS)
-def test_what_is_stored_converts_to_what_was_sampled(algo, n_envs):
-    for hyperparameters, trial in sampled(algo, n_envs, count=100):
-        converted = HYPERPARAMS_CONVERTER[algo](trial.params)
-        assert converted.pop("n_envs") == n_envs
-        # Schedules such as lin_0.001 are the zoo's notation in files; it reads them before it makes a model.
-        read = ExperimentManager._preprocess_schedules(converted)
-        assert read.keys() == hyperparameters.keys()
-        for name, value in hyperparameters.items():
-            assert same(value, read[name]), name
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -119,10 +90,11 @@ def test_a_conversion_worked_by_hand():
     assert (symmetric["clip_range_high"], symmetric["learning_rate"]) == (None, 0.001)
 
 
-@pytest.mark.parametrize("n_envs", N_ENVS)
-def test_minibatches_divide_the_rollout_and_rollouts_are_of_a_sensible_size(n_envs):
+@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("n_envs", [1, 6, 8, 100, 128])
+def test_rollouts_and_minibatches_are_of_a_sensible_size_and_what_is_stored_converts_to_them(algo, n_envs):
     rollouts = set()
-    for hyperparameters, _ in sampled("spo", n_envs, count=100):
+    for hyperparameters, trial in sampled(algo, n_envs, count=100):
         rollout = hyperparameters["n_steps"] * n_envs
         rollouts.add(rollout)
         assert rollout % hyperparameters["batch_size"] == 0
@@ -130,14 +102,17 @@ def test_minibatches_divide_the_rollout_and_rollouts_are_of_a_sensible_size(n_en
         assert 256 <= rollout <= 16_384
         assert hyperparameters["n_steps"] >= 8
         assert math.log2(hyperparameters["n_steps"]).is_integer()
+        converted = HYPERPARAMS_CONVERTER[algo](trial.params)
+        assert converted.pop("n_envs") == n_envs
+        # Schedules such as lin_0.001 are the zoo's notation in files; it reads them before it makes a model.
+        read = ExperimentManager._preprocess_schedules(converted)
+        assert read.keys() == hyperparameters.keys()
+        assert all(same(value, read[name]) for name, value in hyperparameters.items())
     assert len(rollouts) >= 4
-
-
-@pytest.mark.parametrize("n_timesteps", [1_000, 20_000, 10**7])
-def test_a_trials_budget_holds_eight_rollouts_or_they_are_the_smallest(n_timesteps):
-    for hyperparameters, _ in sampled("spo", 8, count=50, n_timesteps=n_timesteps):
-        rollout = 8 * hyperparameters["n_steps"]
-        assert 8 * rollout <= n_timesteps or rollout == 256
+    for n_timesteps in (1_000, 20_000, 10**7):
+        for hyperparameters, _ in sampled(algo, n_envs, count=20, n_timesteps=n_timesteps):
+            rollout = n_envs * hyperparameters["n_steps"]
+            assert 8 * rollout <= n_timesteps or rollout <= 1024, "a trial has eight rollouts, or they are the smallest"
 
 
 @pytest.mark.parametrize("name", ["n_steps", "batch_size", "learning_rate", "gamma", "clip_range", "shaping", "policy_kwargs"])
@@ -163,5 +138,5 @@ def test_policy_kwargs_of_the_file_that_are_not_searched_stay():
 
 @pytest.mark.parametrize("unsearched", [{"buffer": object}, {"policy_kwargs": {"features_extractor_class": object}}])
 def test_a_value_that_no_file_can_hold_is_rejected(unsearched):
-    with pytest.raises(ValueError, match="<class 'object'> cannot be stored with a trial"):
+    with pytest.raises(ValueError, match="<class 'object'>.* cannot be stored with a trial"):
         merge(unsearched, {"policy_kwargs": {"net_arch": [64]}})
