@@ -32,15 +32,13 @@ class Backend(NamedTuple):
     name: str
     env_kwargs: dict[str, Any]
 
-    def vec_env_class(
-        self, *, env_kwargs: dict[str, Any] | None, vec_env_cls: Any = None, **arguments: Any
-    ) -> Callable[..., VecEnv]:
+    def vec_env_class(self, *, env_kwargs: Any, vec_env_cls: Any, **arguments: Any) -> Callable[..., VecEnv]:
         """Return a function for the zoo to call instead of a class of vectorized environments.
 
         The zoo gives it a list of functions, of which only the number counts. What the zoo wraps around the result, such as
         VecNormalize and frame stacks, stays the zoo's.
 
-        :param env_kwargs: settings of the task
+        :param env_kwargs: settings of the task, or None
         :param vec_env_cls: class of the result; the zoo's default, ``DummyVecEnv``, leaves the choice to the backend
         :param arguments: other arguments of ``make_vec_env``
         """

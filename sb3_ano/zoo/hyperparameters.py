@@ -45,8 +45,7 @@ def check_hyperparameters(
     """
     arguments = inspect.signature(algorithm.__init__).parameters
     allowed = (set(arguments) - _RESERVED) | _ZOO_KEYS | (_NOISE_KEYS if "action_noise" in arguments else set())
-    takes_any = any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values())
-    if not takes_any and (unknown := sorted(set(settings) - allowed)):
+    if unknown := sorted(set(settings) - allowed):
         more = hint(unknown[0], sorted(allowed)) or f"; allowed are {', '.join(sorted(allowed))}"
         raise ValueError(f"{source}: unknown key {', '.join(map(repr, unknown))} for {algorithm.__name__}{more}")
     if missing := [name for name in required if name not in settings]:

@@ -41,9 +41,7 @@ _WHICH, _SHOWN = {"algo", "env", "log_folder", "resume", "checkpoint_freq"}, {"p
 class Manager(ExperimentManager):
     """Run an experiment of the zoo with checkpoints and backends, whatever its algorithm.
 
-    :param args: options of ``train``
-    :param algo: zoo name of the algorithm
-    :param positional: further arguments of the zoo's manager
+    :param args: arguments of the zoo's manager
     :param record: ``arguments`` and ``checkpoint_freq``, the environment steps between checkpoints or None for a checkpoint
         per minute; without a record there are no checkpoints
     :param resumed: directory of the run to resume, or None
@@ -55,16 +53,8 @@ class Manager(ExperimentManager):
     monitor_kwargs: dict[str, Any]
     vec_env_class: Any
 
-    def __init__(
-        self,
-        args: argparse.Namespace,
-        algo: str,
-        *positional: Any,
-        record: dict[str, Any] | None = None,
-        resumed: Path | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(args, algo, *positional, **options)
+    def __init__(self, *args: Any, record: dict[str, Any] | None = None, resumed: Path | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.backend: Backend | None = None
         self.record = {**record, "seed": self.seed, "finished": False} if record else {}
         self.resumed = resumed
@@ -181,8 +171,8 @@ class OwnManager(Search, Manager):
 
 
 def make_manager(
-    args: argparse.Namespace, algo: str, *positional: Any, others: type[ExperimentManager] = ExperimentManager, **options: Any
-) -> ExperimentManager:
+    args: argparse.Namespace, algo: str, *positional: Any, others: Any = ExperimentManager, **options: Any
+) -> Any:
     """Return our manager for the algorithms of this package, and another one for all others.
 
     :param args: options of ``train``

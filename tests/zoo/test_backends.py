@@ -16,11 +16,8 @@ from tests.envs.backends import needs_atari, needs_envpool
 from tests.zoo.conftest import rejected
 
 ATARI_WRAPPER = "stable_baselines3.common.atari_wrappers.AtariWrapper"
-COMMON = {"n_timesteps": 512, "n_steps": 128, "n_epochs": 1}
-CHEETAH = {**COMMON, "policy": "MlpPolicy", "batch_size": 128, "n_envs": 2, "normalize": True, "frame_stack": 2}
-BREAKOUT = {**COMMON, "policy": "CnnPolicy", "batch_size": 256, "n_envs": 4, "frame_stack": 4, "env_wrapper": [ATARI_WRAPPER]}
-BREAKOUT["policy_kwargs"] = "dict(features_extractor_kwargs=dict(features_dim=16))"
-FEW = "--eval-freq 1024 --eval-episodes 1 --seed 1"
+CHEETAH = {"policy": "MlpPolicy", "n_timesteps": 512, "n_envs": 2, "normalize": True, "frame_stack": 2}
+FEW = "--eval-freq 1024 --eval-episodes 1 --seed 1 -params n_steps:128 n_epochs:1 batch_size:128"
 
 
 @needs_envpool
@@ -40,7 +37,9 @@ def test_the_shipped_files_take_the_fast_environments(env_id, changes, processes
     register_atari(env_id)
     options = {"eval_freq": -1, "verbose": 0, "vec_env_type": processes, "hyperparams": changes}
     manager = rl_zoo3.train.ExperimentManager(Namespace(), "ano", env_id, str(tmp_path), **options)
+    manager.continues = True
     _, manager.env_wrapper, *_ = manager._preprocess_hyperparams(manager.read_hyperparameters()[0])
+    assert ("override_existing" in manager.monitor_kwargs) == (processes == "subproc"), "a pool would reject it"
     env = manager.create_envs(manager.n_envs, no_log=True)
     assert type(env.unwrapped).__name__ == kind
     assert env.reset().shape == shape
@@ -57,20 +56,6 @@ def test_mujoco_is_trained_and_enjoyed_with_envpool(zoo):
     assert dict(yaml.unsafe_load((run / "HalfCheetah-v4" / "config.yml").read_text()))["backend"] == "envpool"
     assert (np.load(run / "evaluations.npz")["ep_lengths"] == 1000).all()
     assert "Episode Length 1000" in zoo("enjoy --algo ano --env HalfCheetah-v4 --no-render -n 1000").output
-
-
-@pytest.mark.slow
-@needs_atari
-@needs_envpool
-@pytest.mark.parametrize("backend", ["envpool", "ale", "gymnasium", "auto"])
-def test_atari_is_trained_and_enjoyed_with_every_backend(backend, zoo):
-    Path("own.yml").write_text(yaml.safe_dump({"BreakoutNoFrameskip-v4": BREAKOUT | {"backend": backend}}))
-    trained = zoo(f"train --algo ano --env BreakoutNoFrameskip-v4 -conf own.yml -n 1024 {FEW}")
-    assert "Stacking" not in trained.output, "the backend stacks"
-    results = load_results("logs/ano/BreakoutNoFrameskip-v4_1")
-    assert len(results) >= 2
-    assert results["l"].between(80, 2000).all(), "whole games, in the learner's steps"
-    assert "Atari Episode Score" in zoo("enjoy --algo ano --env BreakoutNoFrameskip-v4 --no-render -n 400").output
 
 
 @pytest.mark.parametrize(
@@ -115,13 +100,6 @@ def test_sb3s_atari_wrapper_in_a_file_becomes_the_protocol_of_the_backend(hyperp
     hyperparams = dict(hyperparams, backend="envpool", n_steps=8)
     assert take_backend(hyperparams, "PongNoFrameskip-v4").env_kwargs == env_kwargs
     assert hyperparams == {"n_steps": 8, **rest}
-
-
-@needs_atari
-def test_an_unknown_argument_of_the_atari_wrapper_is_named():
-    hyperparams = {"backend": "gymnasium", "env_wrapper": {ATARI_WRAPPER: {"bad": 1}}}
-    with pytest.raises(TypeError, match=r"PongNoFrameskip-v4 does not know: bad"):
-        rl_zoo3.utils.create_test_env("PongNoFrameskip-v4", should_render=False, hyperparams=hyperparams)
 
 
 @needs_envpool

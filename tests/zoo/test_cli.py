@@ -11,6 +11,7 @@ import yaml
 import sb3_ano.cli
 from sb3_ano.zoo import cli
 from sb3_ano.zoo.commands import FIXES
+from sb3_ano.zoo.parsing import PLOTS
 from tests.zoo.conftest import ROOT, rejected
 
 # The zoo leaves the environments of a run that could not start to the end of the process.
@@ -125,18 +126,13 @@ def test_help_lists_the_commands_under_a_name_that_can_be_typed(program, entry, 
     assert ("\n  llm " in finished.stdout) == (program == "sb3-ano")
 
 
-# An option or a default of the zoo (users Z15), and an option that this package adds.
-HELP = {
-    "train": ("RL Algorithm (default: ppo)", "--resume"),
-    "enjoy": ("environment ID (default: CartPole-v1)", "--trust-remote-code"),
-    "record_video": ("--load-checkpoint", "--trust-remote-code"),
-    "record_training": ("--gif", "--trust-remote-code"),
-    "benchmark": ("--benchmark-dir", "--trust-remote-code"),
-    "plot_train": ("--episode-window", "--figure"),
-    "all_plots": ("--print-n-trials", "--figure"),
-    "plot_from_file": ("--rliable", "--figure"),
-    "push_to_hub": ("--organization", "--trust-remote-code"),
-    "load_from_hub": ("--force", "--trust-remote-code"),
+# Options of ours, instead of --trust-remote-code.
+OURS = {"train": "--resume", **dict.fromkeys(PLOTS, "--figure")}
+# Options and defaults (users Z15) of the zoo, in addition to --help.
+ZOOS = {
+    "train": "RL Algorithm (default: ppo)",
+    "enjoy": "environment ID (default: CartPole-v1)",
+    "plot_from_file": "--rliable",
 }
 
 
@@ -146,8 +142,8 @@ def test_help_on_a_command_has_the_zoos_options_and_ours(command, zoo):
     output = " ".join(zoo(f"{command} --help").output.split())
     assert output.startswith(f"usage: python -m sb3_ano.zoo {command} ")  # users Z14
     zoos, ours = output.split("added by sb3_ano:")
-    assert HELP[command][0] in zoos
-    assert HELP[command][1] in ours
+    assert ZOOS.get(command, "--help") in zoos
+    assert OURS.get(command, "--trust-remote-code") in ours
     assert "papo" in zoos or "{a2c" not in zoos, "commands with a choice of algorithms know ours"
 
 

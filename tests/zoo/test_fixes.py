@@ -18,8 +18,6 @@ from huggingface_sb3 import EnvironmentName
 
 from sb3_ano.zoo import fixes
 
-METADATA = sys.modules["huggingface_sb3.push_to_hub"]
-
 
 @pytest.fixture
 def apply(monkeypatch):
@@ -80,13 +78,6 @@ def test_a_fix_ends_with_its_command(fix):
     assert [dict(vars(module)) for module in modules] == before
 
 
-def test_metadata_for_a_card_are_what_the_zoo_saves(apply):
-    apply(fixes.missing_metadata)
-    metadata = METADATA.generate_metadata("TRPO", "CartPole-v1", 51.7, 21.64)
-    assert metadata["library_name"] == "stable-baselines3"
-    assert metadata["model-index"][0]["results"][0]["metrics"][0]["value"] == "51.70 +/- 21.64"
-
-
 def test_a_missing_file_is_what_the_zoo_waits_for_and_a_lost_connection_is_not(apply):
     apply(fixes.missing_optional_file)
     for error in (rl_zoo3.load_from_hub.HTTPError, requests.exceptions.HTTPError):
@@ -94,22 +85,20 @@ def test_a_missing_file_is_what_the_zoo_waits_for_and_a_lost_connection_is_not(a
         assert not issubclass(LocalEntryNotFoundError, error)
 
 
-@pytest.mark.parametrize("module", ["rl_zoo3.load_from_hub", "rl_zoo3.enjoy"])
-def test_what_the_zoo_downloads_needs_trust(module, apply, monkeypatch):
-    downloads = []
-
-    def download(**options):
-        downloads.append(options)
-
-    for name in ("rl_zoo3.load_from_hub", "rl_zoo3.enjoy"):
-        monkeypatch.setattr(f"{name}.download_from_hub", download)
+def test_what_the_zoo_downloads_needs_trust(apply, monkeypatch):
+    modules, downloads = [rl_zoo3.load_from_hub, sys.modules["rl_zoo3.enjoy"]], []
+    download = downloads.append  # one object, as in the zoo
+    for module in modules:
+        monkeypatch.setattr(module, "download_from_hub", download)
     apply(fixes.untrusted_downloads)
-    with pytest.raises(ValueError, match="use --trust-remote-code"):
-        sys.modules[module].download_from_hub(algo="ppo")
+    for module in modules:
+        with pytest.raises(ValueError, match="use --trust-remote-code"):
+            module.download_from_hub("ppo")
     assert not downloads
     monkeypatch.setenv("TRUST_REMOTE_CODE", "1")  # as a child of a command inherits it
-    sys.modules[module].download_from_hub(algo="ppo")
-    assert downloads == [{"algo": "ppo"}]
+    for module in modules:
+        module.download_from_hub("ppo")
+    assert downloads == ["ppo", "ppo"]
 
 
 def test_children_of_the_zoo_are_started_with_our_command_line(apply, monkeypatch, tmp_path, capfd):

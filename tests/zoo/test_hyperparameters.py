@@ -6,6 +6,8 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 import yaml
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
 from torch import nn  # for the policy arguments, which the zoo evaluates
 
 from sb3_ano._registry import ALGORITHMS
@@ -107,3 +109,16 @@ def test_a_file_that_is_not_in_the_zoos_format_is_named(content, zoo):
     Path("my.yml").write_text(content)
     errors = rejected("train --algo ano --env CartPole-v1 -conf my.yml")
     assert errors.startswith("error: my.yml is no YAML mapping from environments to hyperparameters")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("algo", ["ano", "spo"])
+@pytest.mark.parametrize(
+    ("env_id", "steps", "episodes", "least"), [("CartPole-v1", 60_000, 100, 475), ("Pendulum-v1", 100_000, 20, -250)]
+)
+def test_classic_control_is_learned(env_id, steps, episodes, least, algo, seed, zoo):
+    zoo(f"train --algo {algo} --env {env_id} -n {steps} --seed {seed} --eval-freq -1 --verbose 0")
+    model = ALGORITHMS[algo].algorithm.load(Path("logs", algo, f"{env_id}_1", f"{env_id}.zip"))
+    mean, _ = evaluate_policy(model, make_vec_env(env_id, seed=1000 + seed), n_eval_episodes=episodes, deterministic=True)
+    assert mean >= least

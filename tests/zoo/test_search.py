@@ -117,14 +117,12 @@ def test_jobs_share_the_budget():
     assert len({trial.params["learning_rate"] for trial in study_of().trials}) == 4
 
 
-@pytest.mark.parametrize("pruner", ["median", pytest.param("none", marks=pytest.mark.slow)])
-def test_pruners_stop_trials_early(pruner):
-    options = f"--pruner {pruner} --n-evaluations 4 --n-startup-trials 1 --sampler random"
-    run_search(options, n_trials=3 if pruner == "none" else 8)
+def test_pruners_stop_trials_early():
+    run_search("--pruner median --n-evaluations 4 --n-startup-trials 1 --sampler random", n_trials=8)
     trials = study_of().trials
     evaluations = {state: {len(trial.intermediate_values) for trial in trials if trial.state == state} for state in TrialState}
     assert evaluations[COMPLETE] == {4}
-    assert (min(evaluations[PRUNED]) < 4) if pruner == "median" else not evaluations[PRUNED]
+    assert min(evaluations[PRUNED]) < 4
 
 
 def test_rewards_are_normalized_with_the_discount_factor_of_the_trial(monkeypatch):

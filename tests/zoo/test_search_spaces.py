@@ -4,6 +4,7 @@ import math
 
 import optuna
 import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
 from stable_baselines3.common.utils import FloatSchedule
@@ -42,36 +43,32 @@ def test_every_sample_makes_a_model_with_these_hyperparameters(algo):
         assert (model.clip_range_high and model.clip_range_high(1.0)) == hyperparameters["clip_range_high"]
 
 
-def test_every_algorithm_has_the_shared_space_and_its_own():
-    shared = {
-        "batch_size", "clip_range", "clip_range_high", "ent_coef", "gae_lambda", "gamma", "learning_rate", "max_grad_norm",
-        "n_epochs", "n_steps", "policy_kwargs",
+def test_the_documented_space_is_searched():
+    floats = {
+        "learning_rate": (1e-5, 5e-3), "one_minus_gamma": (1e-4, 0.1), "one_minus_gae_lambda": (1e-3, 0.3),
+        "ent_coef": (1e-8, 0.1), "max_grad_norm": (0.3, 2.0), "clip_range": (0.05, 0.6),
     }  # fmt: skip
-    names = {algo: set(next(sampled(algo, 8, count=1))[0]) for algo in ALGORITHMS}
-    assert names["spo"] == shared
-    assert names["ano"] == shared | {"shaping"}
-    assert names["papo"] == shared | {"k", "omega1", "omega2", "max_epoch_kl"}
-
-
-def test_the_documented_ranges_are_drawn():
-    trials = [trial.params for algo in ("ano", "papo") for _, trial in sampled(algo, 8, count=300)]
     choices = {
-        "shaping": {"ano", "spo", "ppo"}, "clip_range_high_factor": {None, 0.7, 1.4, 2.0},
-        "lr_schedule": {"constant", "linear"}, "net_arch": {"tiny", "small", "medium"},
-        "activation_fn": {"tanh", "relu"}, "n_epochs": {2, 5, 10, 20},
-        "n_minibatches_pow": {0, 1, 2, 3, 4, 5}, "max_epoch_kl": {0.02, 0.05, 0.1, None},
+        "lr_schedule": ("constant", "linear"), "n_epochs": (2, 5, 10, 20), "clip_range_high_factor": (None, 0.7, 1.4, 2.0),
+        "net_arch": ("tiny", "small", "medium"), "activation_fn": ("tanh", "relu"),
     }  # fmt: skip
-    bounds = {
-        "learning_rate": (1e-5, 5e-3), "one_minus_gamma": (1e-4, 0.1), "one_minus_gae_lambda": (1e-3, 0.3), "k": (1, 20),
-        "ent_coef": (1e-8, 0.1), "max_grad_norm": (0.3, 2), "clip_range": (0.05, 0.6), "omega1": (5e-4, 0.05),
-        "omega2": (5e-4, 0.05),
-    }  # fmt: skip
-    for name, values in choices.items():
-        assert {params[name] for params in trials if name in params} == values
-    for name, (low, high) in bounds.items():
-        drawn = [math.log(params[name] / low) / math.log(high / low) for params in trials if name in params]
-        assert 0 <= min(drawn) < 0.05 < 0.95 < max(drawn) <= 1, f"the whole range of {name} is used"
-        assert sum(drawn) / len(drawn) == pytest.approx(0.5, abs=0.06), f"{name} is log-uniform"
+    shared = {name: FloatDistribution(*bounds, log=True) for name, bounds in floats.items()}
+    shared |= {name: CategoricalDistribution(values) for name, values in choices.items()}
+    shared |= {
+        "n_envs": IntDistribution(8, 8),
+        "n_steps_pow": IntDistribution(5, 11),
+        "n_minibatches_pow": IntDistribution(0, 5),
+    }
+    small = FloatDistribution(5e-4, 0.05, log=True)
+    own = {
+        "ano": {"shaping": CategoricalDistribution(("ano", "spo", "ppo"))},
+        "spo": {},
+        "papo": {"k": FloatDistribution(1.0, 20.0, log=True), "omega1": small, "omega2": small}
+        | {"max_epoch_kl": CategoricalDistribution((0.02, 0.05, 0.1, None))},
+    }
+    for algo in ALGORITHMS:
+        ((_, trial),) = sampled(algo, 8, count=1)
+        assert trial.distributions == shared | own[algo]
 
 
 def test_a_conversion_worked_by_hand():

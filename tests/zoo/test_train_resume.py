@@ -121,7 +121,10 @@ def test_a_run_with_a_uuid_resumes(algo, run_until, tmp_path):  # users Z2
 
 @pytest.mark.parametrize(
     ("vec_env", "params"),
-    [("EnvPoolVecEnv", "backend:'envpool'"), ("SubprocVecEnv", "monitor_kwargs:{'allow_early_resets':True}")],
+    [
+        ("EnvPoolVecEnv", "backend:'envpool'"),
+        pytest.param("SubprocVecEnv", "monitor_kwargs:{'allow_early_resets':True}", marks=pytest.mark.slow),
+    ],
 )
 def test_environments_without_a_state_resume_with_their_files_and_new_episodes(vec_env, params, run_until, tmp_path):
     if vec_env == "EnvPoolVecEnv":
