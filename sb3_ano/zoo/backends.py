@@ -2,8 +2,8 @@
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import rl_zoo3.utils
@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from sb3_ano.envs import make_vec_env
 from sb3_ano.envs.atari import atari_protocol
 from sb3_ano.envs.make import prepare_env
+from sb3_ano.zoo.fixes import replace_everywhere
 
 _ATARI_WRAPPER = "stable_baselines3.common.atari_wrappers.AtariWrapper"
 # Arguments of SB3's AtariWrapper that have other names in our protocol.
@@ -31,17 +32,23 @@ class Backend(NamedTuple):
     name: str
     env_kwargs: dict[str, Any]
 
-    def make(self, n_envs: int, *, env_kwargs: dict[str, Any], vec_env_cls: Any = None, **arguments: Any) -> VecEnv:
-        """Make environments.
+    def vec_env_class(self, *, env_kwargs: Any, vec_env_cls: Any, **arguments: Any) -> Callable[..., VecEnv]:
+        """Return a function for the zoo to call instead of a class of vectorized environments.
 
-        :param n_envs: number of environments
-        :param env_kwargs: settings of the task
+        The zoo gives it a list of functions, of which only the number counts. What the zoo wraps around the result, such as
+        VecNormalize and frame stacks, stays the zoo's.
+
+        :param env_kwargs: settings of the task, or None
         :param vec_env_cls: class of the result; the zoo's default, ``DummyVecEnv``, leaves the choice to the backend
         :param arguments: other arguments of ``make_vec_env``
         """
+        arguments["env_kwargs"] = {**self.env_kwargs, **(env_kwargs or {})}
         arguments["vec_env_cls"] = None if vec_env_cls is DummyVecEnv else vec_env_cls
-        settings = {**self.env_kwargs, **env_kwargs}
-        return make_vec_env(self.env_id, n_envs, env_kwargs=settings, backend=self.name, **arguments)
+
+        def make(env_fns: list[Any], **vec_env_kwargs: Any) -> VecEnv:
+            return make_vec_env(self.env_id, len(env_fns), vec_env_kwargs=vec_env_kwargs, backend=self.name, **arguments)
+
+        return make
 
 
 def take_backend(hyperparams: dict[str, Any], env_id: str) -> Backend | None:
@@ -66,24 +73,19 @@ def take_backend(hyperparams: dict[str, Any], env_id: str) -> Backend | None:
         backend.env_kwargs.update({_RENAMED.get(name, name): value for name, value in (named[0][1] or {}).items()})
         del hyperparams["env_wrapper"]
         hyperparams.setdefault("frame_stack", 1)
-        named = []
-    if not named and "frame_stack" in hyperparams:
+    if not hyperparams.get("env_wrapper") and "frame_stack" in hyperparams:
         backend.env_kwargs["frame_stack"] = hyperparams.pop("frame_stack")
     return backend
 
 
-def with_backends(create: Callable[..., VecEnv]) -> Callable[..., VecEnv]:
-    """Return the zoo's ``create_test_env`` with the key ``backend``.
+def register_backends() -> None:
+    """Teach the zoo's ``create_test_env`` the key ``backend``; without the key it does what it did."""
+    original = rl_zoo3.utils.create_test_env
+    if hasattr(original, "__wrapped__"):
+        return
+    signature = inspect.signature(original)
 
-    The zoo makes environments with the class that it is given, which can be any function of a list. So VecNormalize and frame
-    stacks stay the zoo's.
-
-    :param create: ``rl_zoo3.utils.create_test_env``
-    """
-
-    signature = inspect.signature(create)
-
-    @functools.wraps(create)
+    @functools.wraps(original)
     def create_test_env(*args: Any, **kwargs: Any) -> VecEnv:
         call = signature.bind(*args, **kwargs)
         call.apply_defaults()
@@ -92,30 +94,16 @@ def with_backends(create: Callable[..., VecEnv]) -> Callable[..., VecEnv]:
         hyperparams = given["hyperparams"] = given["hyperparams"] or {}
         backend = take_backend(hyperparams, given["env_id"])
         if backend is not None:
-            env_kwargs = given["env_kwargs"] or {}
             if given["should_render"]:
-                env_kwargs = {"render_mode": "human", **env_kwargs}
-                if backend.name in ("envpool", "ale"):  # which cannot show the environment
-                    backend = backend._replace(name="gymnasium")
-            make: Callable[..., VecEnv] = functools.partial(
-                backend.make,
+                given["env_kwargs"] = {"render_mode": "human", **(given["env_kwargs"] or {})}
+                backend = backend._replace(name="gymnasium")  # the only one that can show the environment
+            given["vec_env_cls"] = backend.vec_env_class(
                 seed=given["seed"],
                 monitor_dir=given["log_dir"],
                 wrapper_class=rl_zoo3.utils.get_wrapper_class(hyperparams),
-                env_kwargs=env_kwargs,
+                env_kwargs=given["env_kwargs"],
                 vec_env_cls=given["vec_env_cls"],
             )
-            given["vec_env_cls"] = lambda env_fns, **vec_env_kwargs: make(n_envs=len(env_fns), vec_env_kwargs=vec_env_kwargs)
-        return create(*call.args, **call.kwargs)
+        return original(**given)
 
-    return create_test_env
-
-
-def register_backends() -> None:
-    """Teach the zoo's ``create_test_env`` the key ``backend``; without the key it does what it did."""
-    original: Any = rl_zoo3.utils.create_test_env
-    if hasattr(original, "__wrapped__"):
-        return
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "rl_zoo3" and vars(module).get("create_test_env") is original:
-            setattr(module, "create_test_env", with_backends(original))  # type: ignore[arg-type]  # noqa: B010
+    replace_everywhere(ExitStack(), rl_zoo3.utils, "create_test_env", create_test_env)  # until the process ends

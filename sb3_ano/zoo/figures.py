@@ -5,6 +5,7 @@ import contextlib
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import matplotlib
 from matplotlib import pyplot as plt
@@ -32,17 +33,14 @@ def figures(command: str, values: argparse.Namespace, file: str | None, *, has_d
         if is_shown:
             show(*args, **kwargs)
 
-    plt.show = show_drawn
-    try:
+    with mock.patch.object(plt, "show", show_drawn), contextlib.ExitStack() as stack:
+        stack.callback(plt.close, "all")
         yield
         if file is not None:
             show_drawn()
             _save_all(Path(file))
         elif not has_display:
             print("There is no display to show the plots on: --figure FILE writes them")
-    finally:
-        plt.show = show
-        plt.close("all")
 
 
 def _why_empty(command: str, values: argparse.Namespace) -> str:

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock  # which replaces names and puts them back, outside of tests too
 
-import huggingface_sb3  # type: ignore[import-untyped]
 import numpy as np
 import rl_zoo3.utils
 from huggingface_hub.errors import RemoteEntryNotFoundError
@@ -34,12 +34,13 @@ def apply_fixes(stack: ExitStack, fixes: Iterable[Fix]) -> None:
 
     :param stack: stack of the command
     :param fixes: functions of this module
+    :raises ValueError: if a guard against a stranger's code cannot be applied, and the author is not trusted
     """
     for fix in fixes:
         with ExitStack() as attempt:
             try:
                 fix(attempt)
-            except (AttributeError, ImportError) as error:
+            except (AttributeError, ImportError, KeyError) as error:
                 changed = f"rl-zoo3 {rl_zoo3.__version__} is not as sb3_ano knows it"
                 if fix in (unsafe_settings, untrusted_downloads) and not is_trusted():
                     # Without its guard, the command would run code of a stranger's agent.
@@ -59,29 +60,21 @@ def replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
     :param value: new value
     :raises AttributeError: if there is no such attribute
     """
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    stack.callback(setattr, owner, name, original)
+    stack.enter_context(mock.patch.object(owner, name, value))
 
 
-def set_variable(stack: ExitStack, name: str, value: str) -> None:
-    """Set an environment variable until the stack is closed.
+def replace_everywhere(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Replace a name in all modules of the zoo that hold the same object under it.
 
     :param stack: stack of the command
-    :param name: name of the variable
+    :param owner: module that defines the object
+    :param name: name of the object
     :param value: new value
+    :raises AttributeError: if there is no such object
     """
-    old = os.environ.get(name)
-    os.environ[name] = value
-    stack.callback(os.environ.update, {} if old is None else {name: old})
-    stack.callback(os.environ.pop, name, None)
-
-
-def _replace_everywhere(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Replace a name in all modules of the zoo that hold the same object under it."""
     original = getattr(owner, name)
     for module_name, module in list(sys.modules.items()):
-        if module_name.partition(".")[0] in ("rl_zoo3", "huggingface_sb3") and vars(module).get(name) is original:
+        if module_name.partition(".")[0] == "rl_zoo3" and vars(module).get(name) is original:
             replace(stack, module, name, value)
 
 
@@ -99,8 +92,8 @@ def unsafe_settings(stack: ExitStack) -> None:
             check_settings(file)
         return list_models(log_folder)
 
-    _replace_everywhere(stack, rl_zoo3.utils, "get_saved_hyperparams", get_saved_hyperparams)
-    _replace_everywhere(stack, rl_zoo3.utils, "get_trained_models", get_trained_models)
+    replace_everywhere(stack, rl_zoo3.utils, "get_saved_hyperparams", get_saved_hyperparams)
+    replace_everywhere(stack, rl_zoo3.utils, "get_trained_models", get_trained_models)
 
 
 def untrusted_downloads(stack: ExitStack) -> None:
@@ -112,7 +105,7 @@ def untrusted_downloads(stack: ExitStack) -> None:
         require_trust()
         download(*args, **kwargs)
 
-    _replace_everywhere(stack, module, "download_from_hub", download_from_hub)
+    replace_everywhere(stack, module, "download_from_hub", download_from_hub)
 
 
 def newest_run_without_agent(stack: ExitStack) -> None:
@@ -137,24 +130,18 @@ def missing_metadata(stack: ExitStack) -> None:
     """Add ``generate_metadata``, which ``push_to_hub`` imports; sb3-team-hf-integration 3.0 has renamed it."""
     # The package has a function of the module's name, which hides the module.
     module: Any = sys.modules["huggingface_sb3.push_to_hub"]
-    if hasattr(module, "generate_metadata"):
-        return
-    generate = module._generate_metadata
-    module.generate_metadata = lambda *args: generate(*args).to_dict()
-    stack.callback(delattr, module, "generate_metadata")
+    if not hasattr(module, "generate_metadata"):
+        generate, name = module._generate_metadata, "generate_metadata"
+        stack.enter_context(mock.patch.object(module, name, lambda *args: generate(*args).to_dict(), create=True))
 
 
 def missing_optional_file(stack: ExitStack) -> None:
-    """Let ``load_from_hub`` continue if an agent has no ``vec_normalize.pkl``: it waits for an error of requests."""
-    load, expected = huggingface_sb3.load_from_hub, importlib.import_module("rl_zoo3.load_from_hub").HTTPError
+    """Let downloads continue if an agent has no ``vec_normalize.pkl``: the zoo waits for an error of requests.
 
-    def load_from_hub(repo_id: str, filename: str) -> Any:
-        try:
-            return load(repo_id, filename)
-        except RemoteEntryNotFoundError as error:
-            raise expected(f"{repo_id} has no file {filename}") from error
-
-    _replace_everywhere(stack, huggingface_sb3, "load_from_hub", load_from_hub)
+    The command ``load_from_hub`` imports the error when it starts; ``enjoy`` and ``benchmark`` use a module that has done so.
+    """
+    for module in ("rl_zoo3.load_from_hub", "requests.exceptions"):
+        replace(stack, importlib.import_module(module), "HTTPError", RemoteEntryNotFoundError)
 
 
 def child_processes(stack: ExitStack) -> None:
@@ -182,17 +169,14 @@ def missing_ffmpeg(stack: ExitStack) -> None:
 
     :raises RuntimeError: if imageio has none for this platform
     """
-    if shutil.which("ffmpeg") is not None:
-        return
-    import imageio_ffmpeg  # type: ignore[import-untyped]  # only videos need it
+    if shutil.which("ffmpeg") is None:
+        import imageio_ffmpeg  # type: ignore[import-untyped]  # only videos need it
 
-    binary = imageio_ffmpeg.get_ffmpeg_exe()
-    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ffmpeg-")))
-    if os.name == "nt":  # where links need special rights
-        shutil.copy2(binary, directory / "ffmpeg.exe")
-    else:
-        (directory / "ffmpeg").symlink_to(binary)
-    set_variable(stack, "PATH", f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{directory}")
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="ffmpeg-"))
+        # The name of imageio's file has a version in it. On Windows, links need special rights.
+        shutil.copy2(imageio_ffmpeg.get_ffmpeg_exe(), Path(directory, "ffmpeg.exe" if os.name == "nt" else "ffmpeg"))
+        path = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{directory}"
+        stack.enter_context(mock.patch.dict(os.environ, PATH=path))
 
 
 class _Unsqueezed(np.ndarray):
@@ -200,22 +184,19 @@ class _Unsqueezed(np.ndarray):
         return np.asarray(self)
 
 
-class _NumPy:
-    """NumPy for ``all_plots``, which squeezes the last evaluations, of shape (n_runs, n_episodes), before averaging."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
-
-    @staticmethod
-    def array(values: Any) -> np.ndarray:
-        array = np.array(values)
-        return array.view(_Unsqueezed) if array.ndim == 2 else array
-
-
 def single_runs(stack: ExitStack) -> None:
-    """Let ``all_plots`` work for one run, and for one episode per evaluation."""
+    """Let ``all_plots`` work for one run, and for one episode per evaluation.
+
+    It squeezes the last evaluations, of shape (n_runs, n_episodes), before it averages over episodes.
+    """
+
+    def array(values: Any) -> np.ndarray:
+        converted = np.array(values)
+        return converted.view(_Unsqueezed) if converted.ndim == 2 else converted
+
     # The package has functions of the modules' names, which hide the modules.
-    replace(stack, sys.modules["rl_zoo3.plots.all_plots"], "np", _NumPy())
+    module = sys.modules["rl_zoo3.plots.all_plots"]
+    replace(stack, module, "np", types.SimpleNamespace(**{**vars(np), "array": array}))
 
 
 def comparable_results(values: argparse.Namespace) -> Fix:
@@ -225,29 +206,29 @@ def comparable_results(values: argparse.Namespace) -> Fix:
     """
 
     def incomparable_results(stack: ExitStack) -> None:
-        module = sys.modules["rl_zoo3.plots.plot_from_file"]
-        loader = types.SimpleNamespace(load=lambda file: _comparable(pickle.load(file), values))
-        replace(stack, module, "pickle", loader)
+        loader = types.SimpleNamespace(load=lambda file: make_comparable(pickle.load(file), values))
+        replace(stack, sys.modules["rl_zoo3.plots.plot_from_file"], "pickle", loader)
 
     return incomparable_results
 
 
-def _comparable(results: dict[str, Any], values: argparse.Namespace) -> dict[str, Any]:
+def make_comparable(results: dict[str, Any], values: argparse.Namespace) -> dict[str, Any]:
     """Give every task what the plots expect of it.
 
+    :param results: content of a file of ``all_plots``, which is changed
+    :param values: options of ``plot_from_file``
+    :return: the results
     :raises ValueError: if ``--iqm`` is asked for and the numbers of evaluations differ
     """
-    left_out = ("results_table", *values.skip_envs)
-    series = [(env, result) for env, labels in results.items() if env not in left_out for result in labels.values()]
-    for _, result in series:
-        if np.ndim(result["last_evals"]) == 0:  # rl_zoo3 itself keeps one number of one run
-            result["last_evals"] = np.asarray(result["mean_per_eval"])[-1]
-    counts = {env: len(result["timesteps"]) for env, result in series}
-    if len(set(counts.values())) > 1:
-        message = "the numbers of evaluations differ: " + ", ".join(f"{count} of {env}" for env, count in counts.items())
-        if values.iqm:
-            raise ValueError(f"{message}; --iqm needs equal numbers, --skip-envs leaves tasks out")
-        print(message)
-        for _, result in series:
-            result.pop("mean_per_eval", None)  # without them the zoo makes no matrix of all evaluations
+    counts = {}
+    for env in results.keys() - {"results_table", *values.skip_envs}:
+        for result in results[env].values():
+            counts[env] = len(result["timesteps"])
+            if np.ndim(result["last_evals"]) == 0:  # rl_zoo3 itself keeps one number of one run
+                result["last_evals"] = np.asarray(result["mean_per_eval"])[-1]
+            if not values.iqm:
+                result.pop("mean_per_eval", None)  # of which the zoo makes one matrix for all tasks, which only --iqm uses
+    if values.iqm and len(set(counts.values())) > 1:
+        numbers = ", ".join(f"{count} of {env}" for env, count in sorted(counts.items()))
+        raise ValueError(f"--iqm needs equal numbers of evaluations, but there are {numbers}; --skip-envs leaves tasks out")
     return results

@@ -1,7 +1,6 @@
 """``push_to_hub`` and ``load_from_hub`` of our algorithms, with the zoo's options and without its pickles."""
 
 import argparse
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from stable_baselines3.common.utils import set_random_seed
 from sb3_ano._io import replace_directory
 from sb3_ano.algorithms.loading import read_saved_model
 from sb3_ano.hub import download_run, push_to_hub
-from sb3_ano.zoo.manager import no_empty_directories
+from sb3_ano.zoo.search import no_empty_directories
 
 
 def push(values: argparse.Namespace) -> None:
@@ -45,10 +44,7 @@ def push(values: argparse.Namespace) -> None:
         env_kwargs=env_kwargs if values.no_render else {"render_mode": "rgb_array", **env_kwargs},
     )
     try:
-        with warnings.catch_warnings():
-            # With fewer environments than in training, minibatches can have odd sizes, which does not matter for acting.
-            warnings.filterwarnings("ignore", "batch_size=.* does not divide the rollout", UserWarning)
-            model = rl_zoo3.ALGOS[values.algo].load(model_path, env=env, device=values.device)
+        model = rl_zoo3.ALGOS[values.algo].load(model_path, env=env, device=values.device)
         # Publish the number of environments of the training.
         model.n_envs = read_saved_model(model_path).attributes["n_envs"]
         set_random_seed(values.seed)  # loading has set the seed of the training
@@ -84,7 +80,7 @@ def load(values: argparse.Namespace) -> None:
     if run.exists() and not values.force:
         raise ValueError(f"the directory {run} exists; --force replaces it, --exp-id 0 makes a new one")
     try:
-        with no_empty_directories(run.parent, run.parent.parent), replace_directory(run) as new:
+        with no_empty_directories(run), replace_directory(run) as new:
             download_run(_repo_id(values), new, env_id=values.env.gym_id)
     except ValueError as error:
         if "trust_remote_code=True" not in str(error):

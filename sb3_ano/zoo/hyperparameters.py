@@ -1,6 +1,5 @@
-"""The zoo-format hyperparameter files that come with the package."""
+"""The zoo-format hyperparameter files that come with the package, and the check of hyperparameters."""
 
-import difflib
 import inspect
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from sb3_ano.cli import hint
 from sb3_ano.envs import BACKENDS
 
 # Keys that the zoo reads itself. All other keys are arguments of the algorithm's constructor.
@@ -32,48 +32,30 @@ def hyperparameter_file(algo: str) -> Path:
     raise FileNotFoundError(f"no hyperparams/{algo}.yml comes with this installation of sb3_ano in {package}")
 
 
-def check_names(names: Collection[str], algorithm: type[BaseAlgorithm], source: str = "-params") -> None:
-    """Check the names of hyperparameters.
-
-    :param names: names
-    :param algorithm: class of the algorithm
-    :param source: where the names come from, for the message
-    :raises ValueError: if neither the zoo nor the algorithm knows a name
-    """
-    arguments = inspect.signature(algorithm.__init__).parameters
-    if any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values()):
-        return
-    allowed = (set(arguments) - _RESERVED) | _ZOO_KEYS | (_NOISE_KEYS if "action_noise" in arguments else set())
-    if unknown := sorted(set(names) - allowed):
-        near = difflib.get_close_matches(unknown[0], allowed, n=1)
-        hint = f", did you mean {near[0]!r}?" if near else f"; allowed are {', '.join(sorted(allowed))}"
-        raise ValueError(f"{source}: unknown key {', '.join(map(repr, unknown))} for {algorithm.__name__}{hint}")
-
-
 def check_hyperparameters(
-    settings: Mapping[str, Any], algorithm: type[BaseAlgorithm], file: str, typed: Collection[str] = ()
+    settings: Mapping[str, Any], algorithm: type[BaseAlgorithm], source: str = "-params", required: Collection[str] = ()
 ) -> None:
     """Check names of hyperparameters, and the values that the zoo does not check.
 
     :param settings: hyperparameters of one environment
     :param algorithm: class of the algorithm
-    :param file: where the hyperparameters come from, for the message
-    :param typed: names of hyperparameters that come from the command line instead
-    :raises ValueError: if a name is unknown or missing, or a value is invalid
+    :param source: where the hyperparameters come from, for the message
+    :param required: names that may not be missing
+    :raises ValueError: if neither the zoo nor the algorithm knows a name, a name is missing, or a value is invalid
     """
-    check_names([name for name in settings if name in typed], algorithm)
-    check_names(settings, algorithm, file)
-    for key in ("policy", "n_timesteps"):
-        if key not in settings:
-            raise ValueError(f"{file}: the key {key!r} is missing; the zoo needs it for every environment")
-    shaping, n_envs = settings.get("shaping", "ano"), settings.get("n_envs", 1)
-    backend = settings.get("backend", BACKENDS[0])
+    arguments = inspect.signature(algorithm.__init__).parameters
+    allowed = (set(arguments) - _RESERVED) | _ZOO_KEYS | (_NOISE_KEYS if "action_noise" in arguments else set())
+    if unknown := sorted(set(settings) - allowed):
+        more = hint(unknown[0], sorted(allowed)) or f"; allowed are {', '.join(sorted(allowed))}"
+        raise ValueError(f"{source}: unknown key {', '.join(map(repr, unknown))} for {algorithm.__name__}{more}")
+    if missing := [name for name in required if name not in settings]:
+        raise ValueError(f"{source}: the key {missing[0]!r} is missing; the zoo needs it for every environment")
+    shaping, n_envs, backend = settings.get("shaping", "ano"), settings.get("n_envs", 1), settings.get("backend", "auto")
     names = shaping if isinstance(shaping, list | tuple) else [shaping]
-    for key, value, is_allowed, allowed in (
+    for key, value, is_allowed, values in (
         ("shaping", shaping, all(isinstance(name, str) for name in names), "names, such as 'spo' or 'module:function'"),
         ("n_envs", n_envs, isinstance(n_envs, int) and n_envs >= 1, "positive integers"),
         ("backend", backend, backend in BACKENDS, ", ".join(BACKENDS)),
     ):
         if not is_allowed:
-            source = "-params" if key in typed else file
-            raise ValueError(f"{source}: {key}={value!r} is not allowed; allowed are {allowed}")
+            raise ValueError(f"{source}: {key}={value!r} is not allowed; allowed are {values}")

@@ -1,134 +1,109 @@
-"""The zoo's experiments with this package's algorithms, hyperparameter files, backends and checkpoints."""
+"""The zoo's experiments with this package's algorithms, hyperparameter files, backends and checkpoints, and ``--resume``.
+
+A run with checkpoints has a record, ``run.json`` next to its hyperparameters: ``arguments``, the command line; ``seed``, which
+the zoo draws if none is given; ``checkpoint_freq``; and whether it has ``finished``.
+"""
 
 import argparse
 import contextlib
 import copy
+import functools
+import re
 import shutil
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import rl_zoo3.train
 import yaml
-from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.exp_manager import EnvironmentName, ExperimentManager
 from stable_baselines3.common import vec_env
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ano._io import write_json
+from sb3_ano._io import read_json, write_json
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
 from sb3_ano.envs import VecNormalize
 from sb3_ano.envs.make import prepare_env
 from sb3_ano.zoo.backends import Backend, register_backends, take_backend
-from sb3_ano.zoo.hyperparameters import check_hyperparameters, check_names, hyperparameter_file
-from sb3_ano.zoo.resume import kept_monitor_files, record_of
-from sb3_ano.zoo.search import SearchMixin
+from sb3_ano.zoo.hyperparameters import check_hyperparameters, hyperparameter_file
+from sb3_ano.zoo.parsing import Options
+from sb3_ano.zoo.search import Search, no_empty_directories
 from sb3_ano.zoo.search_spaces import register_search_spaces
 
+# These options say which run is meant, or how its progress is shown. All others belong to the run.
+_WHICH, _SHOWN = {"algo", "env", "log_folder", "resume", "checkpoint_freq"}, {"progress", "verbose"}
 
-class Manager(SearchMixin):
-    """Run an experiment of the zoo.
 
-    :param args: options of ``train``
-    :param algo: zoo name of the algorithm
-    :param positional: further arguments of the zoo's manager
-    :param config: hyperparameter file; None takes the file that comes with the algorithm
-    :param arguments: command line of ``train``, which is recorded
-    :param checkpoint_freq: environment steps between checkpoints; negative for none, None for a checkpoint per minute
+class Manager(ExperimentManager):
+    """Run an experiment of the zoo with checkpoints and backends, whatever its algorithm.
+
+    :param args: arguments of the zoo's manager
+    :param record: ``arguments`` and ``checkpoint_freq``, the environment steps between checkpoints or None for a checkpoint
+        per minute; without a record there are no checkpoints
     :param resumed: directory of the run to resume, or None
     :param options: keyword arguments of the zoo's manager
     """
 
     # The zoo sets them in its constructor.
     custom_hyperparams: dict[str, Any] | None
+    monitor_kwargs: dict[str, Any]
     vec_env_class: Any
 
-    def __init__(
-        self,
-        args: argparse.Namespace,
-        algo: str,
-        *positional: Any,
-        config: str | None = None,
-        arguments: Sequence[str] = (),
-        checkpoint_freq: int | None = -1,
-        resumed: Path | None = None,
-        **options: Any,
-    ) -> None:
-        # The zoo looks for the files of all algorithms in its own package.
-        if config is None and algo in ALGORITHMS:
-            config = str(hyperparameter_file(algo))
-        super().__init__(args, algo, *positional, config=config, **options)
+    def __init__(self, *args: Any, record: dict[str, Any] | None = None, resumed: Path | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.backend: Backend | None = None
-        self.checkpoint_freq = checkpoint_freq
+        self.record = {**record, "seed": self.seed, "finished": False} if record else {}
         self.resumed = resumed
+        self.continues = False
         if resumed is not None:
             self.save_path, self.params_path = str(resumed), str(record_of(resumed).parent)
-        self.record = {"arguments": list(arguments), "seed": self.seed, "checkpoint_freq": checkpoint_freq, "finished": False}
+        self.checkpoints = Path(self.save_path) / "checkpoints"
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
         """Set up the experiment; a run that cannot start leaves no directory, which ``enjoy`` would take for a run."""
         directory = Path(self.save_path)
-        is_new = not directory.exists()
         # Without a checkpoint the run restarts, and so do its files.
-        resumes = self.resumed is not None and newest_checkpoint(self.checkpoints, lambda line: None) is not None
-        with no_empty_directories(directory.parent, directory.parent.parent):
-            try:
-                with kept_monitor_files(self) if resumes else contextlib.nullcontext():
-                    result = super().setup_experiment()
-            except Exception:
-                if is_new:
-                    shutil.rmtree(directory, ignore_errors=True)
-                raise
-        if result is not None and isinstance(result[0], OnPolicyAlgorithm) and (self.checkpoint_freq or 1) > 0:
+        self.continues = self.resumed is not None and newest_checkpoint(self.checkpoints, lambda line: None) is not None
+        kept_files = _kept_monitor_files() if self.continues else contextlib.nullcontext()
+        with no_empty_directories(directory.parent), kept_files, contextlib.ExitStack() as failed:
+            if not directory.exists():
+                failed.callback(shutil.rmtree, directory, ignore_errors=True)
+            result = super().setup_experiment()
+            failed.pop_all()
+        if result is not None and self.record and isinstance(result[0], OnPolicyAlgorithm):
             write_json(record_of(directory), self.record)
-            self.callbacks.append(
-                TrainingCheckpoints(
-                    self.checkpoints, self.checkpoint_freq, resume=self.resumed is not None, verbose=self.verbose
-                )
-            )
+            every, resume = self.record["checkpoint_freq"], self.resumed is not None
+            self.callbacks.append(TrainingCheckpoints(self.checkpoints, every, resume=resume, verbose=self.verbose))
         return result
 
-    @property
-    def checkpoints(self) -> Path:
-        """Directory of the checkpoints."""
-        return Path(self.save_path) / "checkpoints"
-
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read and check hyperparameters; a resumed run has those that it was started with.
+        """Read hyperparameters; a resumed run has those that it was started with.
 
-        :raises ValueError: if a key is unknown or a value is invalid
+        :raises ValueError: if a key of ``-params`` is unknown or a value is invalid
         """
         if self.resumed is not None:
             print(f"Resuming {self.resumed}")
             # The directory is the user's own. The zoo writes Python objects into it.
             saved = dict(yaml.unsafe_load(Path(self.params_path, "config.yml").read_text()))
             return copy.deepcopy(saved), saved
-        if self.storage and self.study_name and self.trial_id == 0:  # which the zoo takes for no trial
-            trial = self.load_trial(self.storage, self.study_name, 0)
-            self.custom_hyperparams = {**trial, **(self.custom_hyperparams or {})}
         typed = self.custom_hyperparams or {}
-        algorithm = rl_zoo3.ALGOS[self.algo]
-        if self.algo not in ALGORITHMS:
-            check_names(typed, algorithm)
-            return super().read_hyperparameters()
-        try:
-            hyperparameters, saved = super().read_hyperparameters()
-        except (yaml.YAMLError, AttributeError, TypeError) as error:
-            raise ValueError(f"{self.config} is no YAML mapping from environments to hyperparameters: {error}") from error
-        check_hyperparameters(hyperparameters, algorithm, self.config, typed)
-        return hyperparameters, saved
+        check_hyperparameters(typed, rl_zoo3.ALGOS[self.algo])
+        if self.storage and self.study_name and self.trial_id == 0:  # which the zoo takes for no trial
+            self.custom_hyperparams = {**self.load_trial(self.storage, self.study_name, 0), **typed}
+        return super().read_hyperparameters()
 
-    def _preprocess_hyperparams(
-        self, hyperparams: dict[str, Any]
-    ) -> tuple[dict[str, Any], Callable | None, list[BaseCallback], Callable | None]:
+    def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> Any:
         self.backend = take_backend(hyperparams, self.env_name.gym_id)
-        return super()._preprocess_hyperparams(hyperparams)
+        result = super()._preprocess_hyperparams(hyperparams)
+        if self.continues and self.vec_env_class is vec_env.SubprocVecEnv:  # in whose processes nothing is replaced
+            self.monitor_kwargs = {**self.monitor_kwargs, "override_existing": False}
+        return result
 
-    def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
+    def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> vec_env.VecEnv:
         """Create the environments with the backend of the experiment.
 
         :param n_envs: number of environments
@@ -136,42 +111,26 @@ class Manager(SearchMixin):
         :param no_log: whether to write no monitor files
         """
         prepare_env(self.env_name.gym_id)
-        backend, vec_env_class = self.backend, self.vec_env_class
-        if backend is None:
-            return super().create_envs(n_envs, eval_env, no_log)
-
-        def make(env_fns: list[Any], **vec_env_kwargs: Any) -> VecEnv:
-            return backend.make(
-                len(env_fns),
+        original = self.vec_env_class
+        if self.backend is not None:
+            self.vec_env_class = self.backend.vec_env_class(
                 seed=self.seed,
                 env_kwargs=self.eval_env_kwargs if eval_env else self.env_kwargs,
                 monitor_dir=None if eval_env or no_log else self.save_path,
                 wrapper_class=self.env_wrapper,
-                vec_env_cls=vec_env_class,
-                vec_env_kwargs=vec_env_kwargs,
+                vec_env_cls=original,
                 monitor_kwargs=self.monitor_kwargs,
             )
-
-        # The zoo makes environments with this class. What it wraps around them, such as VecNormalize, stays the zoo's.
-        self.vec_env_class = make
         try:
             return super().create_envs(n_envs, eval_env, no_log)
         finally:
-            self.vec_env_class = vec_env_class
-
-    def _maybe_normalize(self, env: VecEnv, eval_env: bool) -> VecEnv:
-        env = super()._maybe_normalize(env, eval_env)
-        if type(env) is vec_env.VecNormalize and self.algo in ALGORITHMS:
-            env.__class__ = VecNormalize  # which has the same attributes, and computes the same in less time
-        return env
+            self.vec_env_class = original
 
     def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
-        if self.resumed is not None:
-            return  # the files are there, with the command that started the run
-        # The zoo would write the steps of the file, whatever -n is, and its benchmark reports them.
-        if int(saved_hyperparams["n_timesteps"]) != self.n_timesteps:
+        if self.resumed is None:  # otherwise the files are there, with the command that started the run
+            # The zoo would write the steps of the file, whatever -n is, and its benchmark reports them.
             saved_hyperparams["n_timesteps"] = self.n_timesteps
-        super()._save_config(saved_hyperparams)
+            super()._save_config(saved_hyperparams)
 
     def save_trained_model(self, model: BaseAlgorithm) -> None:
         """Save the model, and remove the checkpoints of a finished run.
@@ -179,25 +138,54 @@ class Manager(SearchMixin):
         :param model: trained model
         """
         super().save_trained_model(model)
-        if not record_of(Path(self.save_path)).exists():
+        record = record_of(Path(self.save_path))
+        if not record.exists():
             return
         if model.num_timesteps < self.n_timesteps:
             print(f"The training ended after {model.num_timesteps} of {self.n_timesteps} steps; --resume continues it")
             return
-        write_json(record_of(Path(self.save_path)), {**self.record, "finished": True})
+        write_json(record, {**self.record, "finished": True})
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
 
-def manager_for(args: argparse.Namespace, algo: str, *positional: Any, **options: Any) -> ExperimentManager:
-    """Return our manager for the algorithms of this package, and the zoo's own for others.
+class OwnManager(Search, Manager):
+    """Run an experiment with an algorithm of this package: with our search, checks of hyperparameters, and VecNormalize."""
+
+    def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read and check hyperparameters.
+
+        :raises ValueError: if the file is not in the zoo's format, a key is unknown or missing, or a value is invalid
+        """
+        try:
+            hyperparameters, saved = super().read_hyperparameters()
+        except (yaml.YAMLError, AttributeError, TypeError) as error:
+            raise ValueError(f"{self.config} is no YAML mapping from environments to hyperparameters: {error}") from error
+        check_hyperparameters(hyperparameters, rl_zoo3.ALGOS[self.algo], self.config, required=("policy", "n_timesteps"))
+        return hyperparameters, saved
+
+    def _maybe_normalize(self, env: vec_env.VecEnv, eval_env: bool) -> vec_env.VecEnv:
+        env = super()._maybe_normalize(env, eval_env)
+        if type(env) is vec_env.VecNormalize:
+            env.__class__ = VecNormalize  # which has the same attributes, and computes the same in less time
+        return env
+
+
+def make_manager(
+    args: argparse.Namespace, algo: str, *positional: Any, others: Any = ExperimentManager, **options: Any
+) -> Any:
+    """Return our manager for the algorithms of this package, and another one for all others.
 
     :param args: options of ``train``
     :param algo: zoo name of the algorithm
     :param positional: further arguments of the zoo's manager
-    :param options: keyword arguments of the zoo's manager
+    :param others: class of the manager for other algorithms, by default the zoo's own
+    :param options: keyword arguments of the manager
     """
-    manager = Manager if algo in ALGORITHMS else ExperimentManager
-    return manager(args, algo, *positional, **options)
+    if algo not in ALGORITHMS:
+        return others(args, algo, *positional, **options)
+    # The zoo looks for the files of all algorithms in its own package.
+    options["config"] = options.get("config") or str(hyperparameter_file(algo))
+    return OwnManager(args, algo, *positional, **options)
 
 
 def register_algorithms() -> None:
@@ -207,26 +195,84 @@ def register_algorithms() -> None:
     place.
     """
     rl_zoo3.ALGOS.update({name: entry.algorithm for name, entry in ALGORITHMS.items()})
-    if not hasattr(rl_zoo3.train, "ExperimentManager"):
-        warnings.warn("this version of rl-zoo3 has no train.ExperimentManager: give hyperparameters with -conf", stacklevel=3)
-    rl_zoo3.train.ExperimentManager = manager_for
+    rl_zoo3.train.ExperimentManager = make_manager
     register_backends()
     register_search_spaces()
 
 
-@contextlib.contextmanager
-def no_empty_directories(directory: Path, *parents: Path) -> Iterator[None]:
-    """Remove the directories that a failed block made and left empty.
+def record_of(run: Path) -> Path:
+    """Return the file with the record of a run.
 
-    :param directory: directory in which the block makes others
-    :param parents: parents of the directory that the block may make, innermost first
+    :param run: directory of the run, such as ``logs/ano/CartPole-v1_1``
     """
-    kept = {*directory.glob("*"), *(path for path in (directory, *parents) if path.exists())}
+    # The zoo names a run after the environment, a number and, with -uuid, a UUID.
+    return run / re.sub(r"_\d+(_[0-9a-f-]{36})?$", "", run.name) / "run.json"
+
+
+def plan_training(options: Options) -> dict[str, Any]:
+    """Plan the checkpoints of a training, and with ``--resume`` give it the options of the newest run.
+
+    :param options: options of ``train``
+    :return: arguments of :class:`Manager`: ``record`` and ``resumed``
+    :raises ValueError: if the newest run cannot be resumed with these options
+    :raises SystemExit: if the newest run has finished
+    """
+    resume, freq = options.take("resume"), options.take("checkpoint_freq")
+    if freq == 0:
+        raise ValueError("--checkpoint-freq=0 is not allowed; allowed are steps between checkpoints, or -1 for no checkpoints")
+    has_checkpoints = freq is None or freq > 0
+    if resume and not has_checkpoints:
+        raise ValueError(f"--checkpoint-freq={freq} is not allowed together with --resume")
+    run = _newest_run(options.values) if resume else None
+    if run is None:
+        return {"record": {"arguments": options.arguments, "checkpoint_freq": freq} if has_checkpoints else None}
     try:
+        record = read_json(record_of(run))
+        started = {**vars(options.parse(record["arguments"])), "seed": record["seed"]}
+        plan = {"arguments": record["arguments"], "checkpoint_freq": freq or record["checkpoint_freq"]}
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{record_of(run)} is damaged: {error}") from error
+    given = {name: value for name, value in options.given().items() if name not in _WHICH}
+    for name, value in given.items():
+        if name not in _SHOWN and value != started[name]:  # it would be another run
+            raise ValueError(
+                f"--{name.replace('_', '-')} {value} is not what {run} was started with ({' '.join(record['arguments'])}); a "
+                "resumed run keeps its options, which need not be given again; to train a finished agent further, start a new "
+                "run with -i"
+            )
+    if record.get("finished"):
+        print(f"{run} has finished: there is nothing to resume")
+        raise SystemExit(0)
+    vars(options.values).update({name: value for name, value in {**started, **given}.items() if name not in _WHICH})
+    return {"record": plan, "resumed": run}
+
+
+def _newest_run(values: argparse.Namespace) -> Path | None:
+    """Return the directory of the run that was started last, or print why there is none to resume."""
+    if values.optimize_hyperparameters:
+        raise ValueError("--resume continues a training; a search continues with its --storage and --study-name")
+    if not issubclass(rl_zoo3.ALGOS[values.algo], OnPolicyAlgorithm):
+        allowed = sorted(name for name, kind in rl_zoo3.ALGOS.items() if issubclass(kind, OnPolicyAlgorithm))
+        raise ValueError(f"--resume is not possible with --algo {values.algo}; it is with {', '.join(allowed)}")
+    directory, name = Path(values.log_folder) / values.algo, EnvironmentName(values.env)
+    numbered = {path: re.fullmatch(rf"{re.escape(name)}_(\d+)(_.*)?", path.name) for path in directory.glob(f"{name}_*")}
+    runs = [(int(match[1]), path.stat().st_mtime, path) for path, match in numbered.items() if match and path.is_dir()]
+    newest = max(runs)[-1] if runs else None
+    if newest is not None and record_of(newest).exists():
+        return newest
+    reason = "was interrupted before its training started, or trained without checkpoints"
+    print(f"{f'{newest} {reason}' if newest else f'{directory} holds no run of {values.env} to resume'}: a new run starts")
+    return None
+
+
+@contextlib.contextmanager
+def _kept_monitor_files() -> Iterator[None]:
+    """Let environments that are made in the block continue their monitor files instead of overwriting them."""
+    original = ResultsWriter.__init__
+
+    @functools.wraps(original)
+    def append(self: ResultsWriter, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **{**kwargs, "override_existing": False})
+
+    with mock.patch.object(ResultsWriter, "__init__", append):
         yield
-    except BaseException:
-        for path in (*directory.glob("*"), directory, *parents):
-            if path not in kept:
-                with contextlib.suppress(OSError):  # not empty, or never made
-                    path.rmdir()
-        raise

@@ -7,32 +7,14 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 from rl_zoo3.utils import StoreDict
 
 from sb3_ano.cli import Parser
 
-_TRUST: dict[str, dict[str, Any]] = {
-    "--trust-remote-code": {
-        "action": "store_true",
-        "help": "load files that can run code of their author: pickles, Python objects in YAML; same as TRUST_REMOTE_CODE=1",
-    }
-}
-_FIGURE: dict[str, dict[str, Any]] = {
-    "--figure": {"metavar": "FILE", "help": "save the plot to FILE instead of showing it: png, svg, pdf, ..."}
-}
-_TRAIN: dict[str, dict[str, Any]] = {
-    "--resume": {"action": "store_true", "help": "resume the newest run of --algo and --env from its last checkpoint"},
-    "--checkpoint-freq": {
-        "metavar": "STEPS",
-        "type": int,
-        "help": "environment steps between checkpoints, negative for no checkpoints (default: a checkpoint per minute)",
-    },
-}
-_ADDED = {
-    "train": _TRAIN,
-    **dict.fromkeys(("plot_train", "all_plots", "plot_from_file"), _FIGURE),
-}
+#: Commands that plot, in ``rl_zoo3.plots``.
+PLOTS = ("plot_train", "all_plots", "plot_from_file")
 
 
 class Options:
@@ -81,9 +63,7 @@ def added_options(
             parser.description = parser.prog
         parser.prog = program
         parser.error = functools.partial(Parser.error, parser)  # type: ignore[method-assign, arg-type]
-        group = parser.add_argument_group("added by sb3_ano")
-        for flag, settings in _ADDED.get(command, _TRUST).items():
-            group.add_argument(flag, **settings)
+        _add_options(parser.add_argument_group("added by sb3_ano").add_argument, command)
         for action in getattr(parser, "_actions", ()):
             if isinstance(action, StoreDict):
                 action.type = _assignment
@@ -91,11 +71,20 @@ def added_options(
                 action.help = f"{action.help} (default: %(default)s)"
         return prepare(Options(command, functools.partial(original, parser), arguments))
 
-    argparse.ArgumentParser.parse_args = parse_args  # type: ignore[method-assign, assignment]
-    try:
+    with mock.patch.object(argparse.ArgumentParser, "parse_args", parse_args):
         yield
-    finally:
-        argparse.ArgumentParser.parse_args = original  # type: ignore[method-assign]
+
+
+def _add_options(add: Callable[..., Any], command: str) -> None:
+    if command == "train":
+        add("--resume", action="store_true", help="resume the newest run of --algo and --env from its last checkpoint")
+        meaning = "environment steps between checkpoints, negative for no checkpoints (default: a checkpoint per minute)"
+        add("--checkpoint-freq", metavar="STEPS", type=int, help=meaning)
+    elif command in PLOTS:
+        add("--figure", metavar="FILE", help="save the plot to FILE instead of showing it: png, svg, pdf, ...")
+    else:
+        meaning = "load files that can run code of their author: pickles, Python objects in YAML; same as TRUST_REMOTE_CODE=1"
+        add("--trust-remote-code", action="store_true", help=meaning)
 
 
 def _assignment(text: str) -> str:

@@ -61,15 +61,17 @@ def sample_params(
     :return: sampled arguments, with schedules as functions
     """
     fixed = additional_args.get("fixed", {})
+    budget = additional_args.get("n_timesteps", MIN_UPDATES * MAX_ROLLOUT)
+    # At least 8 steps: with many environments, advantages would hardly look ahead.
+    shortest = max(3, math.ceil(math.log2(MIN_ROLLOUT / n_envs)))
+    longest = math.floor(math.log2(max(min(MAX_ROLLOUT, budget // MIN_UPDATES) / n_envs, 1.0)))
     # A distribution with one value is stored with the trial and adds no dimension to the search.
-    trial.suggest_int("n_envs", n_envs, n_envs)
-    if "n_steps" in fixed:
-        trial.suggest_int("n_steps", fixed["n_steps"], fixed["n_steps"])
-    else:
-        budget = additional_args.get("n_timesteps", MIN_UPDATES * MAX_ROLLOUT)
-        trial.suggest_int("n_steps_pow", *_n_steps_pow_bounds(n_envs, budget))
+    known = {"n_envs": n_envs} | {name: value for name, value in fixed.items() if name == "n_steps"}
+    for name, value in known.items():
+        trial.suggest_int(name, value, value)
+    space = {"n_steps": {"n_steps_pow": range(shortest, max(shortest, longest) + 1)}, **_SHARED}
     own = {name: {name: values} for name, values in ALGORITHMS[algo].search_space.items()}
-    for hyperparameter, parameters in (_SHARED | own).items():
+    for hyperparameter, parameters in (space | own).items():
         needs_clip_range = hyperparameter == "clip_range_high"
         if hyperparameter not in fixed and not (needs_clip_range and "clip_range" in fixed):
             for name, values in parameters.items():
@@ -116,14 +118,6 @@ def _suggest(trial: optuna.Trial, name: str, values: range | tuple[float, float]
         trial.suggest_float(name, *values, log=True)
     else:
         trial.suggest_categorical(name, values)
-
-
-def _n_steps_pow_bounds(n_envs: int, n_timesteps: int) -> tuple[int, int]:
-    largest = min(MAX_ROLLOUT, n_timesteps // MIN_UPDATES)
-    # At least 8 steps: with many environments, advantages would hardly look ahead.
-    low = max(3, math.ceil(math.log2(MIN_ROLLOUT / n_envs)))
-    high = math.floor(math.log2(max(largest / n_envs, 1.0)))
-    return low, max(low, high)
 
 
 def _batch_size(rollout: int, n_minibatches: int) -> int:

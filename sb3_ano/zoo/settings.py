@@ -45,10 +45,6 @@ def require_trust() -> None:
     print(f"The author is trusted: {meaning}")
 
 
-class _UnsafeTagError(yaml.YAMLError):
-    """A tag that the safe loader does not read."""
-
-
 class _SettingsLoader(yaml.SafeLoader):
     """Load what the zoo writes: plain values, ordered dictionaries, tuples, and classes of known libraries."""
 
@@ -61,11 +57,11 @@ class _SettingsLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def reject(self, node: yaml.Node) -> Any:
-        raise _UnsafeTagError(node.tag.replace(_TAG, "!!python/"))
+        raise yaml.YAMLError(f"{node.tag.replace(_TAG, '!!python/')} runs code when it is read")
 
     def construct_class(self, name: str, node: yaml.Node) -> type:
         if (found := _library_class(name)) is None:
-            raise _UnsafeTagError(f"the Python object {name}")
+            raise yaml.YAMLError(f"the Python object {name} is not of a known library")
         return found
 
     def construct_python_tuple(self, node: yaml.SequenceNode) -> tuple[Any, ...]:
@@ -96,28 +92,23 @@ def check_settings(file: Path) -> None:
     """
     if is_trusted() or not file.exists():
         return
-    if not file.is_file() or file.stat().st_size > _MAX_BYTES:
-        raise ValueError(f"{file} is not a file of up to {_MAX_BYTES:,} bytes, as the zoo writes it")
     try:
+        if not file.is_file() or file.stat().st_size > _MAX_BYTES:
+            raise ValueError(f"it is not a file of up to {_MAX_BYTES:,} bytes")
         settings = yaml.load(file.read_text(encoding="utf-8"), Loader=_SettingsLoader)
-    except _UnsafeTagError as error:
-        raise _unsafe(file, f"{error}, which runs code when it is read") from error
+        if not isinstance(settings, dict):
+            raise ValueError("it has no keys")
+        for key, kind in _CALLED.items():
+            for name in _names(settings.get(key)):
+                found = name if isinstance(name, type) else _library_class(str(name))
+                if found is None or not issubclass(found, kind) or issubclass(found, _WRITERS):
+                    raise ValueError(f"{key}={str(name)[:100]!r} is called and is no {kind.__name__} of a known library")
+        normalize = settings.get("normalize")
+        if isinstance(normalize, str) and not _is_plain(normalize):
+            raise ValueError(f"normalize={normalize!r} is evaluated and more than a dictionary of plain values")
     except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not YAML as the zoo writes it: {error}") from error
-    if not isinstance(settings, dict):
-        raise ValueError(f"{file} is not YAML as the zoo writes it: it has no keys")
-    for key, kind in _CALLED.items():
-        for name in _names(settings.get(key)):
-            found = name if isinstance(name, type) else _library_class(str(name))
-            if found is None or not issubclass(found, kind) or issubclass(found, _WRITERS):
-                raise _unsafe(file, f"{key}={str(name)[:100]!r}, which is called and is no {kind.__name__} of a known library")
-    normalize = settings.get("normalize")
-    if isinstance(normalize, str) and not _is_plain(normalize):
-        raise _unsafe(file, f"normalize={normalize!r}, which is evaluated and more than a dictionary of plain values")
-
-
-def _unsafe(file: Path, what: str) -> ValueError:
-    return ValueError(f"{file} holds {what}; if you trust its author, use --trust-remote-code")
+        message = f"{file} is not YAML as the zoo writes it: {error}; if you trust its author, use --trust-remote-code"
+        raise ValueError(message) from error
 
 
 def _names(called: Any) -> list[Any]:

@@ -1,28 +1,22 @@
 """Each fix removes its fault while a command runs, and a zoo that has changed costs one fix and no more."""
 
 import os
-import pickle
 import shutil
 import subprocess
 import sys
-import types
-from argparse import Namespace
 from contextlib import ExitStack
 
-import huggingface_sb3
-import numpy as np
 import pytest
+import requests
+import rl_zoo3.enjoy
 import rl_zoo3.exp_manager
 import rl_zoo3.load_from_hub
 import rl_zoo3.plots
 import rl_zoo3.utils
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 from huggingface_sb3 import EnvironmentName
-from requests.exceptions import HTTPError
 
 from sb3_ano.zoo import fixes
-
-METADATA = sys.modules["huggingface_sb3.push_to_hub"]
 
 
 @pytest.fixture
@@ -54,18 +48,17 @@ def test_an_agent_is_found_in_the_newest_run_that_has_one(apply, tmp_path, capsy
         model_in(tmp_path)
 
 
-def test_a_changed_zoo_costs_one_fix_and_a_warning(apply, monkeypatch):
+def test_a_changed_zoo_costs_one_fix_but_no_guard(apply, monkeypatch):
     monkeypatch.delattr(rl_zoo3.utils, "get_latest_run_id")
-    read = rl_zoo3.utils.get_saved_hyperparams
+    call = subprocess.call
     with pytest.warns(UserWarning, match="newest_run_without_agent is not fixed: .*get_latest_run_id"):
-        apply(fixes.newest_run_without_agent, fixes.unsafe_settings)
-    assert rl_zoo3.utils.get_saved_hyperparams is not read
-
-
-def test_a_changed_zoo_does_not_cost_a_guard(apply, monkeypatch):
-    monkeypatch.delattr(rl_zoo3.utils, "get_saved_hyperparams")
-    with pytest.raises(ValueError, match="unsafe_settings cannot be prevented.*--trust-remote-code"):
-        apply(fixes.unsafe_settings)
+        apply(fixes.newest_run_without_agent, fixes.child_processes)
+    assert subprocess.call is not call
+    monkeypatch.delattr(rl_zoo3.utils, "get_trained_models")
+    monkeypatch.delattr(rl_zoo3.load_from_hub, "download_from_hub")
+    for guard in (fixes.unsafe_settings, fixes.untrusted_downloads):
+        with pytest.raises(ValueError, match=f"{guard.__name__} cannot be prevented.*--trust-remote-code"):
+            apply(guard)
     monkeypatch.setenv("TRUST_REMOTE_CODE", "1")
     with pytest.warns(UserWarning, match="unsafe_settings is not fixed"):
         apply(fixes.unsafe_settings)
@@ -85,49 +78,27 @@ def test_a_fix_ends_with_its_command(fix):
     assert [dict(vars(module)) for module in modules] == before
 
 
-def test_metadata_for_a_card_are_what_the_zoo_saves(apply):
-    apply(fixes.missing_metadata)
-    metadata = METADATA.generate_metadata("TRPO", "CartPole-v1", 51.7, 21.64)
-    assert metadata["library_name"] == "stable-baselines3"
-    assert metadata["model-index"][0]["results"][0]["metrics"][0]["value"] == "51.70 +/- 21.64"
-
-
-def test_a_missing_file_is_what_the_zoo_waits_for_and_a_lost_connection_is_not(apply, monkeypatch):
-    errors = [
-        RemoteEntryNotFoundError("404", response=types.SimpleNamespace(headers={}, request=None, status_code=404)),
-        LocalEntryNotFoundError("no connection"),
-    ]
-
-    def fail(repo_id, filename):
-        raise errors.pop(0)
-
-    for module in (huggingface_sb3, rl_zoo3.load_from_hub):
-        monkeypatch.setattr(module, "load_from_hub", fail)
+def test_a_missing_file_is_what_the_zoo_waits_for_and_a_lost_connection_is_not(apply):
     apply(fixes.missing_optional_file)
-    with pytest.raises(HTTPError, match="me/agent has no file vec_normalize.pkl"):
-        rl_zoo3.load_from_hub.load_from_hub("me/agent", "vec_normalize.pkl")
-    with pytest.raises(LocalEntryNotFoundError):
-        rl_zoo3.load_from_hub.load_from_hub("me/agent", "vec_normalize.pkl")
+    for error in (rl_zoo3.load_from_hub.HTTPError, requests.exceptions.HTTPError):
+        assert issubclass(RemoteEntryNotFoundError, error)
+        assert not issubclass(LocalEntryNotFoundError, error)
 
 
-@pytest.mark.parametrize("module", ["rl_zoo3.load_from_hub", "rl_zoo3.enjoy"])
-def test_what_the_zoo_downloads_needs_trust(module, apply, monkeypatch):
-    import rl_zoo3.enjoy  # noqa: F401
-
-    downloads = []
-
-    def download(**options):
-        downloads.append(options)
-
-    for name in ("rl_zoo3.load_from_hub", "rl_zoo3.enjoy"):
-        monkeypatch.setattr(f"{name}.download_from_hub", download)
+def test_what_the_zoo_downloads_needs_trust(apply, monkeypatch):
+    modules, downloads = [rl_zoo3.load_from_hub, sys.modules["rl_zoo3.enjoy"]], []
+    download = downloads.append  # one object, as in the zoo
+    for module in modules:
+        monkeypatch.setattr(module, "download_from_hub", download)
     apply(fixes.untrusted_downloads)
-    with pytest.raises(ValueError, match="use --trust-remote-code"):
-        sys.modules[module].download_from_hub(algo="ppo")
+    for module in modules:
+        with pytest.raises(ValueError, match="use --trust-remote-code"):
+            module.download_from_hub("ppo")
     assert not downloads
     monkeypatch.setenv("TRUST_REMOTE_CODE", "1")  # as a child of a command inherits it
-    sys.modules[module].download_from_hub(algo="ppo")
-    assert downloads == [{"algo": "ppo"}]
+    for module in modules:
+        module.download_from_hub("ppo")
+    assert downloads == ["ppo", "ppo"]
 
 
 def test_children_of_the_zoo_are_started_with_our_command_line(apply, monkeypatch, tmp_path, capfd):
@@ -153,26 +124,3 @@ def test_ffmpeg_is_found_where_there_is_none(apply, monkeypatch, tmp_path):
     apply(fixes.missing_ffmpeg)
     assert shutil.which("ffmpeg") == found, "another one is left alone"
     assert os.environ["PATH"].startswith(str(tmp_path))
-
-
-@pytest.mark.parametrize(("runs", "episodes"), [(1, 1), (1, 2), (3, 1), (3, 2)])
-def test_the_last_evaluations_are_one_mean_per_run(runs, episodes, zoo, tmp_path):
-    returns = np.arange(runs * 2 * episodes, dtype=float).reshape(runs, 2, episodes)
-    for number, results in enumerate(returns, 1):
-        folder = tmp_path / "logs" / "ano" / f"CartPole-v1_{number}"
-        folder.mkdir(parents=True)
-        np.savez(folder / "evaluations.npz", timesteps=np.array([10, 20]), results=results)
-    zoo("all_plots -a ano -e CartPole-v1 -f logs -o out --figure out.png")
-    (series,) = pickle.loads((tmp_path / "out.pkl").read_bytes())["CartPole-v1"].values()
-    np.testing.assert_allclose(np.sort(series["last_evals"]), returns[:, 1].mean(axis=1))
-    assert {type(value) for value in series.values()} <= {np.ndarray, np.float64}, "the file needs no class of ours"
-    zoo("plot_from_file -i out.pkl --figure again.png")
-
-
-def test_results_of_rl_zoo3_itself_get_the_returns_of_their_last_evaluation():
-    series = {"last_evals": np.float64(5.0), "mean_per_eval": np.array([[1.0], [5.0]]), "timesteps": np.array([1, 2])}
-    several = {"last_evals": np.array([1.0, 2.0]), "mean_per_eval": np.ones((2, 2)), "timesteps": np.array([1, 2])}
-    values = Namespace(skip_envs=[], keep_envs=[], iqm=True, input="x.pkl")
-    results = fixes._comparable({"results_table": {}, "Hopper-v5": {"ANO": series, "PPO": several}}, values)
-    assert results["Hopper-v5"]["ANO"]["last_evals"].tolist() == [5.0]
-    assert results["Hopper-v5"]["PPO"]["last_evals"].tolist() == [1.0, 2.0]

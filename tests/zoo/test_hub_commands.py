@@ -16,205 +16,149 @@ from stable_baselines3 import PPO
 from sb3_ano import SPO
 from sb3_ano.algorithms.loading import read_saved_model
 from tests.common import parameters
-from tests.hub.hub_server import USER
-from tests.zoo.conftest import Finished, run
+from tests.hub.hub_server import USER, FakeHub
+from tests.zoo.conftest import rejected, run
 from tests.zoo.zoo_hub import running_zoo_hub
 
 ENV = "Pendulum-v1"
 TRAINING = "-n 256 --eval-freq -1 --seed 1 -params n_envs:2 n_steps:16 batch_size:32 normalize:True"
 CLASSES = {"spo": SPO, "ppo": PPO}
-
-
-class Zoo:
-    """The zoo's commands in the current folder, in this process, which has imported everything."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def run(self, command: str, algo: str, rest: str) -> Finished:
-        return run(f"{command} --algo {algo} --env {ENV} {rest}", status=None)
-
-    def must_run(self, command: str, algo: str, rest: str) -> str:
-        return run(f"{command} --algo {algo} --env {ENV} {rest}").output
+LOAD = f"load_from_hub --algo spo --env {ENV} -orga {USER}"
 
 
 @pytest.fixture(scope="module")
-def hub_and_zoo(tmp_path_factory):
-    """An agent of ours and one of SB3's, trained in a folder and pushed from it."""
-    folder = tmp_path_factory.mktemp("zoo")
-    with running_zoo_hub() as (hub, variables), pytest.MonkeyPatch.context() as patch:
+def hub(tmp_path_factory):
+    """A Hub with an agent of ours and one of SB3's, trained in the current directory and pushed from it."""
+    directory = tmp_path_factory.mktemp("zoo")
+    with running_zoo_hub() as (server, variables), pytest.MonkeyPatch.context() as patch:
         for name, value in {**variables, "PATH": os.environ["PATH"]}.items():
             patch.setenv(name, value)
         # huggingface_hub reads its variables when it is imported, which has happened in this process.
-        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.url)
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.url)
         patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        patch.setattr(constants, "ENDPOINT", hub.url)
-        patch.setattr(constants, "HF_HUB_CACHE", str(folder / "hf" / "hub"))
+        patch.setattr(constants, "ENDPOINT", server.url)
+        patch.setattr(constants, "HF_HUB_CACHE", str(directory / "hf" / "hub"))
         patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         patch.delenv("TRUST_REMOTE_CODE", raising=False)
-        patch.chdir(folder)
-        zoo = Zoo(folder)
+        patch.chdir(directory)
         for algo, options in (("spo", "-m mine"), ("ppo", "-n 20")):
-            zoo.must_run("train", algo, TRAINING)
-            zoo.must_run("push_to_hub", algo, f"-f logs -orga {USER} --no-render {options}")
-        yield hub, zoo
+            run(f"train --algo {algo} --env {ENV} {TRAINING}")
+            run(f"push_to_hub --algo {algo} --env {ENV} -f logs -orga {USER} --no-render {options}")
+        yield server
 
 
-def model_in(folder: Path, algo: str):
-    return CLASSES[algo].load(next(folder.glob(f"{algo}/*_1/{ENV}.zip")))
+def pushed(hub: FakeHub, algo: str = "spo") -> dict[str, bytes]:
+    return hub.repositories[f"{USER}/{algo}-{ENV}"].files
 
 
-@pytest.mark.parametrize("algo", CLASSES)
-def test_a_push_has_what_the_zoo_needs_and_ours_the_safe_format_too(algo, hub_and_zoo):
-    hub, _ = hub_and_zoo
-    files = set(hub.repositories[f"{USER}/{algo}-{ENV}"].files)
-    assert {f"{algo}-{ENV}.zip", "vec_normalize.pkl", "args.yml", "config.yml", "env_kwargs.yml", "README.md"} <= files
-    assert ({"sb3_ano.json", "policy.safetensors", "vec_normalize.safetensors"} <= files) == (algo == "spo")
+def same_agent(algo: str, directory: str) -> bool:
+    """Whether the agent in a directory of runs is the one that was trained."""
+    agents = (CLASSES[algo].load(Path(where, algo, f"{ENV}_1", f"{ENV}.zip")) for where in ("logs", directory))
+    return torch.equal(*map(parameters, agents))
 
 
-def test_a_push_and_a_download_tell_of_the_training(hub_and_zoo, tmp_path):
+def test_a_push_and_a_download_tell_of_the_training(hub, tmp_path):
     """users Z1: both said one environment and seed 0, which are those of the push."""
-    hub, zoo = hub_and_zoo
-    files = hub.repositories[f"{USER}/spo-{ENV}"].files
-    saved = tmp_path / "saved.zip"
-    saved.write_bytes(files[f"spo-{ENV}.zip"])
-    document = json.loads(files["sb3_ano.json"])
-    card = files["README.md"].decode()
+    files = pushed(hub)
+    safe = {"sb3_ano.json", "policy.safetensors", "vec_normalize.safetensors"}
+    for algo in CLASSES:
+        zoos = {f"{algo}-{ENV}.zip", "vec_normalize.pkl", "args.yml", "config.yml", "env_kwargs.yml", "README.md"}
+        assert zoos <= set(pushed(hub, algo))
+        assert (safe <= set(pushed(hub, algo))) == (algo == "spo")
+    document, card = json.loads(files["sb3_ano.json"]), files["README.md"].decode()
     assert (document["n_envs"], document["arguments"]["seed"]) == (2, 1)
-    assert "256 steps, 2 environment(s)" in card
-    assert "\n- seed: 1\n" in card
-    assert '"n_envs": 2' in card
-    zoo.must_run("load_from_hub", "spo", f"-f told -orga {USER}")
-    run = zoo.folder / "told" / "spo" / f"{ENV}_1"
-    for path in (saved, run / f"{ENV}.zip"):
+    assert all(text in card for text in ("256 steps, 2 environment(s)", "\n- seed: 1\n", '"n_envs": 2'))
+    run(f"{LOAD} -f told")
+    told, saved = Path("told", "spo", f"{ENV}_1"), tmp_path / "saved.zip"
+    saved.write_bytes(files[f"spo-{ENV}.zip"])
+    for path in (saved, told / f"{ENV}.zip"):
         attributes = read_saved_model(path).attributes
         assert (attributes["n_envs"], attributes["seed"], attributes["num_timesteps"]) == (2, 1, 256)
-    for config, arguments in (
-        (files["config.yml"], files["args.yml"]),
-        ((run / ENV / "config.yml").read_bytes(), (run / ENV / "args.yml").read_bytes()),
-    ):
+    settings = [(told / ENV / name).read_bytes() for name in ("config.yml", "args.yml")]
+    for config, arguments in ((files["config.yml"], files["args.yml"]), settings):
         assert yaml.load(config, yaml.UnsafeLoader)["n_envs"] == 2
         assert yaml.safe_load(arguments)["seed"] == 1
-    assert not [name for name, data in files.items() if str(zoo.folder).encode() in data]
+    assert not [name for name, data in files.items() if str(Path.cwd()).encode() in data]
 
 
-def test_our_agent_comes_back_without_a_pickle_and_is_the_same(hub_and_zoo):
-    hub, zoo = hub_and_zoo
+def test_our_agent_comes_back_without_a_pickle_and_is_the_same(hub):
     hub.requests.clear()
-    zoo.must_run("load_from_hub", "spo", f"-f safe -orga {USER}")
+    run(f"{LOAD} -f safe")
     fetched = {request.rsplit("/", 1)[1] for request in hub.requests if "/resolve/" in request}
     assert not {name for name in fetched if name.endswith((".zip", ".pkl", ".yml"))}
-    before, after = (model_in(zoo.folder / folder, "spo") for folder in ("logs", "safe"))
-    assert torch.equal(parameters(before), parameters(after))
-    assert "Mean reward:" in zoo.must_run("enjoy", "spo", "-f safe --no-render -n 400")
-    settings = zoo.folder / "safe" / "spo" / f"{ENV}_1" / ENV
+    assert same_agent("spo", "safe")
+    assert "Mean reward:" in run(f"enjoy --algo spo --env {ENV} -f safe --no-render -n 400").output
+    settings = Path("safe", "spo", f"{ENV}_1", ENV)
     assert yaml.safe_load((settings / "args.yml").read_text())["env"] == ENV
     assert (settings / "vecnormalize.pkl").is_file()
 
 
-def test_a_pickle_is_loaded_only_with_the_option_and_a_line_says_what_it_is(hub_and_zoo):
-    _, zoo = hub_and_zoo
-    refused = zoo.run("load_from_hub", "ppo", f"-f trusted -orga {USER}")
-    assert refused.status == 2
-    assert "runs any code that its author put in; if you trust the author" in refused.errors
-    assert not (zoo.folder / "trusted").exists()
-    said = zoo.must_run("load_from_hub", "ppo", f"-f trusted -orga {USER} --trust-remote-code")
-    assert "runs any code that its author put in" in said
-    before, after = (model_in(zoo.folder / folder, "ppo") for folder in ("logs", "trusted"))
-    assert torch.equal(parameters(before), parameters(after))
+def test_a_pickle_is_loaded_only_with_the_option_and_a_line_says_what_it_is(hub):
+    load = f"load_from_hub --algo ppo --env {ENV} -f trusted -orga {USER}"
+    meaning = "runs any code that its author put in"
+    assert f"{meaning}; if you trust the author" in rejected(load)
+    assert not Path("trusted").exists()
+    assert meaning in run(f"{load} --trust-remote-code").output
+    assert same_agent("ppo", "trusted")
 
 
-def test_runs_are_numbered_on_and_replaced_only_by_force(hub_and_zoo):
-    _, zoo = hub_and_zoo
-    rest = f"-f numbered -orga {USER}"
+def test_runs_are_numbered_and_replaced_only_by_force_and_as_a_whole(hub):
     for number in (1, 2):
-        assert zoo.must_run("load_from_hub", "spo", rest).endswith(f"Saved to numbered/spo/{ENV}_{number}\n")
-    note = zoo.folder / "numbered" / "spo" / f"{ENV}_1" / "note.txt"
+        assert run(f"{LOAD} -f numbered").output.endswith(f"Saved to numbered/spo/{ENV}_{number}\n")
+    note = Path("numbered", "spo", f"{ENV}_1", "note.txt")
     note.write_text("mine")
-    refused = zoo.run("load_from_hub", "spo", f"{rest} --exp-id 1")
-    assert refused.status == 2
-    assert "--force replaces it" in refused.errors
+    assert "--force replaces it" in rejected(f"{LOAD} -f numbered --exp-id 1")
+    hub.add(f"{USER}/broken", pushed(hub))
+    hub.fail["broken/.*policy.safetensors"] = 403
+    try:
+        assert "error: cannot download" in rejected(f"{LOAD} -f numbered -name broken --exp-id 1 --force")
+    finally:
+        hub.fail.clear()
     assert note.exists()
-    zoo.must_run("load_from_hub", "spo", f"{rest} --exp-id 1 --force")
+    assert {path.name for path in note.parents[1].iterdir()} == {f"{ENV}_1", f"{ENV}_2"}
+    run(f"{LOAD} -f numbered --exp-id 1 --force")
     assert not note.exists()
     assert (note.parent / f"{ENV}.zip").is_file()
 
 
-def test_a_failed_download_leaves_the_run_that_was_there(hub_and_zoo):
-    hub, zoo = hub_and_zoo
-    rest = f"-f kept -orga {USER}"
-    zoo.must_run("load_from_hub", "spo", rest)
-    hub.add(f"{USER}/broken", hub.repositories[f"{USER}/spo-{ENV}"].files)
-    hub.fail["broken/.*policy.safetensors"] = 403
-    try:
-        failed = zoo.run("load_from_hub", "spo", f"{rest} -name broken --exp-id 1 --force")
-    finally:
-        hub.fail.clear()
-    assert failed.status == 2
-    assert "error: cannot download" in failed.errors
-    assert (zoo.folder / "kept" / "spo" / f"{ENV}_1" / f"{ENV}.zip").is_file()
-    assert [path.name for path in (zoo.folder / "kept" / "spo").iterdir()] == [f"{ENV}_1"]
-
-
 @pytest.mark.parametrize(("algo", "options"), [("spo", ""), ("ppo", "--trust-remote-code")])
-def test_a_repository_that_is_not_there_is_one_clear_line(algo, options, hub_and_zoo):
-    _, zoo = hub_and_zoo
-    failed = zoo.run("load_from_hub", algo, f"-f nothing -orga {USER} -name nothing {options}")
-    assert failed.status == 2
-    assert re.search(r"no such repository|Repository Not Found", failed.errors)
-    assert failed.errors.count("\n") == 1
-    assert not (zoo.folder / "nothing").exists()
+def test_a_repository_that_is_not_there_is_one_clear_line(algo, options, hub):
+    errors = rejected(f"load_from_hub --algo {algo} --env {ENV} -f nothing -orga {USER} -name nothing {options}")
+    assert re.search(r"no such repository|Repository Not Found", errors)
+    assert not Path("nothing").exists()
 
 
-def test_a_stranger_chooses_neither_module_nor_environment(hub_and_zoo):
-    """Review safety H1, and H8: another environment was taken without a word, escape sequences reached the terminal."""
-    hub, zoo = hub_and_zoo
-    (zoo.folder / "train.py").write_text("raise SystemExit('imported')")
-    files = hub.repositories[f"{USER}/spo-{ENV}"].files
-    for env_id, message in (
+@pytest.mark.parametrize(
+    ("env_id", "message"),
+    [
         ("train:Pendulum-v1", "names the environment 'train:Pendulum-v1', which is not registered here"),
         ("\x1b]0;title\x07", "which is not registered here"),
         ("CartPole-v1", f"holds an agent for CartPole-v1, not for {ENV}"),
-    ):
-        results = json.dumps({"env_id": env_id}).encode()
-        hub.add(f"{USER}/hostile", {**files, "results.json": results})
-        failed = zoo.run("load_from_hub", "spo", f"-f hostile -orga {USER} -name hostile")
-        assert failed.status == 2
-        assert message in failed.errors
-        assert failed.errors.count("\n") == 1
-        assert failed.errors[:-1].isprintable()
-        assert not (zoo.folder / "hostile").exists()
+    ],
+)
+def test_a_stranger_chooses_neither_module_nor_environment(env_id, message, hub):
+    """Review safety H1, and H8: another environment was taken without a word, escape sequences reached the terminal."""
+    Path("train.py").write_text("raise SystemExit('imported')")
+    hub.add(f"{USER}/hostile", {**pushed(hub), "results.json": json.dumps({"env_id": env_id}).encode()})
+    assert message in rejected(f"{LOAD} -f hostile -name hostile")
+    assert not Path("hostile").exists()
     assert "train" not in sys.modules
 
 
-def test_settings_of_a_stranger_do_not_reach_enjoy(hub_and_zoo):
+def test_settings_of_a_stranger_do_not_reach_enjoy(hub):
     """Review safety H2: enjoy passes a run's env_kwargs to the environment."""
-    hub, zoo = hub_and_zoo
-    files = hub.repositories[f"{USER}/spo-{ENV}"].files
     results = json.dumps({"env_id": ENV, "env_kwargs": {"g": "/etc/passwd"}}).encode()
-    hub.add(f"{USER}/settings", {**files, "results.json": results})
+    hub.add(f"{USER}/settings", {**pushed(hub), "results.json": results})
     with pytest.warns(UserWarning, match="env_kwargs=.*are left out"):
-        zoo.must_run("load_from_hub", "spo", f"-f settings -orga {USER} -name settings")
-    assert "Mean reward:" in zoo.must_run("enjoy", "spo", "-f settings --no-render -n 400")
+        run(f"{LOAD} -f settings -name settings")
+    enjoy = f"enjoy --algo spo --env {ENV} --no-render -n 400"
+    assert "Mean reward:" in run(f"{enjoy} -f settings").output
+    for name in ("config.yml", "args.yml"):  # review safety, unclear errors
+        shutil.copytree("settings", f"broken_{name}")
+        Path(f"broken_{name}", "spo", f"{ENV}_1", ENV, name).write_text("[1]")
+        assert f"{name} is not YAML as the zoo writes it" in rejected(f"{enjoy} -f broken_{name}")
 
 
-@pytest.mark.parametrize(("file", "content"), [("config", "[1]"), ("config", ""), ("args", "[1]")])
-def test_enjoy_rejects_settings_without_keys_in_one_line(file, content, hub_and_zoo):
-    """Review safety, unclear errors."""
-    _, zoo = hub_and_zoo
-    run = next((zoo.folder / "logs" / "spo").glob("*_1"))
-    folder = zoo.folder / f"broken_{file}_{len(content)}" / "spo"
-    shutil.copytree(run, folder / run.name)
-    (folder / run.name / ENV / f"{file}.yml").write_text(content)
-    failed = zoo.run("enjoy", "spo", f"-f {folder.parent.name} --no-render -n 10")
-    assert failed.status == 2
-    assert f"{file}.yml is not YAML as the zoo writes it" in failed.errors
-    assert failed.errors.count("\n") == 1
-
-
-def test_an_agent_of_ours_without_the_safe_format_needs_the_option(hub_and_zoo):
-    hub, zoo = hub_and_zoo
+def test_an_agent_of_ours_without_the_safe_format_needs_the_option(hub):
     hub.add(f"{USER}/old", {f"spo-{ENV}.zip": b"a pickle"})
-    failed = zoo.run("load_from_hub", "spo", f"-f old -orga {USER} -name old")
-    assert failed.status == 2
-    assert "use --trust-remote-code" in failed.errors
+    assert "use --trust-remote-code" in rejected(f"{LOAD} -f old -name old")

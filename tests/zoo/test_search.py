@@ -11,49 +11,42 @@ import pandas as pd
 import pytest
 import yaml
 from optuna.trial import TrialState
-from rl_zoo3.exp_manager import ExperimentManager
 
 from sb3_ano import ANO
 from sb3_ano._registry import ALGORITHMS
-from sb3_ano.zoo import cli, search
-from sb3_ano.zoo.search import HYPERPARAMETERS, SearchMixin, open_storage, trial_seed
+from sb3_ano.zoo import search
+from sb3_ano.zoo.search import HYPERPARAMETERS, Search, open_storage, trial_seed
+from tests.zoo.conftest import rejected, run
 
 COMPLETE, FAIL, PRUNED, RUNNING = TrialState.COMPLETE, TrialState.FAIL, TrialState.PRUNED, TrialState.RUNNING
 # A journal is quicker than the database that a search makes by default.
 JOURNAL = "study.log"
 # Rollouts of 256 samples.
-QUICK = ["-n", "512", "--eval-episodes", "1", "--seed", "3", "-params", "n_envs:4", "n_epochs:2"]
+QUICK = "-n 512 --eval-episodes 1 --seed 3 -params n_envs:4 n_epochs:2"
+TRAIN = "train --algo ano --env CartPole-v1"
+
+pytestmark = pytest.mark.usefixtures("zoo")
 
 
-@pytest.fixture(autouse=True)
-def directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["zoo"])  # the command line leaves its arguments there
-
-
-def train(*arguments, algo="ano"):
-    return cli.main(["train", "--algo", algo, "--env", "CartPole-v1", *arguments])
-
-
-def run_search(*arguments, n_trials=2, storage=JOURNAL):
-    options = ["--n-trials", str(n_trials), "--no-optim-plots", "--storage", storage]
-    return train("-optimize", *options, *arguments, *QUICK)
+def run_search(options: str = "", *, n_trials: int = 2, storage: str = JOURNAL) -> str:
+    search_options = f"-optimize --n-trials {n_trials} --no-optim-plots --storage {storage}"
+    return run(f"{TRAIN} {search_options} {options} {QUICK}").output
 
 
 def study_of(name="CartPole-v1", storage=JOURNAL):
     return optuna.load_study(storage=open_storage(storage), study_name=name)
 
 
-def config_of(run, algo="ano"):
-    return dict(yaml.unsafe_load(Path(f"logs/{algo}/{run}/CartPole-v1/config.yml").read_text()))
+def config_of(run_directory, algo="ano"):
+    return dict(yaml.unsafe_load(Path(f"logs/{algo}/{run_directory}/CartPole-v1/config.yml").read_text()))
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
-def test_a_search_leaves_a_report_and_hyperparameters_that_train(algo, capsys):
-    assert train("-optimize", "--n-trials", "2", *QUICK, algo=algo) == 0
+def test_a_search_leaves_a_report_and_hyperparameters_that_train(algo):
+    printed = run(f"train --algo {algo} --env CartPole-v1 -optimize --n-trials 2 {QUICK}").output.splitlines()
     assert [path.name for path in Path(f"logs/{algo}").iterdir()] == ["searches"], "no directory of a run"
     report = Path(f"logs/{algo}/searches/CartPole-v1")
-    assert {path.name for path in report.iterdir()} - {".lock"} == {"best.yml", "history.png", "study.db", "trials.csv"}
+    assert {path.name for path in report.iterdir()} == {"best.yml", "history.png", "study.db", "trials.csv"}
     assert (report / "history.png").read_bytes().startswith(b"\x89PNG")
     study = study_of(storage=f"sqlite:///{report}/study.db")
     table = pd.read_csv(report / "trials.csv", float_precision="round_trip")
@@ -63,10 +56,13 @@ def test_a_search_leaves_a_report_and_hyperparameters_that_train(algo, capsys):
     best = study.best_trial.user_attrs[HYPERPARAMETERS]
     assert best["n_epochs"] == 2
     assert yaml.safe_load((report / "best.yml").read_text()) == {"CartPole-v1": best}
-
-    printed = capsys.readouterr().out.splitlines()
     assert "2 of 2 trials are complete" in "".join(printed)
-    assert cli.main([*printed[-1].split()[3:], "-n", "64", "--eval-freq", "-1"]) == 0
+    trials = sorted(study.trials, key=lambda trial: trial.value, reverse=True)
+    radii = [trial.user_attrs[HYPERPARAMETERS]["clip_range_high"] for trial in trials]
+    (row,) = (line.split()[1:] for line in printed if line.startswith("clip_range_high"))
+    assert row == ["none" if radius is None else f"{radius:.4g}" for radius in radii]  # users Z22
+
+    run(" ".join([*printed[-1].split()[3:], "-n 64 --eval-freq -1"]))
     assert config_of("CartPole-v1_1", algo) == best | {"n_timesteps": 64}
     trained = ALGORITHMS[algo].algorithm.load(f"logs/{algo}/CartPole-v1_1/CartPole-v1.zip", device="cpu")
     assert (trained.n_steps, trained.batch_size) == (best["n_steps"], best["batch_size"])
@@ -76,45 +72,57 @@ def test_a_search_leaves_a_report_and_hyperparameters_that_train(algo, capsys):
 
 def test_any_trial_trains_with_its_hyperparameters_whatever_the_file_says_now():
     Path("file.yml").write_text("CartPole-v1: {policy: MlpPolicy, n_timesteps: 99, env_kwargs: {sutton_barto_reward: true}}")
-    assert run_search("--study-name", "s", "-conf", "file.yml") == 0
+    run_search("--study-name s -conf file.yml")
     trials = [trial.user_attrs[HYPERPARAMETERS] | {"n_timesteps": 64} for trial in study_of("s").trials]
     assert trials[0]["env_kwargs"] == {"sutton_barto_reward": True}
     assert study_of("s").best_value <= 0, "the environments of the evaluation have these arguments, too"
     Path("other.yml").write_text("CartPole-v1: {policy: MlpPolicy, n_timesteps: 99, n_envs: 1, gamma: 0.5}")
-    options = ["--study-name", "s", "-conf", "other.yml", "-n", "64", "--eval-freq", "-1", "--storage", JOURNAL, "--trial-id"]
-    assert [train(*options, "0"), train(*options, "1"), train(*options, "1", "-params", "gamma:0.25")] == [0, 0, 0]
-    assert [config_of(f"CartPole-v1_{run}") for run in (1, 2, 3)] == [trials[0], trials[1], trials[1] | {"gamma": 0.25}]
+    for number, trial in enumerate(trials):
+        train = f"{TRAIN} --study-name s -conf other.yml -n 64 --eval-freq -1 --storage {JOURNAL} --trial-id {number}"
+        run(train)
+        run(f"{train} -params gamma:0.25")
+        runs = [config_of(f"CartPole-v1_{2 * number + which}") for which in (1, 2)]
+        assert runs == [trial, trial | {"gamma": 0.25}], "the file gives way to the trial, the trial to the command line"
 
 
-def test_a_search_is_repeatable_in_one_go_and_in_parts(capsys):
+def test_a_trial_gives_way_to_the_command_line_and_the_file_to_the_trial():
+    manager = object.__new__(Search)
+    vars(manager).update(algo="ano", n_actions=0, n_envs=1, n_timesteps=10_000, custom_hyperparams={"n_epochs": 3})
+    file = {"policy": "MlpPolicy", "gamma": 0.5, "vf_coef": 0.7, "n_epochs": 3}  # upstream has put -params into it
+    manager._unsearched = file
+    hyperparameters = manager._sample(trial := optuna.create_study().ask())
+    assert hyperparameters["gamma"] == 1.0 - trial.params["one_minus_gamma"]
+    assert (hyperparameters["vf_coef"], hyperparameters["n_epochs"], "n_epochs" in trial.params) == (0.7, 3, False)
+    manager._unsearched = {**file, "policy": "CnnPolicy"}
+    assert "policy_kwargs" not in manager._sample(optuna.create_study().ask()), "its network is not searched"
+
+
+def test_a_search_is_repeatable_in_one_go_and_in_parts():
     drawn = []
-    for name, parts in (("whole", [["--n-trials", "3"]]), ("parts", [["--n-trials", "1"], ["--max-total-trials", "3"]])):
+    for name, parts in (("whole", ["--n-trials 3"]), ("parts", ["--n-trials 1", "--max-total-trials 3"])):
         for part in parts:
-            assert run_search("--study-name", name, *part) == 0
+            run_search(f"--study-name {name} {part}")
         drawn.append([(trial.params, trial.value) for trial in study_of(name).trials])
     assert drawn[0] == drawn[1]
     assert len({params["learning_rate"] for params, _ in drawn[0]}) == 3
-    assert run_search("--study-name", "parts", "--max-total-trials", "3") == 0
+    run_search("--study-name parts --max-total-trials 3")
     assert len(study_of("parts").trials) == 3, "the total was there"
-    assert run_search("--study-name", "none", n_trials=0) == 0
-    assert "0 of 0 trials are complete" in capsys.readouterr().out
+    assert "0 of 0 trials are complete" in run_search("--study-name none", n_trials=0)
     assert len({trial_seed(seed, number) for seed in (0, 1, 2**32 - 1) for number in range(100)}) == 300
 
 
 def test_jobs_share_the_budget():
-    assert run_search("--n-jobs", "2", "--optimization-log-path", "evaluated", n_trials=4) == 0
+    run_search("--n-jobs 2 --optimization-log-path evaluated", n_trials=4)
     assert len(list(Path("evaluated").glob("trial_*/best_model.zip"))) == 4
     assert len({trial.params["learning_rate"] for trial in study_of().trials}) == 4
 
 
-@pytest.mark.parametrize("pruner", ["median", pytest.param("none", marks=pytest.mark.slow)])
-def test_pruners_stop_trials_early(pruner):
-    options = ["--pruner", pruner, "--n-evaluations", "4", "--n-startup-trials", "1", "--sampler", "random"]
-    assert run_search(*options, n_trials=3 if pruner == "none" else 8) == 0
+def test_pruners_stop_trials_early():
+    run_search("--pruner median --n-evaluations 4 --n-startup-trials 1 --sampler random", n_trials=8)
     trials = study_of().trials
     evaluations = {state: {len(trial.intermediate_values) for trial in trials if trial.state == state} for state in TrialState}
     assert evaluations[COMPLETE] == {4}
-    assert (min(evaluations[PRUNED]) < 4) if pruner == "median" else not evaluations[PRUNED]
+    assert min(evaluations[PRUNED]) < 4
 
 
 def test_rewards_are_normalized_with_the_discount_factor_of_the_trial(monkeypatch):
@@ -125,13 +133,12 @@ def test_rewards_are_normalized_with_the_discount_factor_of_the_trial(monkeypatc
         raise ValueError("enough")
 
     monkeypatch.setattr(ANO, "learn", learn)
-    options = ["--n-trials", "3", "-n", "512", "--storage", JOURNAL, "-params", "normalize:True", "n_envs:2"]
-    assert train("-optimize", *options) == 0
+    run(f"{TRAIN} -optimize --n-trials 3 -n 512 --storage {JOURNAL} -params normalize:True n_envs:2")
     assert len({gamma for gamma, _ in seen}) == 3
     assert all(gamma == of_rewards for gamma, of_rewards in seen)
 
 
-def test_trials_that_diverge_are_pruned_and_an_interrupted_search_reports(monkeypatch, capsys):
+def test_trials_that_diverge_are_pruned_and_an_interrupted_search_reports(monkeypatch):
     learn, errors = ANO.learn, iter([FloatingPointError("no finite loss was left"), None, KeyboardInterrupt()])
 
     def learn_or_raise(self, *args, **kwargs):
@@ -140,50 +147,41 @@ def test_trials_that_diverge_are_pruned_and_an_interrupted_search_reports(monkey
         return learn(self, *args, **kwargs)
 
     monkeypatch.setattr(ANO, "learn", learn_or_raise)
-    assert run_search(n_trials=5) == 0
+    output = run_search(n_trials=5)
     assert [trial.state for trial in study_of().trials] == [PRUNED, COMPLETE, FAIL]
-    output = capsys.readouterr().out
     assert "trial 0 is pruned: no finite loss was left" in output
     assert "the same command resumes study CartPole-v1 in study.log" in output
     assert "1 of 3 trials are complete" in output
 
 
-def test_trials_that_are_not_comparable_or_not_there_are_rejected_in_one_line(capsys):
-    assert run_search(n_trials=0) == 0
-    none = ["-optimize", "--n-trials", "0", "--storage"]
-    for arguments, message in (
-        ([*none, JOURNAL, "-n", "1024"], "with 512 steps and 1 evaluations per trial, which cannot be compared with ano on"),
-        ([*none, "study.txt"], "--storage study.txt cannot be opened: Could not parse SQLAlchemy URL"),
-        (["--trial-id", "0", "--storage", JOURNAL], "--trial-id 0 is not in study CartPole-v1; trials there: none"),
-        (["--trial-id", "0", "--study-name", "s"], "study.db cannot be opened: (sqlite3.OperationalError) unable to open"),
-        (["--trial-id", "0", "--study-name", "s", "--storage", JOURNAL], "--study-name s is not in study.log; studies"),
+def test_trials_that_are_not_comparable_or_not_there_are_rejected_in_one_line():
+    run_search(n_trials=0)
+    for options, message in (
+        (
+            f"-optimize --n-trials 0 --storage {JOURNAL} -n 1024",
+            "with 512 steps and 1 evaluations per trial, which cannot be compared with ano on",
+        ),
+        (f"--trial-id 0 --storage {JOURNAL}", "--trial-id 0 is not in study CartPole-v1; trials there: none"),
+        ("--trial-id 0 --study-name s", "study.db cannot be opened: (sqlite3.OperationalError) unable to open"),
+        (f"--trial-id 0 --study-name s --storage {JOURNAL}", "--study-name s is not in study.log; studies"),
     ):
-        assert train(*arguments) == 2
-        assert message in capsys.readouterr().err
+        assert message in rejected(f"{TRAIN} {options}")
 
 
 @pytest.mark.parametrize("storage", ["sqlite:///study.db", JOURNAL])
 def test_the_trial_of_a_dead_process_is_run_again_or_does_not_count(storage, monkeypatch):
-    monkeypatch.setattr(search, "HEARTBEAT_SECONDS", 1)
-    assert run_search("--study-name", "s", n_trials=0, storage=storage) == 0
+    monkeypatch.setattr(search, "GRACE_SECONDS", 2)
+    run_search("--study-name s", n_trials=0, storage=storage)
     # Without a heartbeat of its own, because Optuna expects one of Study.optimize.
     dead = optuna.load_study(storage=storage if "://" in storage else open_storage(storage), study_name="s").ask()
     dead.suggest_float("ent_coef", 1e-8, 0.1, log=True)
     if "://" in storage:
         dead.study._storage.record_heartbeat(dead._trial_id)
         time.sleep(3.5)  # the database counts whole seconds
-    assert run_search("--study-name", "s", "--max-total-trials", "2", storage=storage) == 0
+    run_search("--study-name s --max-total-trials 2", storage=storage)
     trials = study_of("s", storage=storage).trials
     assert [trial.state for trial in trials] == [FAIL if "://" in storage else RUNNING, COMPLETE, COMPLETE]
     assert (trials[1].params["ent_coef"] == dead.params["ent_coef"]) == ("://" in storage), "it is run again"
-
-
-def test_the_network_of_a_cnn_policy_is_not_searched():
-    manager = object.__new__(SearchMixin)
-    vars(manager).update(algo="ano", n_actions=0, n_envs=1, n_timesteps=10_000, custom_hyperparams=None)
-    for policy, is_searched in (("CnnPolicy", False), ("MlpPolicy", True)):
-        manager._unsearched = {"policy": policy}
-        assert ("policy_kwargs" in manager._sample(optuna.create_study().ask())) == is_searched
 
 
 def test_the_lock_of_a_journal_can_be_found_from_any_directory():
@@ -191,28 +189,21 @@ def test_the_lock_of_a_journal_can_be_found_from_any_directory():
     assert Path("a/study.log.lock").exists(), "the link leads to the journal, so that the lock's age is known"
 
 
-def test_importances_are_drawn(tmp_path):
+@pytest.mark.parametrize("n_trials", [7, 8])
+def test_importances_are_drawn_of_enough_trials(n_trials, tmp_path):
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(0))
-    study.optimize(lambda trial: trial.suggest_float("ent_coef", 0, 1) + 0 * trial.suggest_int("n_envs", 4, 4), n_trials=20)
-    search.draw_search(study, tmp_path, with_importances=True)
-    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("history.png", "importances.png"))
-
-
-@pytest.mark.parametrize("name", [name for name in vars(SearchMixin) if hasattr(ExperimentManager, name) and name[:2] != "__"])
-def test_other_algorithms_are_left_to_the_zoo(name, monkeypatch):
-    called = []
-    given = {"load_trial": ("storage", "study"), "_create_sampler": ("tpe",), "objective": ("trial",)}.get(name, ())
-    monkeypatch.setattr(ExperimentManager, name, lambda self, *arguments: called.append((self.algo, arguments[: len(given)])))
-    manager = object.__new__(SearchMixin)
-    manager.algo, manager.optimize_hyperparameters = "ppo", True
-    getattr(manager, name)(*given)
-    assert called == [("ppo", given)]
+    study.optimize(
+        lambda trial: trial.suggest_float("ent_coef", 0, 1) + 0 * trial.suggest_int("n_envs", 4, 4), n_trials=n_trials
+    )
+    search.draw_search(study, tmp_path)
+    figures = {path.name: path.read_bytes()[:4] for path in tmp_path.iterdir()}
+    assert figures == dict.fromkeys(["history.png", "importances.png"][: n_trials - 6], b"\x89PNG")
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You have specified a mini-batch size:UserWarning")  # the zoo's spaces have some
 def test_the_zoos_own_algorithms_are_searched_as_before():
-    assert train("-optimize", "--n-trials", "2", "-n", "512", "--eval-episodes", "1", "--seed", "6", algo="ppo") == 0
+    run("train --algo ppo --env CartPole-v1 -optimize --n-trials 2 -n 512 --eval-episodes 1 --seed 6")
     assert list(Path("logs/ppo").glob("report_CartPole-v1_2-trials-512-tpe-median_*.csv"))
     assert not Path("logs/ppo/searches").exists()
 
@@ -221,9 +212,8 @@ def test_the_zoos_own_algorithms_are_searched_as_before():
 @pytest.mark.parametrize("storage", ["sqlite:///study.db", JOURNAL])
 def test_a_killed_search_resumes_next_to_another_process(storage):
     def start():
-        command = [sys.executable, "-m", "sb3_ano.zoo", "train", "--algo", "ano", "--env", "CartPole-v1", "-optimize"]
-        options = ["--max-total-trials", "12", "--storage", storage, "--study-name", "s", *QUICK]
-        return subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+        command = f"-m sb3_ano.zoo {TRAIN} -optimize --max-total-trials 12 --storage {storage} --study-name s {QUICK}"
+        return subprocess.Popen([sys.executable, *command.split()], stderr=subprocess.PIPE, text=True)
 
     killed, other = start(), start()
     assert any("finished with value" in line for line in killed.stderr), "its first trial ended"
