@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING, Any
 from sb3_ano.extras import missing_extra
 
 if TYPE_CHECKING:
+    from sb3_ano.llm.comparison import compare
     from sb3_ano.llm.config import GANOConfig, ShapedGRPOConfig
     from sb3_ano.llm.grpo import GANOTrainer, ShapedGRPOTrainer
     from sb3_ano.llm.rewards import LearnedReward
     from sb3_ano.llm.training import train
 
-__all__ = ["GANOConfig", "GANOTrainer", "LearnedReward", "ShapedGRPOConfig", "ShapedGRPOTrainer", "train"]
-_MODULES = {"GANOConfig": "config", "ShapedGRPOConfig": "config", "LearnedReward": "rewards", "train": "training"}
+__all__ = ["GANOConfig", "GANOTrainer", "LearnedReward", "ShapedGRPOConfig", "ShapedGRPOTrainer", "compare", "train"]
+_MODULES = {
+    "GANOConfig": "config",
+    "ShapedGRPOConfig": "config",
+    "LearnedReward": "rewards",
+    "compare": "comparison",
+    "train": "training",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,12 +14,14 @@ Align language models on TRL, with GRPO and shaping functions.
 
 commands:
   train     train a policy with GANO or GRPO against a reward model or a reward function
+  compare   win rates of policies against each other, by a chat model, a reward model or a function
 
 examples:
   trl sft --model_name_or_path EleutherAI/pythia-1b-deduped --dataset_name trl-lib/tldr --output_dir sft
   trl reward --model_name_or_path sft --dataset_name trl-lib/tldr-preference --output_dir reward
   {program} train --model sft --reward_model reward --dataset trl-lib/tldr --output_dir gano
   {program} train --shaping spo --model sft --reward_function my_rewards:brevity --dataset trl-lib/tldr
+  {program} compare gano=gano/final sft --dataset_name trl-lib/tldr --reward_model reward --out comparison
 
 '{program} train --help' shows the options. Set SB3_ANO_TRACEBACK=1 to see where an error comes from."""
 
@@ -37,9 +39,9 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_a
         if not rest or rest[0] in ("-h", "--help"):
             print(_USAGE.format(program=program))
             return 0
-        check_command(rest[0], ["train"])
+        check_command(rest[0], ["train", "compare"])
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # otherwise TRL reports every trainer to the Hub
-        sb3_ano.llm.train(rest[1:], program)
+        getattr(sb3_ano.llm, rest[0])(rest[1:], program)
         return 0
 
-    return run(command, "interrupted; the same command with --resume continues from the last checkpoint")
+    return run(command, "interrupted; 'train' with --resume continues from the last checkpoint, the same 'compare' continues")
