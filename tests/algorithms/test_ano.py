@@ -6,7 +6,6 @@ import torch
 from sb3_ano import ANO, SPO
 from sb3_ano.shaping import ano
 from tests.common import parameters, pseudo_huber
-from tests.shaping.test_check import Learned
 
 SMALL = {"n_steps": 64, "batch_size": 32, "n_epochs": 4, "learning_rate": 3e-3, "seed": 0}
 
@@ -57,15 +56,6 @@ def leaky(x):
 def test_a_shape_above_the_identity_is_warned_about():
     with pytest.warns(UserWarning, match="violates enclosure: h\\(-64\\) = -5"):
         ANO("MlpPolicy", "CartPole-v1", shaping=leaky)
-
-
-@pytest.mark.filterwarnings("ignore:.*cannot be imported by its name")
-def test_a_module_is_a_shape(default, tmp_path):  # review core 12
-    shape = Learned()
-    model = trained(shaping=shape)
-    assert not torch.equal(parameters(model), parameters(default))
-    model.save(tmp_path / "model")
-    assert ANO.load(tmp_path / "model", shaping=shape).shaping is shape
 
 
 @pytest.mark.parametrize("shape", ["spo", "tests.common:pseudo_huber", ("ppo", pseudo_huber)], ids=["name", "path", "pair"])

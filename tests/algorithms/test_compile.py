@@ -11,7 +11,6 @@ import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ano import ANO
@@ -59,59 +58,6 @@ def test_schedules_and_a_short_last_minibatch_make_two_graphs(cls, traced):
 def test_two_models_in_one_process_do_not_share_compiled_code(traced):
     found = [both(lambda shape=shape, **options: learn(shaping=shape, **options))[1] for shape in ("ppo", "spo")]
     assert relative_difference(*found) > 1e-5
-
-
-class Reading(ANO):
-    """A policy loss that reads Python attributes."""
-
-    kernel = staticmethod(torch.tanh)
-
-    def policy_loss(self, log_ratio, advantages, clip_range, samples):
-        loss = super().policy_loss(log_ratio, advantages, clip_range, samples)
-        return loss + 0.1 * self.kernel(log_ratio).mean()
-
-
-class Scaling(FlattenExtractor):
-    """An extractor that reads Python attributes."""
-
-    scale = 1.0
-    doubled = False
-
-    def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        return super().forward(observations) * self.scale * (2.0 if self.doubled else 1.0)
-
-
-def load_former_parameters(model) -> None:
-    kept = model.get_parameters()
-    model.learn(64)
-    model.set_parameters(kept)
-    np.random.seed(0)
-
-
-CHANGES = {
-    "normalize_advantage": lambda model: setattr(model, "normalize_advantage", False),
-    "kernel": lambda model: setattr(model, "kernel", torch.neg),
-    "extractor.scale": lambda model: setattr(model.policy.features_extractor, "scale", 3.0),
-    "extractor.doubled": lambda model: setattr(model.policy.features_extractor, "doubled", True),
-    "loaded parameters": load_former_parameters,
-}
-
-
-def changed(change: Callable[[ANO], None], **options: Any) -> ANO:
-    model = learn(Reading, "Pendulum-v1", 32, policy_kwargs={"features_extractor_class": Scaling}, **options)
-    change(model)
-    return model.learn(32)
-
-
-@pytest.fixture(scope="module")
-def unchanged() -> ANO:
-    return changed(lambda model: None, torch_compile=False)
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_what_is_changed_between_two_calls_acts(name, traced, unchanged):
-    expected, _ = both(lambda **options: changed(CHANGES[name], **options))
-    assert relative_difference(expected, unchanged) > 5e-6
 
 
 def test_saved_models_are_the_same_file_whatever_the_mode(traced, tmp_path):

@@ -20,6 +20,7 @@ from sb3_ano import ANO
 from sb3_ano.shaping import from_ratio, spo
 from tests.algorithms.configurations import relative_difference
 from tests.common import ALGORITHMS, SMALL, parameters, pseudo_huber
+from tests.shaping.test_check import Learned
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env
 
 
@@ -152,8 +153,9 @@ def of_the_main_script():
         from_ratio(lambda r, eps: r - (r - 1) ** 2 / eps),
         ("ano", lambda x: x - x.square()),
         of_the_main_script(),
+        Learned(),  # review core 12
     ],
-    ids=["lambda", "closure", "from_ratio", "pair", "main script"],
+    ids=["lambda", "closure", "from_ratio", "pair", "main script", "module"],
 )
 def test_a_shape_without_a_name_is_warned_about_saved_and_asked_for_when_loading(shaping, tmp_path):
     with pytest.warns(UserWarning, match="cannot be imported by its name.*loads only with shaping="):
@@ -163,6 +165,7 @@ def test_a_shape_without_a_name_is_warned_about_saved_and_asked_for_when_loading
         ANO.load(tmp_path / "model")
     with pytest.warns(UserWarning, match="cannot be imported by its name"):
         loaded = ANO.load(tmp_path / "model", shaping=shaping)
+    assert loaded.shaping is shaping
     assert torch.equal(parameters(loaded), parameters(model))
 
 

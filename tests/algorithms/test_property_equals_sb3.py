@@ -133,10 +133,17 @@ def test_a_rollout_buffer_of_sb3_gives_the_same_training():
 
 @pytest.mark.parametrize(
     "config",
-    [{"before": "gradient hook"}, {"between": "gradient hook"}, {"extractor": "Counting"}],
-    ids=["before", "between", "Counting"],
+    [
+        {"before": "gradient hook"},  # review core 5
+        {"between": "gradient hook"},
+        {"between": "normalize_advantage"},
+        {"between": "set_parameters"},
+        {"between": "frozen actor"},
+        {"extractor": "Counting"},
+    ],
+    ids=lambda config: "-".join(config.values()),
 )
-def test_what_once_differed_from_sb3_when_compiled_does_not(config):  # review core 5
+def test_a_compiled_update_acts_as_in_sb3(config):
     traced({**PLAIN, **config})
 
 
