@@ -101,29 +101,19 @@ def test_definition_3_2_the_objective_is_zero_at_first_and_a_lower_bound_of_the_
 
 def best_policy(mdp, old, low, high, shaping):
     """Maximize the objective of Definition 3.2 over all policies whose ratios are in [low, high], state by state."""
-    advantages, best = mdp.advantages(old), np.empty_like(old)
-    for state, probabilities in enumerate(old):
-        if shaping == "identity":  # a linear program that a greedy choice solves: mass goes to the best actions first
-            ratios, mass = np.full(len(probabilities), low), 1 - low
-            for action in np.argsort(-advantages[state]):
-                added = min(high - low, mass / probabilities[action])
-                ratios[action] += added
-                mass -= added * probabilities[action]
-        else:
-            weights, torch_advantages = probabilities, torch.from_numpy(advantages[state])
+    best = np.empty_like(old)
+    for state, (weights, advantages) in enumerate(zip(old, torch.from_numpy(mdp.advantages(old)), strict=True)):
 
-            def loss(ratios, weights=weights, torch_advantages=torch_advantages):
-                torch_ratios = torch.tensor(ratios, requires_grad=True)
-                terms = objective(torch_ratios, torch_advantages, shaping, 1.0, 1.0)
-                value = -(torch.from_numpy(weights) * terms).sum()
-                value.backward()
-                return value.item(), torch_ratios.grad.numpy()
+        def loss(ratios, weights=weights, advantages=advantages):
+            ratios = torch.tensor(ratios, requires_grad=True)
+            value = -(torch.from_numpy(weights) * objective(ratios, advantages, shaping, 1.0, 1.0)).sum()
+            value.backward()
+            return value.item(), ratios.grad.numpy()
 
-            constraint = {"type": "eq", "fun": lambda ratios, w=weights: w @ ratios - 1, "jac": lambda _, w=weights: w}
-            start, bounds = np.ones(len(weights)), [(low, high)] * len(weights)
-            solved = optimize.minimize(loss, start, jac=True, bounds=bounds, constraints=constraint, options={"ftol": 1e-12})
-            ratios = np.clip(solved.x, low, high)
-        best[state] = ratios * probabilities
+        constraint = {"type": "eq", "fun": lambda ratios, w=weights: w @ ratios - 1, "jac": lambda _, w=weights: w}
+        start, bounds = np.ones(len(weights)), [(low, high)] * len(weights)
+        solved = optimize.minimize(loss, start, jac=True, bounds=bounds, constraints=constraint, options={"ftol": 1e-12})
+        best[state] = np.clip(solved.x, low, high) * weights
     return best / best.sum(axis=1, keepdims=True)
 
 
@@ -143,12 +133,10 @@ def safe_interval(mdp, old, alpha, shaping, lows, highs):
 
 @pytest.mark.parametrize("shaping", SHAPINGS)
 def test_theorem_3_4_the_constrained_maximizer_improves(shaping):
-    exact = shaping == "identity"
-    lows, highs = ([1, 0.95, 0.8, 0.5, 0.2], [1, 1.05, 1.2, 1.5, 2, 4]) if exact else ([1, 0.8, 0.4], [1, 1.3, 1.8])
     moved = 0
-    for seed in range(60 if exact else 8):
+    for seed in range(8):
         mdp, old, _ = random_problem(seed)
-        guaranteed, low, high, new = safe_interval(mdp, old, 0.2 + 0.01 * seed, shaping, lows, highs)
+        guaranteed, low, high, new = safe_interval(mdp, old, 0.2 + 0.08 * seed, shaping, [1, 0.8, 0.4], [1, 1.3, 1.8])
         assert guaranteed >= -1e-9  # the interval of one point, which keeps the policy, guarantees 0
         assert mdp.performance(new) - mdp.performance(old) >= guaranteed - 1e-6
         moved += low < 1 or high > 1

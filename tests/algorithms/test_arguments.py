@@ -110,6 +110,14 @@ def test_bad_arguments_are_named_with_what_is_allowed(name, value, error, messag
     assert "\n" not in str(caught.value)
 
 
+def test_the_bounds_of_the_ranges_are_allowed():
+    zeros = dict.fromkeys(("gamma", "gae_lambda", "vf_coef", "max_grad_norm", "learning_rate"), 0.0)
+    made = model(n_steps=2, batch_size=2, n_epochs=1, stats_window_size=1, ent_coef=-1.0, seed=2**32 - 1, **zeros)
+    assert made.learn(2)._n_updates == 1
+    one_by_one = model(n_steps=1, batch_size=1, normalize_advantage=False, gamma=1.0, gae_lambda=1.0, max_grad_norm=math.inf)
+    assert one_by_one.learn(1)._n_updates == SMALL["n_epochs"]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "error", "message"),
     [
