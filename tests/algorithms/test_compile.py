@@ -233,30 +233,20 @@ def test_no_setting_of_the_compiler_outlives_a_training(traced):  # review core 
 
 
 @pytest.mark.parametrize(
-    ("options", "stock"),
+    ("options", "stock", "threads"),
     [
-        ({}, True),
-        ({"use_sde": True}, True),
-        ({"use_sde": True, "policy_kwargs": {"squash_output": True}}, False),  # review core 1
-        ({"policy_kwargs": {"features_extractor_class": Normalizing}}, False),
-        ({"shaping": torch.sin}, False),
+        ({}, True, 1),
+        ({"policy_kwargs": {"net_arch": [512, 512]}}, True, None),
+        ({"use_sde": True}, True, 1),
+        ({"use_sde": True, "policy_kwargs": {"squash_output": True}}, False, 1),  # review core 1
+        ({"policy_kwargs": {"features_extractor_class": Normalizing}}, False, 1),
+        ({"shaping": torch.sin}, False, 1),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*violates enclosure")
-def test_only_code_that_is_known_gets_another_tanh(options, stock, traced):
+def test_only_known_code_gets_another_tanh_and_only_small_networks_get_one_thread(options, stock, threads, traced):
     learn(env="Pendulum-v1", **options, torch_compile=True)
-    assert [graph["cpp.use_decompose_tanh"] for graph in traced] == [stock]
-
-
-def compiled_in_one_thread(traced: list, width: int) -> bool:
-    traced.clear()
-    learn(policy_kwargs={"net_arch": [width, width]}, torch_compile=True)
-    return traced[0].get("cpp.threads") == 1
-
-
-def test_small_networks_are_compiled_for_one_thread(traced):
-    assert compiled_in_one_thread(traced, 64)
-    assert not compiled_in_one_thread(traced, 512)
+    assert [(graph["cpp.use_decompose_tanh"], graph.get("cpp.threads")) for graph in traced] == [(stock, threads)]
 
 
 compiler_warnings = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch.*")

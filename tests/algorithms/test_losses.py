@@ -148,8 +148,11 @@ def test_a_loss_receives_the_radii_and_the_td_errors_of_the_rollout(cls):
 
 
 def test_an_epoch_beyond_the_kl_limit_is_the_last_one():
-    options = {**SMALL, "n_epochs": 30, "learning_rate": 0.01}
+    options = {**SMALL, "n_epochs": 30, "learning_rate": 1e-3}
     free, limited = (PAPO("MlpPolicy", "CartPole-v1", **options, max_epoch_kl=kl).learn(32) for kl in (None, 1e-3))
     assert free._n_updates == 30
     assert 1 < limited._n_updates < 30
     assert limited.logger.name_to_value["train/approx_kl"] > 1e-3
+    shorter = {**options, "n_epochs": limited._n_updates - 1}
+    before = PAPO("MlpPolicy", "CartPole-v1", **shorter, max_epoch_kl=None).learn(32)
+    assert before.logger.name_to_value["train/approx_kl"] <= 1e-3
