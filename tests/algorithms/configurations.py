@@ -1,27 +1,35 @@
-"""Random configurations of a training, and the comparison of ``ANO(shaping="ppo")`` with SB3's PPO in one of them."""
+"""Random configurations of a training, by axis: what a user may put into SB3."""
 
-import contextlib
 import functools
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from gymnasium import spaces
 from hypothesis import strategies as st
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.policies import ActorCriticCnnPolicy, ActorCriticPolicy, MultiInputActorCriticPolicy
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
 from stable_baselines3.common.utils import FloatSchedule, LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecMonitor, VecNormalize
 from torch import nn
 
-from sb3_ano import ANO
+from tests.algorithms.custom_policies import (
+    Alternating,
+    Counting,
+    Normalizing,
+    Overriding,
+    Reversing,
+    Scaled,
+    Striding,
+    Unused,
+    Viewing,
+    WithResidualNets,
+    WithScaledNets,
+    overriding,
+)
 from tests.common import parameters
-from tests.tiny_envs import DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env
+from tests.tiny_envs import DICT_OBSERVATIONS, IMAGE_OBSERVATIONS
 
 Configuration = dict[str, Any]
 
@@ -68,142 +76,13 @@ OPTIMIZERS = {
 }
 
 
-class Viewing(BaseFeaturesExtractor):
-    """Asks its input to be contiguous, as most extractors that users write do."""
-
-    def __init__(self, space: spaces.Space) -> None:
-        super().__init__(space, features_dim=6)
-        self.linear = nn.Linear(int(np.prod(space.shape)), 6)
-
-    def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(self.linear(observations.view(len(observations), -1)))
-
-
-class Striding(Viewing):
-    """Reads its input in the order of memory."""
-
-    def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        size = observations[0].numel()
-        rows = observations.as_strided((len(observations), size), (size, 1))
-        return torch.tanh(self.linear(rows * torch.linspace(-1.0, 1.0, size)))
-
-
-class Normalizing(FlattenExtractor):
-    """Layers that differ between collecting and training, and random numbers."""
-
-    def __init__(self, space: spaces.Space) -> None:
-        super().__init__(space)
-        self.layers = nn.Sequential(nn.BatchNorm1d(self.features_dim), nn.Dropout(0.2))
-
-    def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        return self.layers(super().forward(observations))
-
-
-class Counting(FlattenExtractor):
-    """Changes with every call."""
-
-    calls = 0
-
-    def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return super().forward(observations) * (1.0 + 0.1 * (self.calls % 5))
-
-
-class Unused(FlattenExtractor):
-    """A layer without a gradient, for now."""
-
-    uses = False
-
-    def __init__(self, space: spaces.Space) -> None:
-        super().__init__(space)
-        self.layer = nn.Linear(self.features_dim, self.features_dim)
-
-    def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        features = super().forward(observations)
-        return features + self.layer(features) if self.uses else features
-
-
-class Alternating(Unused):
-    """Uses its layer, which then has a gradient, in every other minibatch."""
-
-    calls = 0
-
-    def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        self.calls += self.training
-        self.uses = self.calls % 2 == 1
-        return super().forward(observations)
-
-
-class Reversing(FlattenExtractor):
-    """A hook on the gradient of features."""
-
-    def __init__(self, space: spaces.Space) -> None:
-        super().__init__(space)
-        self.layer = nn.Linear(self.features_dim, self.features_dim)
-
-    def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        features = self.layer(super().forward(observations))
-        if features.requires_grad:
-            features.register_hook(lambda gradient: -0.5 * gradient)
-        return features
-
-
 EXTRACTORS = {
     "default": None,
     **{kind.__name__: kind for kind in (Viewing, Striding, Normalizing, Counting, Unused, Reversing)},
 }
 
 
-class Residual(nn.Sequential):
-    """Layers that NumPy could run, in a module that does something else with them."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        latent = super().forward(x)
-        return 2.0 * latent + x.mean(dim=1, keepdim=True)
-
-
-class Scaled(nn.Module):
-    def __init__(self, layers: nn.Module) -> None:
-        super().__init__()
-        self.layers, self.scale = layers, nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.scale * self.layers(x)
-
-
-class WithResidualNets(ActorCriticPolicy):
-    def _build_mlp_extractor(self) -> None:
-        super()._build_mlp_extractor()
-        self.mlp_extractor.policy_net = Residual(*self.mlp_extractor.policy_net)
-        self.mlp_extractor.value_net = Residual(*self.mlp_extractor.value_net)
-
-
-class WithScaledNets(ActorCriticPolicy):
-    def _build_mlp_extractor(self) -> None:
-        super()._build_mlp_extractor()
-        self.mlp_extractor.policy_net = Scaled(self.mlp_extractor.policy_net)
-
-
-class Overriding(ActorCriticPolicy):
-    def predict_values(self, obs: Any) -> torch.Tensor:
-        return super().predict_values(obs) + 1.0
-
-    def evaluate_actions(self, obs: Any, actions: torch.Tensor) -> tuple:
-        values, log_prob, _ = super().evaluate_actions(obs, actions)
-        return 2.0 * values, log_prob, None
-
-
 POLICIES = {"default": None, **{kind.__name__: kind for kind in (WithResidualNets, WithScaledNets, Overriding)}}
-
-
-def overriding(name: str, function: Callable) -> type[ActorCriticPolicy]:
-    """A policy class whose method ``name`` is ``function(method, *arguments)``."""
-    original = getattr(ActorCriticPolicy, name)
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(functools.partial(original, self), *args, **kwargs)
-
-    return type(name, (ActorCriticPolicy,), {name: method})
 
 
 def first_parameter(model: Any) -> nn.Parameter:
@@ -470,137 +349,3 @@ AXES: dict[str, dict[str, Any]] = {
 
 def chosen(config: Configuration, axis: str) -> Any:
     return {**AXES[axis], **MORE.get(axis, {})}[config[axis]]
-
-
-def made(cls: type, config: Configuration, **options: Any) -> Any:
-    """A model; what SB3 has no use for in a combination is left out, the same for both classes."""
-    observations, actions = OBSERVATIONS[config["observations"]], ACTIONS[config["actions"]]
-    env = tiny_vec_env(observations, actions, config["n_envs"])
-    if config["observations"] == "vector" or config["wrapper"] in ("none", "VecMonitor"):
-        env = WRAPPERS[config["wrapper"]](env)
-
-    kwargs: dict[str, Any] = {
-        "net_arch": NETS[config["net"]],
-        "activation_fn": ACTIVATIONS[config["activation"]],
-        "share_features_extractor": config["share"],
-        **{name: dict(value) if isinstance(value, dict) else value for name, value in OPTIMIZERS[config["optimizer"]].items()},
-    }
-    gsde = GSDE[config["gsde"]] if isinstance(actions, spaces.Box) else None
-    kwargs |= gsde or {}
-    policy, kwargs["features_extractor_class"] = ActorCriticPolicy, FlattenExtractor
-    if isinstance(observations, spaces.Dict):
-        policy, kwargs["features_extractor_class"] = MultiInputActorCriticPolicy, CombinedExtractor
-        kwargs["features_extractor_kwargs"] = {"cnn_output_dim": 8}
-    elif config["observations"] != "image" and chosen(config, "extractor") and isinstance(observations, spaces.Box):
-        kwargs["features_extractor_class"] = chosen(config, "extractor")
-    elif config["observations"] in ("image", "channels first"):
-        policy, kwargs["features_extractor_class"] = ActorCriticCnnPolicy, NatureCNN
-        kwargs["features_extractor_kwargs"] = {"features_dim": 8}
-    kwargs |= config.get("kwargs", {})
-    policy = chosen(config, "policy") or policy
-    return cls(
-        policy,
-        env,
-        use_sde=gsde is not None,
-        policy_kwargs=kwargs,
-        **{
-            "n_steps": 8 if config["n_envs"] > 1 else 24,
-            "n_epochs": 2,
-            "learning_rate": 1e-2,
-            "batch_size": config["batch_size"],
-            "sde_sample_freq": config["sde_sample_freq"],
-            "seed": config["seed"],
-            "device": "cpu",
-            **OPTIONS[config["options"]],
-            **options,
-        },
-    )
-
-
-class Trained:
-    """A training of two updates: the rollouts, how far the updates moved the parameters, and where these ended."""
-
-    def __init__(self, cls: type, config: Configuration, **options: Any) -> None:
-        self.rollouts: list[dict[str, np.ndarray]] = []
-        self.model = model = made(cls, config, **options)
-        self.moved = 0.0
-        chosen(config, "before")(model)
-        train = model.train
-
-        def record_and_train() -> None:
-            buffer = model.rollout_buffer
-            self.rollouts.append({name: getattr(buffer, name).copy() for name in COMPARED})
-            before = all_parameters(model)
-            train()
-            self.moved += (all_parameters(model) - before).norm().item()
-
-        model.train = record_and_train
-        change = chosen(config, "callback")
-        steps = model.n_steps * model.n_envs
-        model.learn(steps, callback=None if change is None else Callback(change))
-        chosen(config, "between")(model)
-        model.learn(steps, reset_num_timesteps=False)
-        self.after = all_parameters(model)
-
-
-def all_parameters(model: Any) -> torch.Tensor:
-    # Not parameters_to_vector, which needs views.
-    return torch.cat([parameter.detach().flatten() for parameter in model.policy.parameters()])
-
-
-COMPARED = ("actions", "values", "log_probs", "rewards", "advantages")
-
-
-def assert_equals_sb3(config: Configuration, **options: Any) -> Trained | None:
-    """Train both, and compare the rollouts and the parameters; where SB3 raises, ANO has to raise.
-
-    :param config: one of :data:`CONFIGURATIONS`
-    :param options: further arguments of ANO
-    :return: the training by SB3, or None if it raised
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            expected = Trained(PPO, config)
-        except Exception as error:
-            with pytest.raises(type(error)):
-                Trained(ANO, config, shaping="ppo", **options)
-            return None
-        found = Trained(ANO, config, **{"shaping": "ppo", **options})
-    for rollout, (mine, theirs) in enumerate(zip(found.rollouts, expected.rollouts, strict=True)):
-        for name in COMPARED:
-            tolerance = 1e-4 * max(1.0, np.abs(theirs[name]).max())
-            np.testing.assert_allclose(mine[name], theirs[name], atol=tolerance, err_msg=f"{name} of rollout {rollout}")
-    difference = (found.after - expected.after).norm()
-    assert difference <= 1e-4 * expected.moved + 1e-7 * expected.after.norm()
-    assert found.model._n_updates == expected.model._n_updates
-    assert found.model.num_timesteps == expected.model.num_timesteps
-    return expected
-
-
-@contextlib.contextmanager
-def traced_only() -> Iterator[list[dict[str, Any]]]:
-    """Trace as the compiler would, without a graph break, but run what was traced without compiling it.
-
-    Yields a list, to which each graph adds the options that were given for it.
-    """
-    graphs: list[dict[str, Any]] = []
-    compile_it = torch.compile
-
-    def trace(function: Any, fullgraph: bool, dynamic: bool, options: dict[str, Any]) -> Any:
-        assert fullgraph
-
-        def backend(graph: Any, inputs: Any) -> Any:
-            graphs.append(options)
-            return graph.forward
-
-        return compile_it(function, fullgraph=fullgraph, dynamic=dynamic, backend=backend)
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(torch, "compile", trace)
-        yield graphs
-
-
-def relative_difference(one: Any, other: Any) -> float:
-    """Distance of the parameters of two models, relative to those of the first."""
-    return ((parameters(one) - parameters(other)).norm() / parameters(one).norm()).item()

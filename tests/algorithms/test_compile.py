@@ -14,7 +14,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ano import ANO
-from tests.algorithms.configurations import Counting, Normalizing, Overriding, relative_difference, traced_only
+from tests.algorithms.comparison import relative_difference, traced_only
+from tests.algorithms.custom_policies import Counting, Normalizing, Overriding
 from tests.algorithms.test_equals_sb3_ppo import CASES, after_three_rollouts, make, tolerance
 from tests.common import ALGORITHMS, SMALL, needs_compiler, parameters
 from tests.tiny_envs import BOX_OBSERVATIONS, tiny_vec_env

@@ -12,7 +12,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_ano import ANO
-from tests.algorithms.configurations import relative_difference
+from tests.algorithms.comparison import relative_difference
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env
 
 # Enough samples, epochs and learning rate for the clip to act: a radius of 0.201 differs from one of 0.2 only on samples

@@ -18,7 +18,7 @@ from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ano import ANO
 from sb3_ano.shaping import from_ratio, spo
-from tests.algorithms.configurations import relative_difference
+from tests.algorithms.comparison import relative_difference
 from tests.common import ALGORITHMS, SMALL, parameters, pseudo_huber
 from tests.shaping.test_check import Learned
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env

@@ -12,19 +12,8 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from torch import nn
 
 from sb3_ano import ANO
-from tests.algorithms.configurations import (
-    AXES,
-    COMPILED,
-    CONFIGURATIONS,
-    MORE,
-    PLAIN,
-    Configuration,
-    Trained,
-    assert_equals_sb3,
-    chosen,
-    made,
-    traced_only,
-)
+from tests.algorithms.comparison import Trained, assert_equals_sb3, made, traced_only
+from tests.algorithms.configurations import AXES, COMPILED, CONFIGURATIONS, MORE, PLAIN, Configuration, chosen
 from tests.common import needs_compiler
 
 

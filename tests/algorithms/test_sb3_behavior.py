@@ -21,7 +21,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor
 
 from sb3_ano import ANO, PAPO
-from tests.algorithms.configurations import relative_difference
+from tests.algorithms.comparison import relative_difference
 from tests.common import ALGORITHMS, SMALL, parameters
 
 every_algorithm = pytest.mark.parametrize("cls", ALGORITHMS)

@@ -9,7 +9,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
 from sb3_ano import ANO
-from tests.algorithms.configurations import Overriding
+from tests.algorithms.custom_policies import Overriding
 from tests.algorithms.test_equals_sb3_ppo import make
 from tests.common import ALGORITHMS, SMALL, parameters
 
