@@ -4,25 +4,43 @@ import io
 import json
 import sys
 import types
-import warnings
 import zipfile
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ano import ANO
 from sb3_ano.shaping import from_ratio, spo
+from tests.algorithms.comparison import relative_difference
 from tests.common import ALGORITHMS, SMALL, parameters, pseudo_huber
-from tests.tiny_envs import BOX_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env
+from tests.shaping.test_check import Learned
+from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env
 
 
 def trained(cls=ANO, **options):
     return cls("MlpPolicy", "CartPole-v1", **SMALL, **options).learn(64)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> bytes:
+    """The file of a trained model."""
+    path = tmp_path_factory.mktemp("whole") / "model.zip"
+    trained().save(path)
+    return path.read_bytes()
+
+
+@pytest.fixture
+def saved(whole, tmp_path):
+    path = tmp_path / "model.zip"
+    path.write_bytes(whole)
+    return path
 
 
 @pytest.fixture
@@ -35,18 +53,57 @@ def module_with_shape(monkeypatch):
 
 
 @pytest.mark.parametrize("cls", ALGORITHMS)
-def test_a_loaded_model_acts_and_goes_on_like_the_saved_one(cls, tmp_path):
-    model = trained(cls, clip_range=LinearSchedule(0.2, 0.1, 1.0), clip_range_high="lin_0.3", clip_range_vf=0.5)
+@pytest.mark.parametrize(
+    ("policy", "observations", "actions"),
+    [
+        ("MlpPolicy", BOX_OBSERVATIONS, spaces.MultiBinary(2)),
+        ("CnnPolicy", IMAGE_OBSERVATIONS, BOX_ACTIONS),
+        ("MultiInputPolicy", DICT_OBSERVATIONS, spaces.MultiDiscrete([2, 3])),
+        ("MlpPolicy", spaces.Discrete(5), spaces.Discrete(3)),
+    ],
+    ids=["MultiBinary", "image", "Dict", "Discrete"],
+)
+def test_every_policy_learns_and_its_copies_act_and_go_on_like_it(cls, policy, observations, actions, tmp_path):
+    env = tiny_vec_env(observations, actions)
+    radii = {"clip_range": LinearSchedule(0.2, 0.1, 1.0), "clip_range_high": "lin_0.3", "clip_range_vf": 0.5}
+    model = cls(policy, env, **SMALL, **radii)
+    before = parameters(model)
+    model.learn(64)
+    assert parameters(model).isfinite().all()
+    assert not torch.equal(parameters(model), before)
     model.save(tmp_path / "model")
-    loaded = cls.load(tmp_path / "model", env=gym.make("CartPole-v1"))
-    assert torch.equal(parameters(loaded), parameters(model))
-    observations = np.random.default_rng(0).normal(size=(100, 4)).astype(np.float32)
-    assert np.array_equal(
-        loaded.predict(observations, deterministic=True)[0], model.predict(observations, deterministic=True)[0]
-    )
-    assert loaded.clip_range(0.5) == pytest.approx(0.15)
-    assert loaded.clip_range_high(0.5) == pytest.approx(0.15)
-    loaded.learn(32)
+    observation = model.observation_space.sample()
+    action = model.predict(observation, deterministic=True)[0]
+    assert actions.contains(action.squeeze()[()])
+    copies = [cls.load(tmp_path / "model", env=env)]
+    if policy != "CnnPolicy":  # whose environment SB3 cannot pickle
+        copies.append(cloudpickle.loads(cloudpickle.dumps(model)))
+    for copy in copies:
+        assert torch.equal(parameters(copy), parameters(model))
+        assert np.array_equal(copy.predict(observation, deterministic=True)[0], action)
+        assert [copy.clip_range(0.5), copy.clip_range_high(0.5)] == pytest.approx([0.15, 0.15])
+        copy.learn(64)
+
+
+def test_files_are_those_of_torchs_adam_in_both_directions(tmp_path):
+    model, ppo = trained(shaping="ppo"), trained(PPO)
+    states = [each.get_parameters()["policy.optimizer"] for each in (model, ppo)]
+    assert states[0]["param_groups"] == states[1]["param_groups"]
+    assert [state.keys() for state in states[0]["state"].values()] == [state.keys() for state in states[1]["state"].values()]
+    model.save(tmp_path / "model")
+    # SB3's own loaders read the file: that of PPO, and set_parameters of another algorithm.
+    as_ppo = PPO.load(tmp_path / "model", env=gym.make("CartPole-v1"), n_epochs=3)
+    assert type(as_ppo.policy.optimizer) is torch.optim.Adam
+    loaded = ANO.load(tmp_path / "model", env=gym.make("CartPole-v1"), n_epochs=3)
+    for each in (as_ppo, loaded):
+        each.set_random_seed(1)
+        each.learn(64, reset_num_timesteps=False)
+        assert (each.num_timesteps, each._n_updates) == (128, 4 + 6)
+    assert relative_difference(as_ppo, loaded) <= 1e-5
+    ppo.save(tmp_path / "ppo")
+    model.set_parameters(tmp_path / "ppo")
+    assert torch.equal(parameters(model), parameters(ppo))
+    model.learn(64)
 
 
 @pytest.mark.parametrize(
@@ -58,23 +115,34 @@ def test_a_loaded_model_acts_and_goes_on_like_the_saved_one(cls, tmp_path):
         ("my_shapes:mine", "my_shapes:mine"),
         (("ano", pseudo_huber), ["ano", "tests.common:pseudo_huber"]),
     ],
+    ids=["name", "built-in", "function", "path", "pair"],
 )
 def test_the_shape_comes_back_by_its_name(shaping, stored, tmp_path, module_with_shape):
     model = trained(shaping=shaping)
+    assert model.shaping == shaping
     model.save(tmp_path / "model.zip")
     data = json.loads(zipfile.ZipFile(tmp_path / "model.zip").read("data"))
     assert (data["algorithm"], data["shaping_name"]) == ("ANO", stored)
-    loaded = ANO.load(tmp_path / "model.zip")
-    assert loaded.shaping_name == stored
-    assert loaded._shape == model._shape
     again = io.BytesIO()
-    loaded.save(again)
+    ANO.load(tmp_path / "model.zip").save(again)
     again.seek(0)
-    assert ANO.load(again)._shape == model._shape
+    loaded = ANO.load(again, env=model.get_env())
+    assert loaded.shaping_name == model.shaping_name == stored
+    assert loaded.shaping_fingerprint == model.shaping_fingerprint
+    for each in (model, loaded):
+        each.set_random_seed(1)
+        each.learn(64)
+    assert torch.equal(parameters(loaded), parameters(model))
 
 
 def closure(weight):
     return lambda x: x - weight * x.square()
+
+
+def of_the_main_script():
+    function = types.FunctionType(pseudo_huber.__code__, pseudo_huber.__globals__, "pseudo_huber")
+    function.__module__ = "__main__"
+    return function
 
 
 @pytest.mark.parametrize(
@@ -84,8 +152,10 @@ def closure(weight):
         closure(0.1),
         from_ratio(lambda r, eps: r - (r - 1) ** 2 / eps),
         ("ano", lambda x: x - x.square()),
+        of_the_main_script(),
+        Learned(),  # review core 12
     ],
-    ids=["lambda", "closure", "from_ratio", "pair"],
+    ids=["lambda", "closure", "from_ratio", "pair", "main script", "module"],
 )
 def test_a_shape_without_a_name_is_warned_about_saved_and_asked_for_when_loading(shaping, tmp_path):
     with pytest.warns(UserWarning, match="cannot be imported by its name.*loads only with shaping="):
@@ -95,20 +165,14 @@ def test_a_shape_without_a_name_is_warned_about_saved_and_asked_for_when_loading
         ANO.load(tmp_path / "model")
     with pytest.warns(UserWarning, match="cannot be imported by its name"):
         loaded = ANO.load(tmp_path / "model", shaping=shaping)
+    assert loaded.shaping is shaping
     assert torch.equal(parameters(loaded), parameters(model))
 
 
-def test_a_function_of_the_main_script_is_never_looked_up_by_name(tmp_path):
-    main = types.FunctionType(pseudo_huber.__code__, pseudo_huber.__globals__, "pseudo_huber")
-    main.__module__ = "__main__"
-    with pytest.warns(UserWarning, match="__main__:pseudo_huber"):
-        trained(shaping=main).save(tmp_path / "model")
-    with pytest.raises(ValueError, match="main script"):
-        ANO.load(tmp_path / "model")
-
-
-def test_a_shape_that_was_edited_or_renamed_is_noticed(tmp_path, module_with_shape):
+def test_a_shape_that_was_edited_renamed_or_exchanged_is_noticed(tmp_path, module_with_shape):
     trained(shaping="my_shapes:mine").save(tmp_path / "model")
+    with pytest.warns(UserWarning, match="was trained with shaping='my_shapes:mine'; the given shaping= is another function"):
+        assert ANO.load(tmp_path / "model", shaping="spo").shaping == "spo"
     module_with_shape.mine = lambda x: x - 0.3 * x * x
     with pytest.raises(ValueError, match="the function of that name is another one now"):
         ANO.load(tmp_path / "model")
@@ -122,12 +186,6 @@ def test_a_file_without_the_shape_is_refused(name, tmp_path):  # review core 12
     trained().save(tmp_path / "model", exclude=[name])
     with pytest.raises(ValueError, match=f"lacks {name}; save the model again without exclude="):
         ANO.load(tmp_path / "model", shaping="ano")
-
-
-def test_going_on_with_another_shape_is_possible_and_warned_about(tmp_path):
-    trained().save(tmp_path / "model")
-    with pytest.warns(UserWarning, match="was trained with shaping='ano'; the given shaping= is another function"):
-        assert ANO.load(tmp_path / "model", shaping="spo").shaping == "spo"
 
 
 class Derived(ANO):
@@ -145,18 +203,15 @@ def test_only_the_class_that_saved_a_file_loads_it(saved_by, tmp_path):
     assert type(saved_by.load(tmp_path / "model")) is saved_by
 
 
-def test_cuts_and_flipped_bytes_are_noticed(tmp_path):
-    path = tmp_path / "model.zip"
-    trained().save(path)
-    whole = path.read_bytes()
+def test_cuts_and_flipped_bytes_are_noticed(whole, saved):
     generator = np.random.default_rng(0)
     for size in [0, 1, 100, *generator.integers(0, len(whole) - 1, 10)]:
-        path.write_bytes(whole[:size])  # what is left may end with a whole zip archive, that of the optimizer's state
+        saved.write_bytes(whole[:size])  # what is left may end with a whole zip archive, that of the optimizer's state
         with pytest.raises(
             ValueError,
             match="model.zip is (not a saved model, or is damaged or cut off|a zip archive, but not of a saved model)",
         ):
-            ANO.load(path)
+            ANO.load(saved)
     with zipfile.ZipFile(io.BytesIO(whole)) as archive:
         entries = archive.infolist()
     weights = next(entry for entry in entries if entry.filename == "policy.pth")
@@ -166,72 +221,46 @@ def test_cuts_and_flipped_bytes_are_noticed(tmp_path):
     positions += [*generator.integers(len(whole) - 300, len(whole) - 22, 40)]
     expected = parameters(ANO.load(io.BytesIO(whole)))
     for position in positions:
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
+        saved.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
         try:
-            loaded = ANO.load(path)
+            loaded = ANO.load(saved)
         except ValueError:
             continue
         # A byte that says nothing, such as a time of day.
         assert torch.equal(parameters(loaded), expected)
 
 
-@pytest.mark.parametrize("entry", ["data", "policy.pth", "policy.optimizer.pth"])
-def test_a_missing_part_is_noticed(entry, tmp_path):
-    trained().save(tmp_path / "model.zip")
-    with zipfile.ZipFile(tmp_path / "model.zip") as whole, zipfile.ZipFile(tmp_path / "less.zip", "w") as less:
-        for each in whole.infolist():
-            if each.filename != entry:
-                less.writestr(each, whole.read(each))
-    with pytest.raises(ValueError, match=f"less.zip is a zip archive, but not of a saved model.*{entry}"):
-        ANO.load(tmp_path / "less.zip")
-    with pytest.raises(FileNotFoundError):
-        ANO.load(tmp_path / "missing")
-
-
-def compressed(source, target, **contents):
+def rewritten(source, target, without="", **contents):
     """Write a saved model again, compressed, with other contents of some entries."""
     with zipfile.ZipFile(source) as whole, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as copy:
-        for each in whole.infolist():
-            copy.writestr(each.filename, contents.get(each.filename, whole.read(each)))
+        for name, content in ({name: whole.read(name) for name in whole.namelist()} | contents).items():
+            if name != without:
+                copy.writestr(name, content)
     return target
 
 
+@pytest.mark.parametrize("entry", ["data", "policy.pth", "policy.optimizer.pth"])
+def test_a_missing_part_is_noticed(entry, saved, tmp_path):
+    less = rewritten(saved, tmp_path / "less.zip", without=entry)
+    with pytest.raises(ValueError, match=f"less.zip is a zip archive, but not of a saved model.*{entry}"):
+        ANO.load(less)
+
+
+def test_paths_that_are_no_files_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        ANO.load(tmp_path / "missing")
+    with pytest.raises(ValueError, match="is a directory, not a saved model; a model ends in .zip"):
+        ANO.load(tmp_path)
+
+
 @pytest.mark.parametrize("entry", ["data", "policy.pth", "notes.txt"])
-def test_a_file_that_unpacks_to_far_more_is_not_unpacked(entry, tmp_path, monkeypatch):
+def test_a_file_that_unpacks_to_far_more_is_not_unpacked(entry, saved, tmp_path, monkeypatch):
     """Review safety H8: 2.6 MB stood for 2.5 GB."""
-    trained().save(tmp_path / "model.zip")
-    ANO.load(compressed(tmp_path / "model.zip", tmp_path / "compressed.zip"))
-    bomb = compressed(tmp_path / "model.zip", tmp_path / "bomb.zip", **{entry: b" " * 2**25})
-    if entry == "notes.txt":
-        with zipfile.ZipFile(bomb, "a", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr(entry, b" " * 2**25)
+    ANO.load(rewritten(saved, tmp_path / "compressed.zip"))
+    bomb = rewritten(saved, tmp_path / "bomb.zip", **{entry: b" " * 2**25})
     monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_, **__: pytest.fail("it was unpacked"))
     with pytest.raises(ValueError, match=r"bomb.zip is not a saved model.* bytes would unpack to 33,"):
         ANO.load(bomb)
-
-
-@pytest.mark.parametrize(
-    ("replacement", "message"),
-    [
-        ({"clip_range": -0.1}, "clip_range=-0.1"),
-        ({"clip_range": float("nan")}, "clip_range=nan"),
-        ({"batch_size": 1}, "batch_size=1"),
-        ({"shaping": "anno"}, "shaping='anno'"),
-        ({"shaping": lambda x: x + 1}, "violates anchoring"),
-        ({"n_epochs": 0}, "n_epochs=0"),
-        ({"clip_range": None}, "clip_range=None"),
-        ({"learning_rate": "fast"}, "learning_rate='fast'"),
-        ({"clip_rang_high": 0.5}, r"unknown arguments \['clip_rang_high'\]"),
-        ({"power": 0.5}, r"unknown arguments \['power'\]"),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
-)
-def test_arguments_of_load_are_validated(replacement, message, tmp_path):
-    trained().save(tmp_path / "model")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of going on with another shape
-        with pytest.raises((ValueError, TypeError), match=message):
-            ANO.load(tmp_path / "model", **replacement)
 
 
 @pytest.mark.parametrize("cls", ALGORITHMS)
@@ -243,13 +272,29 @@ def test_loading_with_a_radius_of_zero_as_the_zoos_enjoy_does_never_raises(cls, 
     assert parameters(loaded).isfinite().all()
 
 
-def test_a_stream_is_read_from_where_it_stands():
-    stream = io.BytesIO()
+def test_streams_are_read_from_where_they_stand(tmp_path):
     model = trained()
-    stream.write(b"something else before it")
-    model.save(stream)
-    stream.seek(24)
-    assert torch.equal(parameters(ANO.load(stream)), parameters(model))
+    with open(tmp_path / "model.any", "w+b") as file:
+        for stream in (io.BytesIO(), file):
+            stream.write(b"something else before it")
+            model.save(stream)
+            stream.seek(24)
+            assert torch.equal(parameters(ANO.load(stream)), parameters(model))
+
+
+def test_attributes_are_excluded_included_and_replaced(tmp_path):
+    model = trained(gamma=0.9, learning_rate=1e-3)
+    model.save(tmp_path / "less", exclude=["gamma"])
+    assert ANO.load(tmp_path / "less").gamma == 0.99  # the constructor's
+    model.save(tmp_path / "more", include=["rollout_buffer"])
+    loaded = ANO.load(tmp_path / "more", env=make_vec_env("CartPole-v1", 3)).learn(96)
+    assert (loaded.gamma, loaded.n_envs, loaded.rollout_buffer.rewards.shape) == (0.9, 3, (32, 3))
+    replaced = ANO.load(tmp_path / "more", custom_objects={"learning_rate": 5e-4, "clip_range": LinearSchedule(0.3, 0.1, 1.0)})
+    assert replaced.lr_schedule(1.0) == 5e-4
+    assert replaced.clip_range(0.0) == pytest.approx(0.1)
+    assert ANO.load(tmp_path / "more", gamma=0.5, n_steps=64, batch_size=64).rollout_buffer.buffer_size == 64
+    with pytest.raises(ValueError, match="policy kwargs do not equal"):
+        ANO.load(tmp_path / "more", policy_kwargs={"net_arch": [3]})
 
 
 def test_a_layer_that_the_policy_names_twice_is_stored_once(tmp_path):
@@ -262,7 +307,6 @@ def test_a_layer_that_the_policy_names_twice_is_stored_once(tmp_path):
     assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
 
 
-def test_an_environment_with_other_spaces_is_refused(tmp_path):
-    trained().save(tmp_path / "model")
+def test_an_environment_with_other_spaces_is_refused(saved):
     with pytest.raises(ValueError, match="do not match"):
-        ANO.load(tmp_path / "model", env=tiny_vec_env(BOX_OBSERVATIONS, spaces.Discrete(5)))
+        ANO.load(str(saved), env=tiny_vec_env(BOX_OBSERVATIONS, spaces.Discrete(5)))

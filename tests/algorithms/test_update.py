@@ -1,4 +1,4 @@
-"""The gradient step, the report of minibatches that are not finite, and the diagnostics of an update."""
+"""An update: schedules and limits that end it, minibatches that are not finite, precision, and the diagnostics."""
 
 import copy
 import math
@@ -6,31 +6,73 @@ import math
 import numpy as np
 import pytest
 import torch
-from stable_baselines3 import PPO
-from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.callbacks import BaseCallback
 
 from sb3_ano import ANO
-from sb3_ano.algorithms.diagnostics import UpdateStatistics
-from sb3_ano.algorithms.update import ClipRange, StepResult, Updater, approximate_kl
-from tests.common import parameters
+from tests.algorithms.custom_policies import Overriding
+from tests.algorithms.test_equals_sb3_ppo import make
+from tests.common import ALGORITHMS, SMALL, parameters
 
 SETTINGS = {"n_steps": 64, "batch_size": 16, "n_epochs": 2, "seed": 0}
 NAN = math.nan
+every_algorithm = pytest.mark.parametrize("cls", ALGORITHMS)
 
 
-def snapshot(model) -> dict:
-    return copy.deepcopy({"policy": model.policy.state_dict(), "optimizer": model.policy.optimizer.state_dict()})
+def logged(model) -> dict[str, float]:
+    values = model.logger.name_to_value.items()
+    return {name.removeprefix("train/"): value for name, value in values if name.startswith("train/")}
 
 
-def assert_equal_state(one, other) -> None:
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key in one:
-            assert_equal_state(one[key], other[key])
-    elif isinstance(one, torch.Tensor):
-        assert torch.equal(one, other)
-    else:
-        assert one == other
+@every_algorithm
+@pytest.mark.parametrize(("total", "n_steps"), [(96, 32), (100, 128)])
+@pytest.mark.parametrize("end", [0.0, -0.01])
+def test_schedules_may_end_at_zero_or_slightly_below(cls, total, n_steps, end):
+    def to_the_end(progress_remaining: float) -> float:
+        return 0.2 * progress_remaining + end
+
+    schedules = dict.fromkeys(("clip_range", "clip_range_high", "clip_range_vf"), to_the_end)
+    options = {**SMALL, **schedules, "n_steps": n_steps, "learning_rate": lambda progress: 1e-3 * progress}
+    model = cls("MlpPolicy", "CartPole-v1", **options)
+    before = parameters(model)
+    model.learn(total)
+    assert model.num_timesteps >= total
+    assert model.n_skipped_minibatches == 0
+    assert parameters(model).isfinite().all()
+    assert [logged(model)[name] for name in schedules] == pytest.approx([1e-6, 1e-6, 0.0])
+    assert model.policy.optimizer.param_groups[0]["lr"] == 0.0  # not below, although the last rollout may overshoot
+    assert torch.equal(parameters(model), before) == (n_steps > total)  # a single update, with nothing to learn
+
+
+class Move(BaseCallback):
+    """Moves the policy between collection and update."""
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        torch.nn.init.normal_(self.model.policy.action_net.weight)
+
+
+@every_algorithm
+def test_target_kl_may_end_the_update_at_its_first_minibatch(cls, capsys):
+    model = cls("MlpPolicy", "CartPole-v1", **SMALL, target_kl=1e-6, verbose=1)
+    before = parameters(model)
+    model.learn(32, callback=Move())
+    moved = parameters(model) != before
+    assert moved.sum() == model.policy.action_net.weight.numel()
+    assert logged(model)["grad_norm"] == 0.0
+    assert logged(model)["approx_kl"] > 1.5e-6
+    assert "Early stopping in epoch 0: the KL of a minibatch reached" in capsys.readouterr().out
+
+
+def test_target_kl_ends_the_update_above_one_and_a_half_times_its_value():
+    def train(target_kl: float | None = None) -> ANO:
+        options = {**SETTINGS, "batch_size": 64, "learning_rate": 0.0}
+        return ANO("MlpPolicy", "CartPole-v1", **options, target_kl=target_kl).learn(64, callback=Move())
+
+    kl = logged(train())["kl_max"]
+    assert train(kl / 1.49)._n_updates == 2
+    assert train(kl / 1.51)._n_updates == 1
 
 
 class Spoiled(ANO):
@@ -58,70 +100,47 @@ def test_a_minibatch_that_is_not_finite_is_skipped_counted_and_reported_once(num
     with pytest.warns(UserWarning, match="a minibatch was skipped .* because of NaN or Inf in policy_loss") as warned:
         model.learn(64)
     assert len(warned) == 1
-    assert model.n_skipped_minibatches == model.logger.name_to_value["train/skipped_minibatches"] == 3
-    assert all(np.isfinite(value) for name, value in model.logger.name_to_value.items() if name.startswith("train/"))
+    assert model.n_skipped_minibatches == logged(model)["skipped_minibatches"] == 3
+    assert all(map(math.isfinite, logged(model).values()))
     assert steps_made(model) == {5.0}
-
-
-def test_an_update_without_a_single_finite_minibatch_raises():
-    model = Spoiled("MlpPolicy", "CartPole-v1", **SETTINGS)
-    model.spoiled = range(10**6)
-    before = snapshot(model)
-    with pytest.raises(FloatingPointError, match="all 8 minibatches .* were skipped, because of NaN or Inf in policy_loss"):
-        model.learn(64)
-    assert_equal_state(snapshot(model), before)
+    model.spoiled = range(8, 9)
+    model.learn(64, reset_num_timesteps=False)  # without a warning
+    assert logged(model)["skipped_minibatches"] == 4
 
 
 class OwnLoss(ANO):
-    """ANO with another policy loss, a function of the policy, that is turned on by ``loss``."""
+    """ANO with another policy loss, a function of the bias of the action head, that is turned on by ``loss``."""
 
     loss = None
 
     def policy_loss(self, log_ratio, advantages, clip_range, samples):
         regular = super().policy_loss(log_ratio, advantages, clip_range, samples)
-        return regular if self.loss is None else 0.0 * regular + self.loss(self.policy)
+        return regular if self.loss is None else 0.0 * regular + self.loss(self.policy.action_net.bias)
 
 
-def step_that_changes_nothing(loss, **coefficients) -> StepResult:
-    model = OwnLoss("MlpPolicy", "CartPole-v1", **SETTINGS, ent_coef=0.0).learn(64)
-    before = snapshot(model)
-    model.loss = loss
-    updater = Updater(model.policy, model._updater.settings)
-    numbers = {name: float(value) for name, value in model._updater.coefficients._asdict().items()}
-    updater.start_update((0.2, 0.2), numbers | coefficients)
-    result = updater(model.rollout_buffer.tensors(), torch.arange(16))
-    assert_equal_state(snapshot(model), before)
-    return result
-
-
-def bias(policy) -> torch.Tensor:
-    return policy.action_net.bias
+def state(model) -> list[torch.Tensor]:
+    moments = [value for part in model.policy.optimizer.state_dict()["state"].values() for value in part.values()]
+    return copy.deepcopy([parameters(model), *moments])
 
 
 @pytest.mark.parametrize(
-    ("loss", "coefficients", "term"),
+    ("loss", "vf_coef", "term"),
     [
-        (lambda policy: bias(policy).sum() * NAN, {}, "policy_loss"),
-        (lambda policy: bias(policy).sum() * 0.0, {"vf_coef": NAN}, "the weighted sum of the losses (vf_coef, ent_coef)"),
+        (lambda bias: bias.sum() * NAN, 0.5, "policy_loss"),
+        (lambda bias: bias.sum() * 0.0, 3e38, "the weighted sum of the losses (vf_coef, ent_coef)"),
         # A loss of 0 whose slope is not a number, and one whose squared slope overflows.
-        (lambda policy: (bias(policy) * 0).sum().sqrt(), {}, "the gradient"),
-        (lambda policy: (bias(policy) - bias(policy).detach()).sum() * 1e30, {}, "the gradient"),
+        (lambda bias: (bias * 0).sum().sqrt(), 0.5, "the gradient"),
+        (lambda bias: (bias - bias.detach()).sum() * 1e30, 0.5, "the gradient"),
     ],
 )
-def test_a_step_that_is_not_finite_changes_nothing_and_names_the_term(loss, coefficients, term):
-    result = step_that_changes_nothing(loss, **coefficients)
-    statistics = UpdateStatistics(ClipRange(torch.tensor(0.2), torch.tensor(0.2)))
-    statistics.add(result)
-    assert not result.finite
-    assert statistics.skipped() == [0]
-    assert statistics.non_finite_term(0) == term
-    assert statistics.summary() == {}
-
-
-def test_a_kl_beyond_the_limit_changes_nothing_and_stops():
-    result = step_that_changes_nothing(None, max_kl=-1.0)
-    assert result.finite
-    assert result.stop
+def test_an_update_that_is_not_finite_changes_nothing_raises_and_names_the_term(loss, vf_coef, term):
+    model = OwnLoss("MlpPolicy", "CartPole-v1", **SETTINGS).learn(64)
+    before = state(model)
+    model.loss, model.vf_coef = loss, vf_coef
+    with pytest.raises(FloatingPointError, match="all 8 minibatches .* were skipped, because of NaN or Inf in ") as caught:
+        model.learn(64)
+    assert f"in {term}. Look at" in str(caught.value)
+    assert all(map(torch.equal, state(model), before))
 
 
 def test_an_interrupted_update_leaves_an_optimizer_that_continues():
@@ -137,72 +156,78 @@ def test_an_interrupted_update_leaves_an_optimizer_that_continues():
     assert steps_made(model) == {12.0}
 
 
-class Alternating(FlattenExtractor):
-    """Uses its layer, which then has a gradient, in every other minibatch."""
+class Recording(ANO):
+    """Keeps log-ratios, advantages, and the gradient of the loss by each log-ratio."""
 
-    calls = 0
-
-    def __init__(self, space) -> None:
-        super().__init__(space)
-        self.layer = torch.nn.Linear(self.features_dim, self.features_dim)
-
-    def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        features = super().forward(observations)
-        self.calls += self.training
-        return features + self.layer(features) if self.calls % 2 else features
+    def policy_loss(self, log_ratio, advantages, clip_range, samples):
+        loss = super().policy_loss(log_ratio, advantages, clip_range, samples)
+        row = {"log_ratio": log_ratio.detach().double().numpy(), "advantages": advantages.numpy(), "loss": loss.item()}
+        log_ratio.register_hook(lambda gradient: row.update(gradient=gradient.abs().double().numpy()))
+        self.rows.append(row)
+        return loss
 
 
-def test_parameters_without_a_gradient_in_some_minibatches_are_trained_as_by_ppo():
-    options = {**SETTINGS, "device": "cpu", "policy_kwargs": {"features_extractor_class": Alternating}}
-    expected = parameters(PPO("MlpPolicy", "CartPole-v1", **options).learn(128))
-    found = parameters(ANO("MlpPolicy", "CartPole-v1", **options, shaping="ppo", torch_compile=False).learn(128))
-    assert (found - expected).norm() <= 1e-6 * expected.norm()
-
-
-def test_approximate_kl_is_schulmans_estimate():
-    log_ratio = torch.tensor([0.1, -0.2, 0.0], dtype=torch.float64)
-    r = log_ratio.exp()
-    assert approximate_kl(log_ratio).item() == pytest.approx(((r - 1) - log_ratio).mean().item(), rel=1e-15)
-
-
-def test_statistics_match_a_hand_worked_update():
-    """Two epochs of one minibatch; radii 0.2 and 0.3."""
-    statistics = UpdateStatistics(ClipRange(torch.tensor(0.2), torch.tensor(0.3)))
-    minibatches = [
-        # ratio 1.5 (A > 0, clipped), 0.7 (A < 0, clipped), 1.4 (A < 0, not clipped), 1.0
-        ([1.5, 0.7, 1.4, 1.0], [1.0, -1.0, -1.0, 1.0], [0.3, -0.1, 0.4, 0.2], 2.0),
-        ([1.0, 1.0, 1.0, 1.1], [1.0, -1.0, -1.0, 1.0], [0.0, 0.0, 0.0, 1.0], 4.0),
-    ]
-    for ratio, *rest, norm in minibatches:
-        statistics.start_epoch()
-        scalars = torch.tensor([0.1, 0.2, 0.3, norm, norm])
-        tensors = [torch.tensor(ratio).log(), *map(torch.tensor, rest), torch.tensor(True), torch.tensor(False)]
-        statistics.add(StepResult(scalars, *tensors))
-
-    first = np.mean([r - 1 - np.log(r) for r in (1.5, 0.7, 1.4, 1.0)])
-    second = (1.1 - 1 - np.log(1.1)) / 4
+@pytest.mark.parametrize("shaping", ["ppo", "ano"])
+def test_the_log_is_that_of_the_minibatches(shaping):
+    model = Recording("MlpPolicy", "CartPole-v1", **{**SETTINGS, "learning_rate": 0.01}, shaping=shaping, clip_range_high=0.3)
+    model.rows = []
+    model.learn(64, callback=Move())
+    assert len(model.rows) == 8
+    ratios = [np.exp(row["log_ratio"]) for row in model.rows]
+    kls = [np.mean(ratio - 1 - np.log(ratio)) for ratio in ratios]
+    above, below = (
+        np.mean([np.mean(side) for side in sides]) for sides in zip(*((r > 1.3, r < 0.8) for r in ratios), strict=True)
+    )
+    discarded = total = 0.0
+    for row, ratio in zip(model.rows, ratios, strict=True):
+        clipped = np.where(row["advantages"] >= 0, ratio > 1.3, ratio < 0.8)
+        discarded, total = discarded + row["gradient"][clipped].sum(), total + row["gradient"].sum()
     expected = {
-        "policy_gradient_loss": 0.1,
-        "value_loss": 0.2,
-        "entropy_loss": 0.3,
-        "loss": 4.0,
-        "approx_kl": second,
-        "kl_mean": (first + second) / 2,
-        "kl_max": first,
-        "ratio_mean": (1.15 + 1.025) / 2,
-        "ratio_max": 1.5,
-        "clip_fraction": 3 / 8,
-        "fraction_above": 2 / 8,
-        "fraction_below": 1 / 8,
-        "ppo_discarded_gradient": (0.3 + 0.1) / (1.0 + 1.0),
-        "grad_norm": 3.0,
+        "policy_gradient_loss": np.mean([row["loss"] for row in model.rows]),
+        "approx_kl": np.mean(kls[4:]),  # of the last epoch, as in SB3
+        "kl_mean": np.mean(kls),
+        "kl_max": np.max(kls),
+        "ratio_mean": np.mean(ratios),
+        "ratio_max": np.max(ratios),
+        "fraction_above": above,
+        "fraction_below": below,
+        "clip_fraction": above + below,
+        "ppo_discarded_gradient": discarded / total,
     }
-    assert statistics.summary() == pytest.approx(expected, rel=1e-4)
-    assert statistics.epoch_kl() == pytest.approx(second, rel=1e-4)
+    found = logged(model)
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert min(above, below) > 0
+    assert (found["ppo_discarded_gradient"] > 0) == (shaping == "ano")  # where PPO's clip lets nothing through
 
 
-@pytest.mark.parametrize(("shaping", "discards"), [("ppo", False), ("ano", True)])
-def test_ppos_clip_lets_no_gradient_through_where_ano_restores(shaping, discards):
-    model = ANO("MlpPolicy", "CartPole-v1", n_steps=128, learning_rate=1e-2, seed=0, shaping=shaping).learn(256)
-    assert model.logger.name_to_value["train/clip_fraction"] > 0
-    assert (model.logger.name_to_value["train/ppo_discarded_gradient"] > 0) == discards
+class Switch(Move):
+    """Updates in another precision than that of the rollout."""
+
+    def _on_rollout_end(self) -> None:
+        self.model.precision = self.precision
+
+
+@pytest.mark.parametrize("case", ["Pendulum", "gSDE", "MultiDiscrete", "Dict", "image"])
+@pytest.mark.filterwarnings("ignore:precision='bfloat16'.*no instructions")
+def test_bfloat16_is_close_to_float32_in_rollout_and_update(case):
+    def run(collecting: str, updating: str) -> ANO:
+        callback = Switch()
+        callback.precision = updating
+        model = make(ANO, case, n_steps=64, n_epochs=1, precision=collecting, torch_compile=False)
+        return model.learn(64 * model.n_envs, callback=callback)
+
+    exact, collected, updated = run("float32", "float32"), run("bfloat16", "float32"), run("float32", "bfloat16")
+    values = [model.rollout_buffer.values[0] for model in (exact, collected, updated)]  # of the same observations
+    np.testing.assert_allclose(values[1], values[0], rtol=0.05, atol=0.05)
+    assert not np.array_equal(values[0], values[1])
+    assert np.array_equal(values[0], values[2])
+    losses = [logged(model)["value_loss"] for model in (exact, updated)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.1)
+    assert losses[0] != losses[1]
+    assert all(parameter.dtype == torch.float32 for parameter in updated.policy.parameters())
+
+
+def test_bfloat16_has_no_effect_on_custom_policies_which_is_said():
+    with pytest.warns(UserWarning, match="precision='bfloat16' has no effect, because Overriding overrides evaluate_actions"):
+        model = ANO(Overriding, "CartPole-v1", **SMALL, precision="bfloat16").learn(32)
+    assert torch.equal(parameters(model), parameters(ANO(Overriding, "CartPole-v1", **SMALL).learn(32)))

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sb3_ano.shaping import SHAPINGS, ShapingPair, ano, from_ratio, identity, is_importable, name_of, ppo, resolve, spo
+from sb3_ano.shaping import ShapingPair, ano, from_ratio, identity, is_importable, name_of, ppo, resolve, spo
 from tests.common import pseudo_huber
 
 deviations = st.floats(-1e3, 1e3, allow_nan=False)
@@ -25,31 +25,6 @@ def slope(shape, x: float) -> float:
     return torch.autograd.grad(shape(at), at)[0].item()
 
 
-@pytest.mark.parametrize("name", SHAPINGS)
-def test_shapes_are_anchored(name):
-    assert h(SHAPINGS[name], 0.0) == pytest.approx(0.0, abs=1e-14)
-
-
-@pytest.mark.parametrize("name", SHAPINGS)
-@given(x=deviations)
-def test_shapes_lie_below_the_identity(name, x):
-    assert h(SHAPINGS[name], x) <= x + 1e-12 * max(1.0, abs(x))
-
-
-@pytest.mark.parametrize("name", SHAPINGS)
-def test_shapes_start_with_slope_one(name):
-    assert slope(SHAPINGS[name], 0.0) == pytest.approx(1.0, rel=1e-14)
-
-
-@given(x=deviations, step=st.floats(1e-3, 10.0))
-def test_ano_rises_up_to_one_and_falls_beyond(x, step):
-    low, high = h(ano, x), h(ano, x + step)
-    if x + step <= 1.0:
-        assert low < high
-    elif x >= 1.0:
-        assert low >= high
-
-
 @given(x=deviations)
 def test_slope_of_ano_has_the_factored_form_of_the_appendix(x):
     z = min(max(x - 1.0, -500.0), 500.0)
@@ -61,14 +36,7 @@ def test_slope_of_ano_has_the_factored_form_of_the_appendix(x):
     assert slope(ano, z + 1.0) == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
-@given(x=deviations)
-def test_slope_of_ano_never_exceeds_45_sixteenths(x):
-    assert abs(slope(ano, x)) <= 45 / 16
-
-
-def test_slope_of_ano_in_the_far_tails():
-    assert slope(ano, -200.0) == pytest.approx(45 / 16, rel=1e-15)
-    assert slope(ano, 200.0) == pytest.approx(0.0, abs=1e-50)
+def test_slope_of_ano_keeps_its_digits_where_it_redescends():
     assert slope(ano, 50.0) < 0.0
     z = 40.0  # the leading terms of the appendix: 45/32 (2 * 2^-2z - 4 * 2^-z)
     assert slope(ano, 1.0 + z) == pytest.approx(45 / 32 * (2 * 2 ** (-2 * z) - 4 * 2**-z), rel=1e-9)
@@ -90,10 +58,10 @@ def test_ppo_spo_and_identity_are_their_formulas(x):
 
 def test_resolve_takes_names_paths_callables_and_pairs():
     assert resolve("ano") is ano
-    assert resolve(pseudo_huber) is pseudo_huber
     assert resolve("sb3_ano.shaping:spo") is spo
     assert resolve(("ano", spo)) == ShapingPair(ano, spo)
     assert resolve(["torch:tanh", "ppo"]) == ShapingPair(torch.tanh, ppo)
+    assert resolve(pseudo_huber) is resolve("tests.common:pseudo_huber") is pseudo_huber
 
 
 @pytest.mark.parametrize(

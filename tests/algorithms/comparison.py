@@ -1,0 +1,165 @@
+"""The comparison of ``ANO(shaping="ppo")`` with SB3's PPO in one configuration."""
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.policies import ActorCriticCnnPolicy, ActorCriticPolicy, MultiInputActorCriticPolicy
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
+
+from sb3_ano import ANO
+from tests.algorithms.configurations import (
+    ACTIONS,
+    ACTIVATIONS,
+    GSDE,
+    NETS,
+    OBSERVATIONS,
+    OPTIMIZERS,
+    OPTIONS,
+    WRAPPERS,
+    Callback,
+    Configuration,
+    chosen,
+)
+from tests.common import parameters
+from tests.tiny_envs import tiny_vec_env
+
+
+def made(cls: type, config: Configuration, **options: Any) -> Any:
+    """A model; what SB3 has no use for in a combination is left out, the same for both classes."""
+    observations, actions = OBSERVATIONS[config["observations"]], ACTIONS[config["actions"]]
+    env = tiny_vec_env(observations, actions, config["n_envs"])
+    if config["observations"] == "vector" or config["wrapper"] in ("none", "VecMonitor"):
+        env = WRAPPERS[config["wrapper"]](env)
+
+    kwargs: dict[str, Any] = {
+        "net_arch": NETS[config["net"]],
+        "activation_fn": ACTIVATIONS[config["activation"]],
+        "share_features_extractor": config["share"],
+        **{name: dict(value) if isinstance(value, dict) else value for name, value in OPTIMIZERS[config["optimizer"]].items()},
+    }
+    gsde = GSDE[config["gsde"]] if isinstance(actions, spaces.Box) else None
+    kwargs |= gsde or {}
+    policy, kwargs["features_extractor_class"] = ActorCriticPolicy, FlattenExtractor
+    if isinstance(observations, spaces.Dict):
+        policy, kwargs["features_extractor_class"] = MultiInputActorCriticPolicy, CombinedExtractor
+        kwargs["features_extractor_kwargs"] = {"cnn_output_dim": 8}
+    elif config["observations"] != "image" and chosen(config, "extractor") and isinstance(observations, spaces.Box):
+        kwargs["features_extractor_class"] = chosen(config, "extractor")
+    elif config["observations"] in ("image", "channels first"):
+        policy, kwargs["features_extractor_class"] = ActorCriticCnnPolicy, NatureCNN
+        kwargs["features_extractor_kwargs"] = {"features_dim": 8}
+    kwargs |= config.get("kwargs", {})
+    policy = chosen(config, "policy") or policy
+    return cls(
+        policy,
+        env,
+        use_sde=gsde is not None,
+        policy_kwargs=kwargs,
+        **{
+            "n_steps": 8 if config["n_envs"] > 1 else 24,
+            "n_epochs": 2,
+            "learning_rate": 1e-2,
+            "batch_size": config["batch_size"],
+            "sde_sample_freq": config["sde_sample_freq"],
+            "seed": config["seed"],
+            "device": "cpu",
+            **OPTIONS[config["options"]],
+            **options,
+        },
+    )
+
+
+class Trained:
+    """A training of two updates: the rollouts, how far the updates moved the parameters, and where these ended."""
+
+    def __init__(self, cls: type, config: Configuration, **options: Any) -> None:
+        self.rollouts: list[dict[str, np.ndarray]] = []
+        self.model = model = made(cls, config, **options)
+        self.moved = 0.0
+        chosen(config, "before")(model)
+        train = model.train
+
+        def record_and_train() -> None:
+            buffer = model.rollout_buffer
+            self.rollouts.append({name: getattr(buffer, name).copy() for name in COMPARED})
+            before = all_parameters(model)
+            train()
+            self.moved += (all_parameters(model) - before).norm().item()
+
+        model.train = record_and_train
+        change = chosen(config, "callback")
+        steps = model.n_steps * model.n_envs
+        model.learn(steps, callback=None if change is None else Callback(change))
+        chosen(config, "between")(model)
+        model.learn(steps, reset_num_timesteps=False)
+        self.after = all_parameters(model)
+
+
+def all_parameters(model: Any) -> torch.Tensor:
+    # Not parameters_to_vector, which needs views.
+    return torch.cat([parameter.detach().flatten() for parameter in model.policy.parameters()])
+
+
+COMPARED = ("actions", "values", "log_probs", "rewards", "advantages")
+
+
+def assert_equals_sb3(config: Configuration, **options: Any) -> Trained | None:
+    """Train both, and compare the rollouts and the parameters; where SB3 raises, ANO has to raise.
+
+    :param config: one of :data:`CONFIGURATIONS`
+    :param options: further arguments of ANO
+    :return: the training by SB3, or None if it raised
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            expected = Trained(PPO, config)
+        except Exception as error:
+            with pytest.raises(type(error)):
+                Trained(ANO, config, shaping="ppo", **options)
+            return None
+        found = Trained(ANO, config, **{"shaping": "ppo", **options})
+    for rollout, (mine, theirs) in enumerate(zip(found.rollouts, expected.rollouts, strict=True)):
+        for name in COMPARED:
+            tolerance = 1e-4 * max(1.0, np.abs(theirs[name]).max())
+            np.testing.assert_allclose(mine[name], theirs[name], atol=tolerance, err_msg=f"{name} of rollout {rollout}")
+    difference = (found.after - expected.after).norm()
+    assert difference <= 1e-4 * expected.moved + 1e-7 * expected.after.norm()
+    assert found.model._n_updates == expected.model._n_updates
+    assert found.model.num_timesteps == expected.model.num_timesteps
+    return expected
+
+
+@contextlib.contextmanager
+def traced_only() -> Iterator[list[dict[str, Any]]]:
+    """Trace as the compiler would, without a graph break, but run what was traced without compiling it.
+
+    Yields a list, to which each graph adds the options that were given for it.
+    """
+    graphs: list[dict[str, Any]] = []
+    compile_it = torch.compile
+
+    def trace(function: Any, fullgraph: bool, dynamic: bool, options: dict[str, Any]) -> Any:
+        assert fullgraph
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            graphs.append(options)
+            return graph.forward
+
+        return compile_it(function, fullgraph=fullgraph, dynamic=dynamic, backend=backend)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(torch, "compile", trace)
+        yield graphs
+
+
+def relative_difference(one: Any, other: Any) -> float:
+    """Distance of the parameters of two models, relative to those of the first."""
+    return ((parameters(one) - parameters(other)).norm() / parameters(one).norm()).item()

@@ -1,0 +1,287 @@
+"""Arguments of the constructor, of ``load`` and ``learn``, and attributes that are assigned: ranges, types, messages."""
+
+import inspect
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.utils import LinearSchedule
+
+from sb3_ano import ANO, PAPO
+from tests.common import ALGORITHMS, SMALL, parameters
+from tests.tiny_envs import BOX_OBSERVATIONS, TinyEnv
+
+every_algorithm = pytest.mark.parametrize("cls", ALGORITHMS)
+
+
+def model(cls: type = ANO, **options: Any) -> Any:
+    return cls(**{"policy": "MlpPolicy", "env": "CartPole-v1", **SMALL, **options})
+
+
+@every_algorithm
+def test_a_ppo_user_changes_one_word(cls):
+    ours = list(inspect.signature(cls.__init__).parameters.values())
+    theirs = list(inspect.signature(PPO.__init__).parameters.values())
+    assert [(p.name, p.default, p.kind) for p in ours[: len(theirs)]] == [(p.name, p.default, p.kind) for p in theirs]
+    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in ours[len(theirs) :])
+
+
+# An argument, a value, and the error; they are the same when the value is assigned, and when a model is loaded with it.
+BAD = [
+    ("n_steps", 0, ValueError, "n_steps=0 is not allowed; allowed are positive integers"),
+    ("n_steps", True, TypeError, "n_steps=True is of type bool"),
+    ("batch_size", 0, ValueError, "batch_size=0 is not allowed; allowed are positive integers"),
+    ("n_epochs", 2.5, ValueError, "n_epochs=2.5 is not allowed; allowed are positive integers"),
+    ("gamma", 1.5, ValueError, "gamma=1.5 is not allowed; allowed are numbers from 0 to 1"),
+    ("gae_lambda", -1, ValueError, "gae_lambda=-1 .*from 0 to 1"),
+    ("clip_range", -0.2, ValueError, "clip_range=-0.2 .*allowed are"),
+    ("clip_range", math.nan, ValueError, "clip_range=nan .*allowed are"),
+    ("clip_range", math.inf, ValueError, "clip_range=inf .*allowed are"),
+    ("clip_range", "0.2", ValueError, "clip_range='0.2' is not a schedule; allowed are"),
+    ("clip_range", None, TypeError, "clip_range=None is of type NoneType"),
+    ("clip_range_high", "lin_0", ValueError, "clip_range_high='lin_0'"),
+    ("clip_range_vf", -1, ValueError, "clip_range_vf=-1.0 is not allowed"),
+    ("desired_kl", -0.01, ValueError, "desired_kl=-0.01"),
+    ("desired_kl", "0.01", ValueError, "desired_kl='0.01'"),
+    ("ent_coef", "auto", TypeError, "ent_coef='auto' is of type str; allowed are finite numbers"),
+    ("ent_coef", math.nan, ValueError, "ent_coef=nan .*finite"),
+    ("vf_coef", -0.5, ValueError, "vf_coef=-0.5 .*finite numbers from 0"),
+    ("vf_coef", math.inf, ValueError, "vf_coef=inf .*finite numbers from 0"),
+    ("max_grad_norm", math.nan, ValueError, "max_grad_norm=nan .*allowed are"),
+    # review users U18
+    ("max_grad_norm", None, TypeError, "max_grad_norm=None is of type NoneType; allowed are numbers from 0, inf"),
+    ("target_kl", -1, ValueError, "target_kl=-1 is not allowed; allowed are None and numbers above 0"),
+    ("normalize_advantage", 1, TypeError, "normalize_advantage=1 is of type int; allowed are True and False"),
+    ("use_sde", 0, TypeError, "use_sde=0 is of type int; allowed are True and False"),
+    ("sde_sample_freq", 0.5, ValueError, "sde_sample_freq=0.5 .*integers from -1"),
+    ("sde_sample_freq", -2, ValueError, "sde_sample_freq=-2 .*integers from -1"),
+    ("seed", -1, ValueError, "seed=-1 is not allowed; allowed are None and integers from 0"),
+    ("seed", 2**32, ValueError, "seed=4294967296"),
+    ("rollout_buffer_kwargs", [1], TypeError, "rollout_buffer_kwargs=.1. .*dictionaries"),
+    ("rollout_buffer_class", 3, TypeError, "rollout_buffer_class=3 .*rollout buffer classes"),
+    ("check_finite", None, TypeError, "check_finite=None"),
+    ("torch_compile", None, TypeError, "torch_compile=None .*'auto', True and False"),
+    ("torch_compile", "maybe", ValueError, "torch_compile='maybe' .*allowed are"),
+    ("precision", "float16", ValueError, "precision='float16' .*'float32' and 'bfloat16'"),
+]
+# These are looked at when a model is made only.
+BAD_WHEN_MADE = [
+    ("clip_range", 0.0, ValueError, "clip_range=0.0 .*allowed are"),
+    ("clip_range_high", 0.0, ValueError, "clip_range_high=0.0"),
+    ("desired_kl", 0.0, ValueError, "desired_kl=0.0"),
+    ("learning_rate", "cos_3e-4", ValueError, "learning_rate='cos_3e-4' .*allowed are"),
+    ("learning_rate", None, TypeError, "learning_rate=None is of type NoneType; allowed are"),
+    ("learning_rate", -1e-3, ValueError, "learning_rate=-0.001 .*allowed are"),
+    ("batch_size", 1, ValueError, "batch_size=1 .*allowed are 2 and more"),
+    ("n_steps", 1, ValueError, "n_steps=1 .*allowed are"),
+    ("stats_window_size", 0, ValueError, "stats_window_size=0 .*positive integers"),
+    ("tensorboard_log", 3, TypeError, "tensorboard_log=3 .*paths"),
+    ("policy_kwargs", 3, TypeError, "policy_kwargs=3 .*dictionaries"),
+    ("policy", 3, TypeError, "policy_class=3 .*allowed are policy names and policy classes"),
+    ("policy", "MlpPolitik", ValueError, "MlpPolitik"),
+    # review users U23
+    ("policy", "MlpLstmPolicy", ValueError, "'MlpLstmPolicy' is unknown; .*Recurrent and maskable .* not supported"),
+    # review users U17
+    ("env", 3, TypeError, "env=3 is of type int, not an environment; allowed are a registered id"),
+    ("env", gym.Env, TypeError, "is of type type, not an environment"),
+    ("env", lambda: gym.make("CartPole-v1"), TypeError, "is of type function, not an environment"),
+    ("env", None, TypeError, "env=None is not allowed; allowed are a registered id"),
+    ("env", "CartPol-v1", ValueError, "env='CartPol-v1' is not a registered environment.*CartPole"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "error", "message"), [*BAD, *BAD_WHEN_MADE])
+def test_bad_arguments_are_named_with_what_is_allowed(name, value, error, message):
+    with pytest.raises(error, match=message) as caught:
+        model(**{name: value})
+    assert "\n" not in str(caught.value)
+
+
+def test_the_bounds_of_the_ranges_are_allowed():
+    zeros = dict.fromkeys(("gamma", "gae_lambda", "vf_coef", "max_grad_norm", "learning_rate"), 0.0)
+    made = model(n_steps=2, batch_size=2, n_epochs=1, stats_window_size=1, ent_coef=-1.0, seed=2**32 - 1, **zeros)
+    assert made.learn(2)._n_updates == 1
+    one_by_one = model(n_steps=1, batch_size=1, normalize_advantage=False, gamma=1.0, gae_lambda=1.0, max_grad_norm=math.inf)
+    assert one_by_one.learn(1)._n_updates == SMALL["n_epochs"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    [
+        ("k", 0, ValueError, "k=0 .*allowed are"),
+        ("omega1", -0.1, ValueError, "omega1=-0.1 .*allowed are"),
+        ("omega2", "much", TypeError, "omega2='much' is of type str; allowed are"),
+        ("max_epoch_kl", 0.0, ValueError, "max_epoch_kl=0.0 .*allowed are"),
+        ("rollout_buffer_class", RolloutBuffer, ValueError, "gives PAPO no td_errors .*allowed are FlatRolloutBuffer"),
+        ("shaping", "ano", TypeError, "unexpected keyword argument 'shaping'"),
+        ("desired_kl", 0.01, TypeError, "unexpected keyword argument 'desired_kl'"),
+    ],
+)
+def test_bad_arguments_of_papo_are_named(name, value, error, message):
+    with pytest.raises(error, match=message):
+        model(PAPO, **{name: value})
+
+
+@pytest.mark.parametrize(("name", "value", "error", "message"), BAD)
+def test_a_bad_value_that_is_assigned_raises_before_the_next_update(name, value, error, message):  # review core 7
+    made = model()
+    before, good = parameters(made), getattr(made, name)
+    with pytest.raises(error, match=message):
+        made.learn(32, callback=lambda *_: setattr(made, name, value) or True)
+    with pytest.raises(error, match=message):
+        made.learn(32)
+    assert torch.equal(parameters(made), before)
+    setattr(made, name, good)
+    made.learn(32)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "model"
+    model().save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    [
+        *BAD,
+        ("batch_size", 1, ValueError, "batch_size=1"),
+        ("learning_rate", "fast", ValueError, "learning_rate='fast'"),
+        ("shaping", "anno", ValueError, "shaping='anno'"),
+        ("shaping", lambda x: x + 1, ValueError, "violates anchoring"),
+        ("clip_rang_high", 0.5, TypeError, r"unknown arguments \['clip_rang_high'\]"),
+        ("power", 0.5, TypeError, r"unknown arguments \['power'\]"),
+        ("env", "CartPol-v1", ValueError, "env='CartPol-v1' is not a registered environment"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.* was trained with shaping=")
+def test_bad_arguments_of_load_are_named(name, value, error, message, saved):
+    with pytest.raises(error, match=message):
+        ANO.load(saved, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("kind", "space", "message"),
+    [
+        ("action", spaces.Dict({"a": spaces.Discrete(2)}), "space Dict.* is not supported; allowed are Box, Discrete"),
+        ("action", spaces.Tuple([spaces.Discrete(2)]), "space Tuple.* is not supported"),
+        ("action", spaces.Discrete(3, start=1), "space Discrete\\(3, start=1\\), which is not supported; .*start 0"),
+        ("action", spaces.MultiDiscrete([2, 2], start=[0, 1]), ".*is not supported; .*start 0"),
+        ("action", spaces.MultiDiscrete([[2, 2], [3, 3]]), ".*is not supported; .*one-dimensional MultiDiscrete"),
+        ("action", spaces.MultiBinary([2, 2]), ".*is not supported; .*one-dimensional MultiBinary"),
+        ("action", spaces.Box(-np.inf, np.inf, (1,)), "space Box"),
+        ("observation", spaces.Tuple([BOX_OBSERVATIONS] * 2), "space Tuple.*, which is not supported; allowed are Box"),
+        ("observation", spaces.Text(5), "space Text"),
+        ("observation", spaces.Sequence(spaces.Discrete(2)), "space Sequence"),
+        ("observation", spaces.Discrete(5, start=2), "space Discrete\\(5, start=2\\), .*start 0"),
+        ("observation", spaces.MultiDiscrete([[2, 2], [3, 3]]), "space MultiDiscrete.*one-dimensional"),
+        ("observation", spaces.Dict({"a": BOX_OBSERVATIONS, "mission": spaces.Text(5)}), "space 'mission' Text"),
+        ("observation", spaces.Dict({"a": spaces.Dict({"b": BOX_OBSERVATIONS})}), "space 'a' Dict"),
+    ],
+    ids=str,
+)
+def test_unsupported_spaces_are_named_with_what_is_allowed(kind, space, message):  # review users U19
+    chosen = {"action": spaces.Discrete(2), "observation": BOX_OBSERVATIONS, kind: space}
+    with pytest.raises(ValueError, match=f"{kind} {message}") as caught:
+        ANO("MultiInputPolicy", TinyEnv(chosen["observation"], chosen["action"]))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("total", "error", "message"),
+    [
+        ("100", TypeError, "total_timesteps='100' is of type str"),
+        (None, TypeError, "total_timesteps=None"),
+        (-1, ValueError, "total_timesteps=-1 is not allowed; allowed are numbers from 0"),
+        (math.nan, ValueError, "total_timesteps=nan"),
+    ],
+)
+def test_a_training_of_no_length_is_named(total, error, message):  # review users U18
+    with pytest.raises(error, match=message):
+        model().learn(total)
+
+
+def test_a_training_of_length_zero_only_sets_up_and_says_so():  # review users U18
+    made = model()
+    before = parameters(made)
+    with pytest.warns(UserWarning, match="total_timesteps=0: .*nothing is trained"):
+        made.learn(0)
+    made.logger.record("mine", 1)
+    assert made.num_timesteps == 0
+    assert torch.equal(parameters(made), before)
+    assert made.learn(1e1).num_timesteps == 32  # a float is a number, as in SB3
+
+
+@every_algorithm
+def test_training_without_an_environment_says_what_to_do(cls, tmp_path):  # review users U18
+    model(cls).save(tmp_path / "model")
+    loaded = cls.load(tmp_path / "model")
+    with pytest.raises(ValueError, match="there is no environment to train in; pass env= to load, or call set_env first"):
+        loaded.learn(32)
+    loaded.set_env("CartPole-v1")  # review users U21
+    assert loaded.learn(32).num_timesteps == 32
+    assert cls.load(tmp_path / "model", env="CartPole-v1").learn(32).num_timesteps == 32
+
+
+@every_algorithm
+def test_the_representation_shows_the_radii(cls):  # review users U21
+    start = f"{cls.__name__}({'shaping=' + repr('ano') + ', ' if cls is ANO else ''}"
+    assert repr(model(cls)) == f"{start}clip_range=0.2)"
+    made = model(cls, clip_range=LinearSchedule(0.2, 0.1, 1.0), clip_range_high=0.28)
+    assert repr(made) == f"{start}clip_range=LinearSchedule(start=0.2, end=0.1, end_fraction=1.0), clip_range_high=0.28)"
+
+
+@pytest.mark.parametrize("name", ["clip_range", "clip_range_high", "clip_range_vf", "desired_kl", "learning_rate"])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_schedule_that_is_not_a_number_is_named_before_it_does_harm(name, number):
+    # finite when the model is made, at progress 1
+    made = model(**{name: lambda progress: 1e-3 if progress == 1.0 else number})
+    before = parameters(made)
+    with pytest.raises(ValueError, match=f"{name} is {number} at progress_remaining=0"):
+        made.learn(32)
+    assert torch.equal(parameters(made), before) or name == "desired_kl"  # which is for the next update
+
+
+@every_algorithm
+def test_schedules_may_be_given_as_in_the_zoo(cls, tmp_path):  # review users U20
+    made = model(cls, learning_rate="lin_0.001", clip_range_high="lin_0.3").learn(64)
+    assert made.logger.name_to_value["train/learning_rate"] == 0.0
+    assert [made.lr_schedule(progress) for progress in (1.0, 0.5)] == [0.001, 0.0005]
+    assert made.clip_range_high(0.5) == pytest.approx(0.15)
+    made.save(tmp_path / "model")
+    assert cls.load(tmp_path / "model", learning_rate="lin_0.002").lr_schedule(0.5) == 0.001
+
+
+@pytest.mark.parametrize("radius", [0.05, "lin_0.05", LinearSchedule(0.05, 0.0, 1.0), np.float32(0.05)], ids=str)
+def test_a_radius_is_assigned_as_it_is_given_to_the_constructor(radius):  # review core 7; SB3 takes nothing but schedules
+    names = ("clip_range", "clip_range_high", "clip_range_vf")
+    made, expected = model(), model(**dict.fromkeys(names, radius))
+    for name in names:
+        setattr(made, name, radius)
+    for each in (made, expected):
+        each.set_random_seed(0)
+        each.learn(64)
+    assert torch.equal(parameters(made), parameters(expected))
+    assert made.clip_range(1.0) == pytest.approx(0.05)
+
+
+@every_algorithm
+@pytest.mark.parametrize("n_steps", [16, 48])
+def test_a_length_of_the_rollout_that_is_assigned_acts_from_the_next_one(cls, n_steps):  # review core 7
+    made = model(cls, batch_size=16)
+    made.learn(64, callback=lambda *_: setattr(made, "n_steps", n_steps) or True)
+    assert made.rollout_buffer.observations.shape[0] == n_steps
+    assert made.num_timesteps == (64 if n_steps == 16 else 80)
+    assert made.n_skipped_minibatches == 0
+
+
+def test_a_batch_that_does_not_divide_the_rollout_is_warned_about():
+    with pytest.warns(UserWarning, match="batch_size=24 does not divide the rollout of 32 samples"):
+        model(batch_size=24)
