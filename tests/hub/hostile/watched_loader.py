@@ -78,16 +78,15 @@ def digest(model) -> str:
     parts = [str(model.observation_space), str(model.action_space)]
     venv = model.get_vec_normalize_env()
     try:
+        tensors, _ = model.policy.obs_to_tensor(observations if venv is None else venv.normalize_obs(observations))
         for deterministic in (True, False):
             torch.manual_seed(0)
             if model.use_sde:
                 model.policy.reset_noise()
-            seen_by_model = observations if venv is None else venv.normalize_obs(observations)
-            actions = model.predict(seen_by_model, deterministic=deterministic)[0]
-            tensors, _ = model.policy.obs_to_tensor(seen_by_model)
             with torch.no_grad():
-                numbers = model.policy.evaluate_actions(tensors, torch.as_tensor(actions))
-            parts += [actions.tobytes().hex(), *(number.numpy().tobytes().hex() for number in numbers)]
+                numbers = model.policy(tensors, deterministic)  # actions, values, log-probabilities
+            parts += [number.numpy().tobytes().hex() for number in numbers]
+        model.predict(observations)
     except Exception as error:
         parts.append(f"raises {error!r}")
     return hashlib.sha256(repr(parts).encode()).hexdigest()
