@@ -73,9 +73,8 @@ NO_POLICY = "there is no ActorCriticPolicy with these arguments and spaces: "
 # By place: values, and what the message says. The name of a place without a message is in the message, with the value.
 # Values of another type, and keys that are missing or unknown, are in the test below this table.
 VALUES = {
-    "algorithm": [("PPO", ""), ("SPO", "shaping="), ("PAPO", "arguments lacks 'k'")],
-    "policy": [({"MlpPolicy": 1}, ""), ("CnnPolicy", "there is no ActorCriticCnnPolicy with these arguments")],
-    "format": [("pickle", "is not of an agent in the safe format")],
+    "algorithm": [("SPO", "shaping="), ("PAPO", "arguments lacks 'k'")],
+    "policy": [("CnnPolicy", "there is no ActorCriticCnnPolicy with these arguments")],
     "format_version": [
         *[(version, "is not of an agent in the safe format") for version in (0, True)],
         (10**6, "is of format version 1000000; this sb3_ano reads 1: install a newer one"),
@@ -94,8 +93,7 @@ VALUES = {
     ],
     "arguments/clip_range_vf": [({"$custom": ["os"], "initial": 1}, "clip_range_vf.$custom=['os']")],
     "arguments/seed": [(-1, ""), (2**64, "seed=18446744073709551616")],
-    "arguments/precision": [("float8", "")],
-    "arguments/use_sde": [(1, ""), (True, NO_POLICY)],
+    "arguments/use_sde": [(True, NO_POLICY)],
     "arguments/rollout_buffer_kwargs": [({"buffer_size": HUGE}, "cannot be set up: TypeError")],
     "arguments/policy_kwargs/net_arch": [
         ([HUGE, HUGE], f"{NO_POLICY}RuntimeError"),
@@ -107,9 +105,7 @@ VALUES = {
         ({"$class": "torch.nn.ReLU"}, "allowed are values that are not classes"),
     ],
     "arguments/policy_kwargs/device": [("cuda", f"{NO_POLICY}TypeError: ActorCriticPolicy.__init__() got an unexpected")],
-    "arguments/policy_kwargs/features_extractor_kwargs": [
-        (value, f"{NO_POLICY}TypeError") for value in ({"features_dim": HUGE}, {"fn": "os.system"}, [1])
-    ],
+    "arguments/policy_kwargs/features_extractor_kwargs": [({"fn": "os.system"}, f"{NO_POLICY}TypeError")],
     "arguments/policy_kwargs/optimizer_kwargs": [
         ({"lr": 1, "eps": 1}, f"{NO_POLICY}TypeError"),
         ({"betas": [0.9] * 10}, "optimizer_kwargs.betas="),
@@ -132,23 +128,21 @@ VALUES = {
         (dict_of(*[{"type": "MultiBinary", "n": 2**23}] * 999), "observation_space.spaces has more than 16777216 elements"),
         (dict_of(*[{"type": "Box", "shape": [2**23], "dtype": "float64", "low": 0, "high": 1}] * 9), "has more than 16777216"),
     ],
-    "observation_space/type": [("Graph", ""), ([[["x" * 100] * 10] * 10] * 10, "type=[[[")],  # review safety, errors
+    "observation_space/type": [([[["x" * 100] * 10] * 10] * 10, "type=[[[")],  # review safety, errors
     "observation_space/shape": [
         ([HUGE, HUGE], ""), ([-4], ""), ([0], ""), ([4.0], ""), ([4] * 100, "positive integers with a product"),
         ([5], "cannot reshape array of size 4 into shape (5,)"), ([2**24], "cannot reshape array of size 4"),
     ],
-    "observation_space/dtype": [("object", ""), ("U1000000000", ""), ("uint8", "does not describe a Box")],
+    "observation_space/dtype": [("U1000000000", ""), ("uint8", "does not describe a Box")],
     "observation_space/low": [
-        ([0, 0, 0, "eval"], "ValueError"), ([0, 0, 0, "1.5"], ""), ([[0]] * 4, ""), (-1e300, ""),
+        ([0, 0, 0, "1.5"], ""), (-1e300, ""),
         (0.1, "observation_space.low=0.1 is not allowed; allowed are numbers that float32 holds exactly"),
     ],
     "action_space": [(multi_discrete(2**24, 2), TOO_LARGE), (dict_of({"type": "MultiBinary", "n": 2}), NO_POLICY)],
     "action_space/n": [(10**9, TOO_LARGE), (10**7, "but that of the policy")],
     "n_envs": [(10**18, ""), (0, ""), (1.0, "")],
     "shaping/name": [
-        (["ano", "os:system"], "which is not built in and is never imported"),
         (["ano"], ""),
-        ({"$class": "os.system"}, "shaping.name="),
         ("x" * 1000, "which is not built in and is never imported"),
         ("spo", "the function of that name is another one now"),
     ],
@@ -161,7 +155,6 @@ VALUES = {
     "vec_normalize/norm_obs": [(False, "unlike the observations of env"), (1, "")],
     "vec_normalize/clip_obs": [(-1.0, "")],
     "optimizer/param_groups": [([], "")],
-    "optimizer/param_groups/0/lr": [({"$class": "os.system"}, "lr='os.system'")],
     "optimizer/numbers": [({f"{name}": 1.0}, f"has the unknown key '{name}'") for name in ("0.step", "9.evil", "evil")],
     ("files", "policy.safetensors"): [({"size": 2**62, "sha256": ""}, "was written with 4611686018427387904")],
     **{("files", name): [({"size": 8, "sha256": ""}, "files={")]
