@@ -106,37 +106,52 @@ def reversed_cartpole():
 
 
 @pytest.mark.parametrize(
-    ("make", "additions"),
+    ("make", "settings", "additions"),
     [
-        (lambda: make_vec_env("CartPole-v1", 2, wrapper_class=Reversed), "Reversed"),
-        (reversed_cartpole, "Reversed"),
-        (lambda: SubprocVecEnv([reversed_cartpole], start_method="fork"), "Reversed"),
-        (lambda: gym.wrappers.TransformReward(gym.make("Pendulum-v1"), abs), "TransformReward{'func': 'builtins:abs'}"),
+        (lambda: make_vec_env("CartPole-v1", 2, wrapper_class=Reversed), {}, "Reversed"),
+        (reversed_cartpole, {}, "Reversed"),
+        (lambda: SubprocVecEnv([reversed_cartpole], start_method="fork"), {}, "Reversed"),
+        (lambda: gym.wrappers.TransformReward(gym.make("Pendulum-v1"), abs), {}, "TransformReward{'func': 'builtins:abs'}"),
         (
             lambda: gym.wrappers.RescaleAction(gym.make("Pendulum-v1"), np.float32([-1.0]), np.float32([1.0])),
+            {},
             r"RescaleAction{'max_action': \[1.0\], 'min_action': \[-1.0\]}",
         ),
-        (lambda: gym.make("Pendulum-v1", max_episode_steps=50), "max_episode_steps=50"),
-        (lambda: gym.wrappers.TimeLimit(gym.make("Pendulum-v1"), 50), "max_episode_steps=50"),
-        (lambda: gym.make("CartPole-v1").unwrapped, "max_episode_steps=None"),
-        (lambda: VecFrameStack(pendulums(2), 2), r"VecFrameStack\(n_stack=2\)"),
-        (lambda: VecNormalize(VecFrameStack(pendulums(2), 2)), r"VecFrameStack\(n_stack=2\)"),
-        (lambda: VecFrameStack(VecNormalize(pendulums(2)), 2), r"VecFrameStack\(n_stack=2\), VecNormalize"),
+        (lambda: gym.make("Pendulum-v1", max_episode_steps=50), {}, "max_episode_steps=50"),
+        (lambda: gym.wrappers.TimeLimit(gym.make("Pendulum-v1"), 50), {}, "max_episode_steps=50"),
+        (lambda: gym.make("CartPole-v1").unwrapped, {}, "max_episode_steps=None"),
+        (lambda: VecFrameStack(pendulums(2), 2), {}, r"VecFrameStack\(n_stack=2\)"),
+        (lambda: VecNormalize(VecFrameStack(pendulums(2), 2)), {}, r"VecFrameStack\(n_stack=2\)"),
+        (lambda: VecFrameStack(VecNormalize(pendulums(2)), 2), {}, r"VecFrameStack\(n_stack=2\), VecNormalize"),
+        (lambda: pendulums(2, env_kwargs={"max_episode_steps": 50, "g": 2.0}), {"max_episode_steps": 50, "g": 2.0}, ""),
+        (lambda: gym.make("Pendulum-v1", g=2.0, render_mode="rgb_array"), {"g": 2.0}, ""),
+        (lambda: gym.wrappers.RecordEpisodeStatistics(gym.make("Pendulum-v1")), {}, ""),
+        (lambda: VecNormalize(pendulums(2), norm_obs=False), {}, ""),
     ],
 )
-def test_an_environment_that_its_id_does_not_make_has_to_be_given(make, additions, evaluated):
+def test_an_environment_that_its_id_and_settings_do_not_make_has_to_be_given(make, settings, additions, evaluated):
     """users U1, U2: the score of another task was published, or an AssertionError came from inside SB3."""
     env = make()
     model = trained(env=env, steps=0)
     env_id = "CartPole-v1" if model.observation_space.shape == (4,) else "Pendulum-v1"
-    for by_id in (None, env_id):
-        with pytest.raises(ValueError, match=f"'{env_id}' is not what the model was trained in.* has {additions}:.* as env="):
-            evaluated(model, by_id)
-    for given in (env, model.get_env()):
-        results = evaluated(model, given)
-        assert (results["env_id"], results["env_kwargs"]) == (env_id, {})
-        assert results["n_additions"] == additions.count(", Vec") + 1
+    if additions:
+        for by_id in (None, env_id):
+            with pytest.raises(ValueError, match=f"'{env_id}' is not what the .* trained in.* has {additions}:.* as env="):
+                evaluated(model, by_id)
+        results = [evaluated(model, env), evaluated(model, model.get_env())]
+    else:
+        results = [evaluated(model)]
+        assert results[0]["episode_lengths"] == [settings.get("max_episode_steps", 200)]
+    for each in results:
+        assert (each["env_id"], each["env_kwargs"]) == (env_id, settings)
+        assert each["n_additions"] == (additions.count(", Vec") + 1 if additions else 0)
     model.get_env().close()
+
+
+def test_settings_that_an_environment_does_not_know_are_given(evaluated):
+    settings = {"max_episode_steps": 50}
+    results = evaluated(trained(env=gym.make("Pendulum-v1", **settings), steps=0), env_kwargs=settings)
+    assert (results["env_kwargs"], results["episode_lengths"]) == (settings, [50])
 
 
 def test_the_score_is_that_of_the_environment_that_was_given(evaluated):
@@ -145,22 +160,6 @@ def test_the_score_is_that_of_the_environment_that_was_given(evaluated):
     returns = evaluated(model, model.get_env(), 5, seed=3)["episode_returns"]
     assert returns == returns_by_hand(model, reversed_cartpole(), 5, seed=3)
     assert returns != returns_by_hand(model, gym.make("CartPole-v1"), 5, seed=3)
-
-
-@pytest.mark.parametrize(
-    ("env", "settings", "given"),
-    [
-        (lambda: pendulums(2, env_kwargs={"max_episode_steps": 50, "g": 2.0}), {"max_episode_steps": 50, "g": 2.0}, None),
-        (lambda: gym.make("Pendulum-v1", g=2.0, render_mode="rgb_array"), {"g": 2.0}, None),
-        (lambda: gym.wrappers.RecordEpisodeStatistics(gym.make("Pendulum-v1")), {}, None),
-        (lambda: VecNormalize(pendulums(2), norm_obs=False), {}, None),
-        (lambda: gym.make("Pendulum-v1", max_episode_steps=50), {"max_episode_steps": 50}, {"max_episode_steps": 50}),
-    ],
-)
-def test_an_environment_that_its_id_and_settings_make_need_not_be_given(env, settings, given, evaluated):
-    results = evaluated(trained(env=env(), steps=0), env_kwargs=given)
-    assert (results["env_id"], results["env_kwargs"], results["n_additions"]) == ("Pendulum-v1", settings, 0)
-    assert results["episode_lengths"] == [settings.get("max_episode_steps", 200)]
 
 
 @pytest.mark.filterwarnings("ignore:env is not what the model was trained in:UserWarning")

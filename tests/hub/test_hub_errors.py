@@ -1,8 +1,7 @@
 """Failures of the Hub, the connection and the disk: one clear line each, and nothing half done."""
 
 import io
-import subprocess
-import sys
+import resource
 import time
 import zipfile
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ import pytest
 from huggingface_hub import HfApi
 from stable_baselines3 import PPO
 
-from sb3_ano.hub import HubError, SafeFormatError, download, load_from_hub, package, push_folder, push_to_hub
+from sb3_ano.hub import HubError, SafeFormatError, download, load_from_hub, package, push_folder, push_to_hub, save_safe
 from tests.hub.agents import QUICK, Canary, one_line, trained
 from tests.hub.hub_server import DROP
 
@@ -158,40 +157,26 @@ def test_no_connection_is_one_line_at_once(cartpole, hub, monkeypatch):
             call()
 
 
-FULL_DISK = """
-import resource
-from sb3_ano.hub import download, load_from_hub, load_safe, push_to_hub, save_safe
-model = load_from_hub("somebody/agent", cache_dir="other_cache")
-save_safe(model, "agents/old")
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-for call in (
-    lambda: save_safe(model, "agents/old", include_optimizer=True),
-    lambda: download("somebody/agent", "agents/agent"),
-    lambda: push_to_hub(model, "somebody/new", "CartPole-v1", n_eval_episodes=1, verbose=0),
-):
-    try:
-        call()
-    except OSError as error:
-        print(f"{type(error).__name__}: {error}")
-load_safe("agents/old")
-"""
-
-
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_done(pushed, tmp_path, monkeypatch):
     """The system lets no file grow beyond 1000 bytes, which looks like a full disk to every writer."""
-    place, temporary = tmp_path / "place", tmp_path / "temporary"
-    place.mkdir()
+    agents, temporary = tmp_path / "agents", tmp_path / "temporary"
     temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    run = subprocess.run([sys.executable, "-c", FULL_DISK], capture_output=True, text=True, cwd=place, timeout=120)
-    assert run.returncode == 0, run.stderr
-    save, pulled, push = run.stdout.splitlines()
-    assert save.startswith("OSError: [Errno 27] File too large")
-    assert pulled.startswith("HubError: cannot download sb3_ano.json of somebody/agent: OSError: [Errno 27] File too large")
-    assert push.startswith("HubError: cannot push to somebody/new: OSError: [Errno 27] File too large")
-    assert sorted(path.name for path in place.iterdir()) == ["agents", "other_cache"]
-    assert [path.name for path in (place / "agents").iterdir()] == ["old"]
-    assert {path.name for path in (place / "agents" / "old").iterdir()} == {"sb3_ano.json", "policy.safetensors"}
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    model = load_from_hub("somebody/agent", cache_dir=tmp_path / "other_cache")
+    old = {path.name: path.read_bytes() for path in save_safe(model, agents / "old").iterdir()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match=r"^\[Errno 27\] File too large"):
+            save_safe(model, agents / "old", include_optimizer=True)
+        with one_line(HubError, "cannot download sb3_ano.json of somebody/agent: OSError: .Errno 27. File too large"):
+            download("somebody/agent", agents / "agent")
+        with one_line(HubError, "cannot push to somebody/new: OSError: .Errno 27. File too large"):
+            push_to_hub(model, "somebody/new", "CartPole-v1", **QUICK)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in agents.iterdir()] == ["old"]
+    assert {path.name: path.read_bytes() for path in (agents / "old").iterdir()} == old
     assert not list(temporary.iterdir())
     assert "somebody/new" not in pushed.repositories
 

@@ -11,26 +11,19 @@ import pytest
 import yaml
 from huggingface_hub import HfApi
 
-from sb3_ano.hub import HubError, download, download_run, load_from_hub, save_safe
-from tests.hub.agents import one_line, trained
+from sb3_ano.hub import HubError, download, download_run, load_from_hub
+from tests.hub.agents import one_line
 
 REPOSITORY = "somebody/ano-CartPole-v1"
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """The files of an agent of CartPole."""
-    folder = save_safe(trained(), tmp_path_factory.mktemp("files") / "agent")
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 @pytest.fixture
-def share(hub, files):
+def share(hub, packed):
     """A function that puts the agent on the Hub, with results.json as given."""
 
     def add(results):
         content = results if isinstance(results, bytes) else json.dumps(results).encode()
-        hub.add(REPOSITORY, {**files, "results.json": content})
+        hub.add(REPOSITORY, {**packed, "results.json": content})
 
     return add
 
@@ -121,10 +114,10 @@ def test_loading_makes_no_environment_and_needs_none(share, no_environments):
     assert "this" not in sys.modules
 
 
-def test_the_files_together_have_a_limit(share, files, tmp_path):
+def test_the_files_together_have_a_limit(share, packed, tmp_path):
     """Review safety H8: max_bytes."""
     share(b"{}")
-    total = sum(map(len, files.values())) + 2
+    total = len(packed["sb3_ano.json"]) + len(packed["policy.safetensors"]) + 2
     download(REPOSITORY, tmp_path / "agent", max_bytes=total)
     with pytest.raises(HubError, match="allowed are .* more, see max_bytes="):
         download(REPOSITORY, tmp_path / "agent", max_bytes=total - 1)
@@ -151,9 +144,9 @@ assert sys.path[0] == ""
 """
 
 
-def test_a_directory_supplies_no_modules_even_if_it_is_the_current_one(files, tmp_path):
+def test_a_directory_supplies_no_modules_even_if_it_is_the_current_one(packed, tmp_path):
     """Review safety H7: packages that PyTorch imports late, and those that this package imports late."""
-    for name, content in files.items():
+    for name, content in packed.items():
         (tmp_path / name).write_bytes(content)
     for name in ("sympy", "mpmath", "triton", "optree", "networkx", "pandas", "onnx", "safetensors", "huggingface_hub"):
         (tmp_path / f"{name}.py").write_text(f"print('{name} ran')\nraise SystemExit(9)")
