@@ -22,7 +22,7 @@ from huggingface_hub import constants
 
 TOKEN = "hf_of_somebody"
 USER = "somebody"
-#: Stands for a status in :attr:`FakeHub.faults`: the connection is lost before the answer.
+#: Stands for a status in :attr:`FakeHub.fail`: the connection is lost before the answer.
 DROP = 0
 
 
@@ -52,13 +52,15 @@ class FakeHub:
     :param url: address of the server
     :param repositories: repositories by ``"user/name"``
     :param requests: method and path of each request
-    :param faults: statuses of the next answers, by a pattern of the request
+    :param fail: status to answer with, by a pattern of the request
+    :param failures: number of such answers that are left; a negative number never ends
     """
 
     url: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
-    faults: dict[str, list[int]] = field(default_factory=dict)
+    fail: dict[str, int] = field(default_factory=dict)
+    failures: int = -1
 
     def add(self, repo_id: str, files: dict[str, bytes]) -> None:
         """Add a commit as somebody else might have made it, with any names."""
@@ -103,7 +105,8 @@ class Handler(BaseHTTPRequestHandler):
         request = f"{self.command} {path}"
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.hub.requests.append(request)
-        faults = [statuses.pop() for pattern, statuses in self.hub.faults.items() if statuses and re.search(pattern, request)]
+        faults = [status for pattern, status in self.hub.fail.items() if self.hub.failures and re.search(pattern, request)]
+        self.hub.failures -= bool(faults)
         if DROP in faults:
             return
         headers = {}
