@@ -77,6 +77,25 @@ def test_a_loaded_agent_acts_as_the_saved_one(cls, policy, observations, actions
     assert acts_like(loaded, model)
 
 
+@pytest.mark.parametrize(
+    ("name", "space"),
+    [
+        ("action_space", spaces.Discrete(2, start=-3)),
+        ("action_space", spaces.MultiDiscrete([1, 1], np.int32, start=[4, -9])),
+        ("observation_space", spaces.MultiBinary([2, 2])),
+        ("observation_space", spaces.Box(np.int16([[1, 2], [3, 4]]), np.int16([[5, 6], [7, 8]]), dtype=np.int16)),
+    ],
+    ids=str,
+)
+def test_spaces_of_other_forms_come_back(name, space, tmp_path):
+    """The network has four inputs and two outputs for these spaces, too."""
+    model = trained(steps=0)
+    setattr(model, name, space)
+    found = getattr(load_safe(save_safe(model, tmp_path / "agent")), name)
+    assert found == space
+    assert (type(found), found.shape, found.dtype) == (type(space), space.shape, space.dtype)
+
+
 @pytest.mark.parametrize("shaping", ["spo", ("ano", "ppo"), ["ppo", "identity"]], ids=str)
 def test_built_in_shapes_come_back_by_name(shaping, tmp_path):
     model = trained(steps=0, shaping=shaping)
