@@ -1,50 +1,32 @@
 """Failures of the Hub, the connection and the disk: one clear line each, and nothing half done."""
 
-import contextlib
 import io
-import subprocess
-import sys
+import resource
+import time
 import zipfile
 from types import SimpleNamespace
 
 import cloudpickle
 import pytest
+from huggingface_hub import HfApi
 from stable_baselines3 import PPO
 
-from sb3_ano.hub import HubError, SafeFormatError, download, load_from_hub, package, push_folder, push_to_hub
-
-QUICK = {"n_eval_episodes": 1, "video": False, "verbose": 0}
-
-
-@contextlib.contextmanager
-def one_line(kind, pattern):
-    """Expect an error of one line, without the chain of huggingface_hub's own errors."""
-    with pytest.raises(kind, match=pattern) as caught:
-        yield
-    assert "\n" not in str(caught.value)
-    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+from sb3_ano.hub import HubError, SafeFormatError, download, load_from_hub, package, push_folder, push_to_hub, save_safe
+from tests.hub.agents import QUICK, Canary, one_line, trained
+from tests.hub.hub_server import DROP
 
 
-@pytest.fixture
-def pushed(cartpole, hub):
-    """A Hub with an agent on it."""
-    push_to_hub(cartpole, "somebody/agent", **QUICK)
-    hub.requests.clear()
-    return hub
-
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
     """huggingface_hub tries again after seconds."""
     for module in ("huggingface_hub.file_download", "huggingface_hub.utils._http"):
-        monkeypatch.setattr(f"{module}.time", SimpleNamespace(**{**vars(__import__("time")), "sleep": lambda seconds: None}))
+        monkeypatch.setattr(f"{module}.time", SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None}))
 
 
 def test_a_push_that_cannot_succeed_stops_before_anything_is_done(cartpole, hub, capsys, monkeypatch):
     """users U6 c: a wrong class is reported before a wrong token, which comes before the evaluation."""
-    model = PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8)
     with one_line(TypeError, "model is of class PPO; allowed are SPO, PAPO, ANO"):
-        push_to_hub(model, "no repository/at all", token="hf_wrong")
+        push_to_hub(trained(PPO, steps=0), "no repository/at all", token="hf_wrong")
     assert not hub.requests
     with one_line(HubError, "push to somebody/agent: .*Invalid user token"):
         push_to_hub(cartpole, "somebody/agent", token="hf_wrong")
@@ -57,32 +39,100 @@ def test_a_push_that_cannot_succeed_stops_before_anything_is_done(cartpole, hub,
     assert not hub.repositories
 
 
-def test_what_the_hub_says_is_passed_on(pushed, cartpole, tmp_path):
-    with one_line(HubError, "401 .*Invalid credentials"):
-        load_from_hub("somebody/agent", token="hf_wrong")
-    with one_line(HubError, "403 .*rights to create a model under this namespace"):
-        push_to_hub(cartpole, "nobody/agent", **QUICK)
-    with one_line(HubError, "download somebody/other: .*Repository Not Found"):
-        download("somebody/other", tmp_path / "agent")
-    with one_line(HubError, "download somebody/agent: .*Revision Not Found"):
-        load_from_hub("somebody/agent", revision="v2")
-    with one_line(HubError, "download ppo-CartPole-v1.zip of somebody/agent: .*Entry Not Found"):
-        load_from_hub("somebody/agent", trust_remote_code=True, filename="ppo-CartPole-v1.zip")
-    files = pushed.repositories["somebody/agent"].files
+TRUST = {"trust_remote_code": True}
+
+
+@pytest.mark.parametrize(
+    ("repository", "options", "error", "message"),
+    [
+        ("agent", {"token": "hf_wrong"}, HubError, "401 .*Invalid credentials"),
+        ("agent", {"revision": "v2"}, HubError, "download somebody/agent: .*Revision Not Found"),
+        ("agent", {"max_bytes": 1000}, HubError, "sb3_ano.json of somebody/agent: it has [0-9,]+ bytes; allowed are 1,000"),
+        ("agent", {"filename": "ppo-a.zip", **TRUST}, HubError, "download ppo-a.zip of somebody/agent: .*Entry Not Found"),
+        ("other", {}, HubError, "download somebody/other: .*Repository Not Found"),
+        ("half", {}, SafeFormatError, "somebody/half.*policy.safetensors"),
+        ("links", {}, SafeFormatError, "not valid JSON"),
+        ("pickles", {}, ValueError, "no safe format, only ano-x.zip, .*runs any code .*pass trust_remote_code=True"),
+        ("ppo", TRUST, ValueError, "ppo-x.zip was not saved by sb3_ano"),
+        ("many", TRUST, ValueError, "several saved models, ano-x+-0.zip, .* and 295 more; choose one with filename="),
+    ],
+)
+def test_what_is_wrong_with_a_repository_is_one_line(repository, options, error, message, pushed, tmp_path):
+    """A pickle is not even downloaded unless its author is trusted. A link in a repository is a file with text."""
+    files, archive = pushed.repositories["somebody/agent"].files, io.BytesIO()
+    canary = cloudpickle.dumps(Canary(tmp_path / "canary"))
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("data", canary)
+    trained(PPO, steps=0).save(tmp_path / "ppo")
     pushed.add("somebody/half", {"sb3_ano.json": files["sb3_ano.json"]})
-    with one_line(SafeFormatError, "somebody/half.*policy.safetensors"):
-        load_from_hub("somebody/half")
-    # A link in a repository is a file with text.
     pushed.add("somebody/links", {**files, "sb3_ano.json": b"../../../../etc/passwd"})
-    with one_line(SafeFormatError, "not valid JSON"):
-        load_from_hub("somebody/links")
-    pushed.fail = {"HEAD .*policy.safetensors": 403}
-    with one_line(HubError, "download policy.safetensors of somebody/agent: .*403"):
-        load_from_hub("somebody/agent")
-    pushed.fail = {"POST .*/commit/main": 500}
-    with one_line(HubError, "500 .*as the test asks for"):
-        push_to_hub(cartpole, "somebody/agent", **QUICK)
-    assert not list(tmp_path.glob("*agent*"))
+    pushed.add("somebody/pickles", {"ano-x.zip": archive.getvalue(), "vec_normalize.pkl": canary})
+    pushed.add("somebody/ppo", {"ppo-x.zip": (tmp_path / "ppo.zip").read_bytes()})
+    pushed.add("somebody/many", {f"ano-{'x' * 40}-{index}.zip": b"" for index in range(300)})
+    with one_line(error, message):
+        load_from_hub(f"somebody/{repository}", **options)
+    assert not (tmp_path / "canary").exists()
+    assert "max_bytes" not in options or not pushed.fetched
+    assert "trust_remote_code" in options or not any(name.endswith((".zip", ".pkl")) for name in pushed.fetched)
+
+
+POLICY = "/resolve/.*/policy.safetensors"
+PULLING = "download policy.safetensors of somebody/agent: (?!LocalEntryNotFoundError)"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "status", "message"),
+    [
+        (f"GET .*{POLICY}", DROP, PULLING),
+        (f"HEAD .*{POLICY}", DROP, PULLING),
+        (f"HEAD .*{POLICY}", 403, f"{PULLING}.*403"),
+        ("GET /api/models", DROP, "download somebody/agent: "),
+    ],
+)
+def test_a_download_that_fails_leaves_no_directory(pattern, status, message, pushed, tmp_path):
+    pushed.fail = {pattern: status}
+    with one_line(HubError, message):
+        download("somebody/agent", tmp_path / "agents" / "agent")
+    assert not list((tmp_path / "agents").iterdir())
+    pushed.fail, pushed.failures = {f"GET .*{POLICY}": DROP}, 2  # single dropped connections are survived
+    download("somebody/agent", tmp_path / "agents" / "agent")
+    assert pushed.failures == 0
+
+
+@pytest.mark.parametrize(
+    ("pattern", "status", "message"),
+    [
+        ("POST .*/commit/main", DROP, ""),
+        ("POST .*/preupload/main", DROP, ""),
+        ("POST .*/commit/main", 500, "500 .*as the test asks for"),
+        ("POST /api/repos/create", 403, "403 .*as the test asks for"),
+    ],
+)
+def test_a_push_that_fails_leaves_the_repository_as_it_was(pattern, status, message, pushed, pendulum):
+    before = {name: repository.head for name, repository in pushed.repositories.items()}
+    repo_id = "somebody/new" if "create" in pattern else "somebody/agent"
+    pushed.fail = {pattern: status}
+    with one_line(HubError, f"push to {repo_id}: .*{message}"):
+        push_to_hub(pendulum, repo_id, **QUICK)
+    assert {name: repository.head for name, repository in pushed.repositories.items()} == before
+
+
+def test_a_repository_that_changes_meanwhile_is_not_overwritten(pushed, cartpole, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"holds no README.md; sb3_ano.hub.package writes a directory to push"):
+        push_folder(tmp_path, "somebody/agent")
+    folder = package(cartpole, tmp_path / "agent", "somebody/agent", **QUICK)
+    assert not pushed.requests
+    repository, info = pushed.repositories["somebody/agent"], HfApi.model_info
+
+    def then_somebody_commits(*arguments, **options):
+        found = info(*arguments, **options)
+        repository.commit({**repository.files, "new.txt": b""})
+        return found
+
+    monkeypatch.setattr(HfApi, "model_info", then_somebody_commits)
+    with one_line(HubError, "412 .*A commit has happened since"):
+        push_folder(folder, "somebody/agent")
+    assert "new.txt" in repository.files
 
 
 @pytest.mark.parametrize("repo_id", ["agent", "a/b/c", "some body/agent", "../agent", "somebody/agent.git", ""])
@@ -104,113 +154,28 @@ def test_no_connection_is_one_line_at_once(cartpole, hub, monkeypatch):
             call()
 
 
-def test_a_download_survives_dropped_connections(pushed, cartpole, no_waiting):
-    pushed.drop, pushed.drops = "GET .*resolve.*/policy.safetensors", 2
-    assert load_from_hub("somebody/agent").num_timesteps == cartpole.num_timesteps
-    assert pushed.drops == 0
-
-
-@pytest.mark.parametrize("dropped", ["GET .*resolve.*/policy.safetensors", "HEAD .*resolve.*/policy.safetensors"])
-def test_a_connection_that_keeps_dropping_leaves_no_directory(dropped, pushed, no_waiting, tmp_path):
-    pushed.drop, pushed.drops = dropped, 10**6
-    with one_line(HubError, "download policy.safetensors of somebody/agent: (?!LocalEntryNotFoundError)"):
-        download("somebody/agent", tmp_path / "agents" / "agent")
-    assert not list((tmp_path / "agents").iterdir())
-    pushed.drops = 0
-    download("somebody/agent", tmp_path / "agents" / "agent")
-
-
-@pytest.mark.parametrize("dropped", ["POST .*/commit/main", "POST .*/preupload/main"])
-def test_a_push_that_is_cut_off_leaves_the_repository_as_it_was(dropped, pushed, pendulum, no_waiting):
-    before = pushed.repositories["somebody/agent"].head
-    pushed.drop, pushed.drops = dropped, 10**6
-    with one_line(HubError, "push to somebody/agent: "):
-        push_to_hub(pendulum, "somebody/agent", **QUICK)
-    assert pushed.repositories["somebody/agent"].head == before
-
-
-def test_a_repository_that_changes_meanwhile_is_not_overwritten(pushed, cartpole, tmp_path, monkeypatch):
-    from huggingface_hub import HfApi
-
-    folder = package(cartpole, tmp_path / "agent", "somebody/agent", **QUICK)
-    repository, info = pushed.repositories["somebody/agent"], HfApi.model_info
-
-    def then_somebody_commits(self, *args, **kwargs):
-        found = info(self, *args, **kwargs)
-        repository.commit({**repository.files, "new.txt": b""})
-        return found
-
-    monkeypatch.setattr(HfApi, "model_info", then_somebody_commits)
-    with one_line(HubError, "412 .*A commit has happened since"):
-        push_folder(folder, "somebody/agent")
-    assert "new.txt" in repository.files
-
-
-FULL_DISK = """
-import resource
-from sb3_ano.hub import download, load_from_hub, push_to_hub
-model = load_from_hub("somebody/agent", cache_dir="other_cache")
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
-for call in (
-    lambda: download("somebody/agent", "agents/agent"),
-    lambda: push_to_hub(model, "somebody/new", "CartPole-v1", n_eval_episodes=1, verbose=0),
-):
-    try:
-        call()
-    except OSError as error:
-        print(f"{type(error).__name__}: {error}")
-"""
-
-
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_done(pushed, tmp_path, monkeypatch):
     """The system lets no file grow beyond 1000 bytes, which looks like a full disk to every writer."""
-    place, temporary = tmp_path / "place", tmp_path / "temporary"
-    place.mkdir()
+    agents, temporary = tmp_path / "agents", tmp_path / "temporary"
     temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    run = subprocess.run([sys.executable, "-c", FULL_DISK], capture_output=True, text=True, cwd=place, timeout=120)
-    assert run.returncode == 0, run.stderr
-    pulled, push = run.stdout.splitlines()
-    assert pulled.startswith("HubError: cannot download sb3_ano.json of somebody/agent: OSError: [Errno 27] File too large")
-    assert push.startswith("HubError: cannot push to somebody/new: OSError: [Errno 27] File too large")
-    assert sorted(path.name for path in place.iterdir()) == ["agents", "other_cache"]
-    assert not list((place / "agents").iterdir())
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    model = load_from_hub("somebody/agent", cache_dir=tmp_path / "other_cache")
+    old = {path.name: path.read_bytes() for path in save_safe(model, agents / "old").iterdir()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match=r"^\[Errno 27\] File too large"):
+            save_safe(model, agents / "old", include_optimizer=True)
+        with one_line(HubError, "cannot download sb3_ano.json of somebody/agent: OSError: .Errno 27. File too large"):
+            download("somebody/agent", agents / "agent")
+        with one_line(HubError, "cannot push to somebody/new: OSError: .Errno 27. File too large"):
+            push_to_hub(model, "somebody/new", "CartPole-v1", **QUICK)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in agents.iterdir()] == ["old"]
+    assert {path.name: path.read_bytes() for path in (agents / "old").iterdir()} == old
     assert not list(temporary.iterdir())
     assert "somebody/new" not in pushed.repositories
-
-
-class _Canary:
-    """Write a file when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return (open, (self.path, "w"))
-
-
-def test_a_pickle_is_not_even_downloaded_unless_its_author_is_trusted(hub, tmp_path):
-    canary = cloudpickle.dumps(_Canary(tmp_path / "canary"))
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("data", canary)
-    hub.add("somebody/zoo", {"ano-CartPole-v1.zip": archive.getvalue(), "vec_normalize.pkl": canary})
-    with one_line(ValueError, r"no safe format, only ano-CartPole-v1.zip, .*runs any code .*pass trust_remote_code=True"):
-        load_from_hub("somebody/zoo")
-    with one_line(ValueError, "trust_remote_code"):
-        download("somebody/zoo", tmp_path / "agent")
-    assert hub.count("/resolve/") == 0
-    assert not (tmp_path / "canary").exists()
-
-
-def test_trusted_files_are_those_of_one_agent_of_ours(hub, tmp_path):
-    PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8).save(tmp_path / "ppo")
-    hub.add("somebody/ppo", {"ppo-CartPole-v1.zip": (tmp_path / "ppo.zip").read_bytes()})
-    with one_line(ValueError, "ppo-CartPole-v1.zip was not saved by sb3_ano"):
-        load_from_hub("somebody/ppo", trust_remote_code=True)
-    hub.add("somebody/two", {"ano-a.zip": b"", "ano-b.zip": b"", "train_eval_metrics.zip": b""})
-    with one_line(ValueError, "several saved models, ano-a.zip, ano-b.zip; choose one with filename="):
-        load_from_hub("somebody/two", trust_remote_code=True)
 
 
 HOSTILE_NAMES = [
@@ -232,11 +197,5 @@ def test_names_never_become_paths(name, hub, tmp_path):
             call()
     with one_line(ValueError, "filename="):
         load_from_hub("somebody/hostile", trust_remote_code=True, filename=name)
-    assert hub.count("/resolve/") == 0, "a file was requested"
+    assert not hub.fetched, "a file was requested"
     assert [path.name for path in tmp_path.iterdir() if path.name != "hf_home"] == []
-
-
-def test_a_file_that_is_too_large_is_not_downloaded(pushed):
-    with one_line(HubError, "sb3_ano.json of somebody/agent: it has [0-9,]+ bytes; allowed are 1,000"):
-        load_from_hub("somebody/agent", max_bytes=1000)
-    assert pushed.count("/resolve/") == 0

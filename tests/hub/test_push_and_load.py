@@ -1,105 +1,85 @@
-"""An agent goes to the Hub and comes back as what it was."""
+"""An agent goes to the Hub and comes back as what it was, here, in Stable-Baselines3 and in the RL Zoo."""
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+import yaml
+from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize, unwrap_vec_normalize
 
 import sb3_ano.hub
 from sb3_ano import ANO, PAPO, SPO
 from sb3_ano.envs import make_vec_env
-from sb3_ano.hub import download, load_from_hub, package, push_folder, push_to_hub
-from tests.common import SMALL, parameters
-
-QUICK = {"n_eval_episodes": 2, "video": False, "verbose": 0}
+from sb3_ano.hub import download, download_run, load_from_hub, push_to_hub
+from tests.hub.agents import QUICK, acts_like, trained
 
 
-def observations(model, n=1000) -> np.ndarray:
-    generator = np.random.default_rng(0)
-    return generator.normal(size=(n, *model.observation_space.shape)).astype(np.float32)
-
-
-def returns(model, env_id) -> list[float]:
-    """Returns of 5 seeded episodes, with observations normalized as by the agent's own environments."""
+def env_of(env_id, is_normalized=False, stack=0):
+    """An environment, with a VecNormalize of the caller's, below a frame stack or not."""
     env = make_vec_env(env_id, 1, backend="gymnasium")
-    statistics = model.get_vec_normalize_env()
-    if statistics is not None:
-        normalized = VecNormalize(env, training=False, norm_reward=False, clip_obs=statistics.clip_obs)
-        normalized.obs_rms = statistics.obs_rms
-        env = normalized
-    env.seed(11)
-    return evaluate_policy(model, env, 5, return_episode_rewards=True)[0]
-
-
-@pytest.mark.parametrize(("agent", "env_id"), [("cartpole", "CartPole-v1"), ("pendulum", "Pendulum-v1")])
-def test_a_loaded_agent_acts_and_scores_as_the_pushed_one(agent, env_id, hub, request):
-    model = request.getfixturevalue(agent)
-    url = push_to_hub(model, "somebody/agent", **QUICK)
-    assert url == f"{hub.url}/somebody/agent"
-    expected = returns(model, env_id)
-    for trust in (False, True):
-        loaded = load_from_hub("somebody/agent", make_vec_env(env_id, 1, backend="gymnasium"), trust_remote_code=trust)
-        assert type(loaded) is type(model)
-        for deterministic in (True, False):
-            actions = []
-            for each in (model, loaded):
-                torch.manual_seed(3)
-                actions.append(each.predict(observations(model), deterministic=deterministic)[0])
-            np.testing.assert_array_equal(*actions)
-        assert returns(loaded, env_id) == expected
-        normalized = unwrap_vec_normalize(loaded.get_env())
-        assert (normalized is None) == (agent == "cartpole")
-        assert normalized is None or not (normalized.training or normalized.norm_reward)
-
-
-@pytest.mark.parametrize(
-    ("cls", "options"), [(SPO, {}), (PAPO, {}), (ANO, {"shaping": ("ano", "spo"), "clip_range_high": 0.3})]
-)
-def test_the_algorithm_comes_back_without_being_asked_for(cls, options, hub):
-    model = cls("MlpPolicy", make_vec_env("CartPole-v1", 1, backend="gymnasium"), **SMALL, **options)
-    push_to_hub(model, "somebody/agent", **QUICK)
-    for trust in (False, True):
-        loaded = load_from_hub("somebody/agent", trust_remote_code=trust)
-        assert type(loaded) is cls
-        assert torch.equal(parameters(loaded), parameters(model))
-        assert getattr(loaded, "shaping_name", None) == getattr(model, "shaping_name", None)
+    env = VecNormalize(env, clip_obs=5.0) if is_normalized else env
+    return VecFrameStack(env, stack) if stack else env
 
 
 @pytest.mark.parametrize("trust", [False, True])
-@pytest.mark.parametrize("stack", [False, True])
+@pytest.mark.parametrize(
+    ("cls", "env_id", "options"),
+    [
+        (ANO, "Pendulum-v1", {"use_sde": True}),
+        (SPO, "CartPole-v1", {}),
+        (PAPO, "CartPole-v1", {}),
+        (ANO, "CartPole-v1", {"shaping": ("ano", "spo"), "clip_range_high": 0.3}),
+    ],
+)
+def test_a_loaded_agent_acts_and_scores_as_the_pushed_one(cls, env_id, options, trust, hub):
+    is_normalized = env_id == "Pendulum-v1"
+    model = trained(cls, env_of(env_id, is_normalized), **options)
+    assert push_to_hub(model, "somebody/agent", **QUICK) == f"{hub.url}/somebody/agent"
+    loaded = load_from_hub("somebody/agent", env_of(env_id), trust_remote_code=trust)
+    assert type(loaded) is cls
+    assert getattr(loaded, "shaping_name", None) == getattr(model, "shaping_name", None)
+    assert acts_like(loaded, model)
+    env, normalized = env_of(env_id, is_normalized), unwrap_vec_normalize(loaded.get_env())
+    assert (normalized is not None) == is_normalized
+    if is_normalized:
+        env.training = env.norm_reward = False
+        env.obs_rms = model.get_vec_normalize_env().obs_rms
+        assert (normalized.training, normalized.norm_reward) == (False, False)
+    returns = []
+    for each, venv in ((model, env), (loaded, loaded.get_env())):
+        venv.seed(11)
+        returns.append(evaluate_policy(each, venv, 2, return_episode_rewards=True)[0])
+    assert returns[0] == returns[1]
+
+
+@pytest.mark.parametrize("trust", [False, True])
+@pytest.mark.parametrize("stack", [0, 2])
 def test_a_new_vec_normalize_gets_the_statistics_of_the_agent(stack, trust, hub):
     """The statistics of an environment that has not been stepped were used silently."""
-
-    def env():
-        normalized = VecNormalize(make_vec_env("Pendulum-v1", 1, backend="gymnasium"), clip_obs=5.0)
-        return VecFrameStack(normalized, 2) if stack else normalized
-
-    model = ANO("MlpPolicy", env(), **SMALL).learn(64)
+    model = trained(ANO, env_of("Pendulum-v1", True, stack))
     push_to_hub(model, "somebody/agent", model.get_env(), **QUICK)
-    loaded = unwrap_vec_normalize(load_from_hub("somebody/agent", env(), trust_remote_code=trust).get_env())
+    loaded = load_from_hub(
+        "somebody/agent", env_of("Pendulum-v1", True, stack), trust_remote_code=trust
+    ).get_vec_normalize_env()
     np.testing.assert_array_equal(loaded.obs_rms.mean, model.get_vec_normalize_env().obs_rms.mean)
     assert (loaded.training, loaded.norm_reward, loaded.clip_obs) == (True, True, 5.0)  # settings stay the caller's
     kept = load_from_hub("somebody/agent", model.get_env(), trust_remote_code=trust).get_vec_normalize_env()
     assert kept is model.get_vec_normalize_env()
     assert kept.training
-
-
-def test_an_environment_that_the_statistics_do_not_fit_is_rejected(pendulum, hub):
-    push_to_hub(pendulum, "somebody/agent", **QUICK)
-    for trust in (False, True):
-        with pytest.raises(ValueError, match="env does not fit|observations of env"):
-            load_from_hub("somebody/agent", "CartPole-v1", trust_remote_code=trust)
+    with pytest.raises(ValueError, match="env does not fit|observations of env"):
+        load_from_hub("somebody/agent", "CartPole-v1", trust_remote_code=trust)
 
 
 def test_a_push_is_one_commit_and_a_load_takes_only_what_it_needs(cartpole, hub, capsys, tmp_path):
     push_to_hub(cartpole, "somebody/agent", n_eval_episodes=2, video_length=3)
     repository = hub.repositories["somebody/agent"]
     assert len(repository.commits) == 2, "the Hub's own and the push"
+    assert not repository.is_private
     assert set(repository.files) == {
         ".gitattributes", "README.md", "results.json", "replay.mp4",
         "sb3_ano.json", "policy.safetensors", "ano-CartPole-v1.zip",
@@ -107,52 +87,36 @@ def test_a_push_is_one_commit_and_a_load_takes_only_what_it_needs(cartpole, hub,
     }  # fmt: skip
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["saving", "evaluating", "mean", "recording", "pushing"]
-    hub.requests.clear()
     load_from_hub("somebody/agent")
-    fetched = {request.rsplit("/", 1)[1] for request in hub.requests if "/resolve/" in request}
-    assert fetched == {"sb3_ano.json", "policy.safetensors", "results.json"}
+    assert hub.fetched == {"sb3_ano.json", "policy.safetensors", "results.json"}
     folder = download("somebody/agent", tmp_path / "agent")
-    assert {path.name for path in folder.iterdir()} == fetched
+    assert {path.name for path in folder.iterdir()} == hub.fetched
     assert not any(path.is_symlink() for path in folder.iterdir())
 
 
 def test_a_second_push_replaces_the_first_and_leaves_other_files(cartpole, pendulum, hub, monkeypatch):
-    push_to_hub(
-        pendulum, "somebody/agent", include_optimizer=True, private=True, **QUICK | {"video": "auto", "video_length": 3}
-    )
+    video = {**QUICK, "video": "auto", "video_length": 3}
+    push_to_hub(pendulum, "somebody/agent", include_optimizer=True, private=True, **video)
     repository = hub.repositories["somebody/agent"]
-    assert {"vec_normalize.pkl", "vec_normalize.safetensors", "optimizer.safetensors"} < set(repository.files)
+    assert repository.is_private
+    gone = {"vec_normalize.pkl", "vec_normalize.safetensors", "optimizer.safetensors", "ano-Pendulum-v1.zip", "replay.mp4"}
+    assert gone < set(repository.files)
+    first = repository.head
     repository.commit({**repository.files, "notes.txt": b"mine", "ppo-CartPole-v1.zip": b"mine"})
     monkeypatch.delenv("HF_TOKEN")
     push_to_hub(cartpole, "somebody/agent", token="hf_of_somebody", **QUICK)
-    gone = {"vec_normalize.pkl", "vec_normalize.safetensors", "optimizer.safetensors", "ano-Pendulum-v1.zip", "replay.mp4"}
     assert not gone & set(repository.files)
     assert {"notes.txt", ".gitattributes", "ano-CartPole-v1.zip", "ppo-CartPole-v1.zip"} < set(repository.files)
     assert load_from_hub("somebody/agent", token="hf_of_somebody").observation_space.shape == (4,)
-    first = next(commit for commit, files in repository.commits.items() if "ano-Pendulum-v1.zip" in files)
     assert load_from_hub("somebody/agent", revision=first).observation_space.shape == (3,)
 
 
-def test_a_package_can_be_looked_at_and_pushed_later(cartpole, hub, tmp_path):
-    folder = package(cartpole, tmp_path / "agent", "somebody/agent", **QUICK)
-    assert not hub.requests
-    (folder / "README.md").write_text((folder / "README.md").read_text() + "\nA note of mine.\n")
-    push_folder(folder, "somebody/agent")
-    assert b"A note of mine." in hub.repositories["somebody/agent"].files["README.md"]
-    with pytest.raises(ValueError, match=r"holds no README.md; sb3_ano.hub.package writes a directory to push"):
-        push_folder(tmp_path, "somebody/agent")
-
-
-def test_the_snippet_of_the_card_runs_as_it_stands_and_repeats_the_evaluation(pendulum, hub, tmp_path):
-    """In a process that has nothing but HF_ENDPOINT."""
+def test_the_snippet_of_the_card_runs_as_it_stands_and_repeats_the_evaluation(pendulum, hub, capsys):
     push_to_hub(pendulum, "somebody/agent", **{**QUICK, "n_eval_episodes": 5})
     files = hub.repositories["somebody/agent"].files
-    code = files["README.md"].decode().split("```python\n")[1].split("```")[0]
-    command = [sys.executable, "-W", "error", "-c", code]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
-    assert run.returncode == 0, run.stderr
+    exec(files["README.md"].decode().split("```python\n")[1].split("```")[0], {})
     results = json.loads(files["results.json"])
-    assert run.stdout.strip() == f"{results['mean_reward']:.2f} +/- {results['std_reward']:.2f}"
+    assert capsys.readouterr().out == f"{results['mean_reward']:.2f} +/- {results['std_reward']:.2f}\n"
 
 
 def test_public_names_are_listed_for_completion(cartpole, hub):
@@ -161,3 +125,88 @@ def test_public_names_are_listed_for_completion(cartpole, hub):
     with pytest.raises(TypeError, match="licence"):
         push_to_hub(cartpole, "somebody/agent", licence="mit")
     assert not hub.repositories
+
+
+REPOSITORY = "somebody/ano-Pendulum-v1"
+
+
+@pytest.fixture
+def pushed(pendulum, hub, monkeypatch):
+    push_to_hub(pendulum, REPOSITORY, **QUICK)
+    monkeypatch.setenv("TRUST_REMOTE_CODE", "True")  # what SB3's tools ask for before they unpickle
+    return hub
+
+
+def normalization(path):
+    """VecNormalize as SB3 loads it."""
+    return VecNormalize.load(str(path), make_vec_env("Pendulum-v1", 1, backend="gymnasium"))
+
+
+def test_sb3s_own_hub_functions_find_the_model(pushed, pendulum):
+    load = pytest.importorskip("huggingface_sb3").load_from_hub
+    path = load(REPOSITORY, "ano-Pendulum-v1.zip")
+    # SB3's PPO reads what it knows; it would go on training with PPO's clip.
+    for algorithm in (ANO, PPO):
+        model = algorithm.load(path)
+        assert type(model) is algorithm
+        assert acts_like(model, pendulum)
+    env = normalization(load(REPOSITORY, "vec_normalize.pkl"))
+    np.testing.assert_array_equal(env.obs_rms.mean, pendulum.get_env().obs_rms.mean)
+
+
+def test_sb3_loads_the_model_without_this_package(pushed, pendulum, tmp_path):
+    (tmp_path / "model.zip").write_bytes(pushed.repositories[REPOSITORY].files["ano-Pendulum-v1.zip"])
+    seen = np.stack([pendulum.observation_space.sample() for _ in range(20)])
+    np.save(tmp_path / "seen.npy", seen)
+    code = (
+        "import sys; sys.modules['sb3_ano'] = None\n"
+        "import numpy as np\n"
+        "from stable_baselines3 import PPO\n"
+        "model = PPO.load('model.zip', custom_objects={'rollout_buffer_class': None})\n"
+        "np.save('actions.npy', model.predict(np.load('seen.npy'), deterministic=True)[0])\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
+    np.testing.assert_array_equal(np.load(tmp_path / "actions.npy"), pendulum.predict(seen, deterministic=True)[0])
+
+
+def test_the_zoo_downloads_the_run(pushed, pendulum, tmp_path):
+    zoo = pytest.importorskip("rl_zoo3.load_from_hub")
+    zoo.download_from_hub(
+        "ano", pytest.importorskip("huggingface_sb3").EnvironmentName("Pendulum-v1"), 0, str(tmp_path / "logs"), "somebody"
+    )
+    run = tmp_path / "logs" / "ano" / "Pendulum-v1_1"
+    assert (run / "Pendulum-v1" / "vecnormalize.pkl").is_file()
+    assert yaml.safe_load((run / "Pendulum-v1" / "config.yml").read_text())["normalize"]["clip_obs"] == 5.0
+    assert ANO.load(run / "Pendulum-v1.zip").num_timesteps == pendulum.num_timesteps
+
+
+def test_the_examples_of_the_documentation_run(pushed, tmp_path, monkeypatch):
+    """As they stand, but for the length of the training and the video."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "hub.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    training = None
+    for block in text.split("```python\n")[1:]:
+        code = block.split("```")[0].replace("60_000", "512").replace('run="run")', 'run="run", video_length=5)')
+        exec(code, names)
+        training = training or names["model"].get_env()
+    training.close()
+    assert type(names["model"]) is PPO
+    assert (tmp_path / "logs" / "ano" / "CartPole-v1_1" / "CartPole-v1.zip").is_file()
+    assert "learning_curve.png" in pushed.repositories["me/ano-CartPole-v1"].files
+
+
+def test_a_run_is_made_of_the_safe_format_alone(pushed, pendulum, tmp_path):
+    """Every pickle and every YAML file of the repository is broken."""
+    files = pushed.repositories[REPOSITORY].files
+    broken = {name: b"no pickle, no YAML: {" for name in files if name.endswith((".zip", ".pkl", ".yml"))}
+    pushed.add(REPOSITORY, {**files, **broken})
+    run = download_run(REPOSITORY, tmp_path / "logs" / "ano" / "Pendulum-v1_1")
+    env = normalization(run / "Pendulum-v1" / "vecnormalize.pkl")
+    np.testing.assert_array_equal(env.obs_rms.mean, pendulum.get_env().obs_rms.mean)
+    assert (env.training, env.norm_reward, env.gamma) == (True, True, 0.98)
+    assert acts_like(ANO.load(run / "Pendulum-v1.zip"), pendulum)
+    arguments = yaml.safe_load((run / "Pendulum-v1" / "args.yml").read_text())
+    assert (arguments["algo"], arguments["env"], arguments["seed"]) == ("ano", "Pendulum-v1", 0)
+    with pytest.raises(FileExistsError):
+        download_run(REPOSITORY, run)

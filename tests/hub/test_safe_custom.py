@@ -1,68 +1,76 @@
-"""What is not built in is stored by name, and supplied by whoever loads the agent."""
+"""What is not built in is supplied by whoever loads the agent; what cannot be stored leaves the directory as it was."""
+
+import os
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
-from stable_baselines3.common.policies import ActorCriticPolicy
+from gymnasium import spaces
+from stable_baselines3 import PPO
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ano import ANO, SPO
 from sb3_ano.hub import SafeFormatError, load_safe, save_safe
 from tests.common import parameters, pseudo_huber
-from tests.hub.agents import acts_like, document, rewrite, trained
+from tests.hub.agents import CustomPolicy, acts_like, document, rewrite, trained
+
+EXTRACTOR = "policy_kwargs.features_extractor_class"
 
 
-def test_a_shape_of_ones_own_is_stored_by_name_and_supplied_by_the_caller(tmp_path):
-    model = trained(shaping=pseudo_huber)
-    with pytest.warns(
-        UserWarning,
-        match="stored by name only, because not built in: shaping; .* passes them to load_safe, a shape as shaping=",
-    ):
-        save_safe(model, tmp_path / "agent")
+def saved(model, path, custom, **options):
+    """Save an agent, and check which of its parts only the caller can supply."""
+    warning = f"stored by name only, because not built in: {custom}; .* passes them to load_safe, a shape as shaping="
+    with pytest.warns(UserWarning, match=warning):
+        return save_safe(model, path, **options)
+
+
+def test_a_custom_shape_is_stored_by_name_and_supplied_by_the_caller(tmp_path):
+    agent = saved(trained(shaping=pseudo_huber), tmp_path / "agent", "shaping")
     with pytest.raises(SafeFormatError, match="trained with shaping='tests.common:pseudo_huber', which is not built in"):
-        load_safe(tmp_path / "agent")
+        load_safe(agent)
     for given in (pseudo_huber, "tests.common:pseudo_huber"):
-        loaded = load_safe(tmp_path / "agent", "CartPole-v1", shaping=given)
+        loaded = load_safe(agent, "CartPole-v1", shaping=given)
         assert loaded._shape.f is pseudo_huber
         loaded.learn(32)
     with pytest.warns(UserWarning, match="the given shaping= is another function"):
-        assert load_safe(tmp_path / "agent", shaping="spo").shaping == "spo"
-
-
-@pytest.mark.parametrize("shaping", ["spo", ("ano", "ppo"), ["ppo", "identity"]], ids=str)
-def test_built_in_shapes_come_back_by_name(shaping, tmp_path):
-    model = trained(shaping=shaping)
-    loaded = load_safe(save_safe(model, tmp_path / "agent"))
-    assert loaded._shape == model._shape
-
-
-def test_spo_takes_no_shape_here_either(tmp_path):
-    save_safe(trained(SPO), tmp_path / "agent")
-    with pytest.raises(TypeError, match="shaping='ano' is given, but .* holds an agent of SPO"):
-        load_safe(tmp_path / "agent", shaping="ano")
+        assert load_safe(agent, shaping="spo").shaping == "spo"
 
 
 def square_root(progress_remaining):
     return 1e-3 * progress_remaining**0.5
 
 
-@pytest.mark.parametrize("argument", ["learning_rate", "clip_range", "clip_range_high"])
-def test_with_a_schedule_of_ones_own_the_agent_acts_but_is_not_trained_without_it(argument, tmp_path):
-    model = trained(**{argument: square_root})
-    with pytest.warns(UserWarning, match=f"stored by name only, because not built in: {argument}; "):
-        save_safe(model, tmp_path / "agent", include_optimizer=True)
-    loaded = load_safe(tmp_path / "agent", "CartPole-v1")
+class Squared(LinearSchedule):
+    """A subclass of a schedule that the format knows."""
+
+    def __call__(self, progress_remaining):
+        return super().__call__(progress_remaining) ** 2
+
+
+@pytest.mark.parametrize(
+    ("argument", "schedule"),
+    [
+        ("learning_rate", square_root),
+        ("clip_range", Squared(0.5, 0.1, 1.0)),
+        ("clip_range_high", square_root),
+        ("desired_kl", square_root),
+    ],
+)
+def test_with_a_custom_schedule_the_agent_acts_but_is_not_trained_without_it(argument, schedule, tmp_path):
+    model = trained(**{argument: schedule})
+    agent = saved(model, tmp_path / "agent", argument, include_optimizer=True)
+    loaded = load_safe(agent, "CartPole-v1")
     assert acts_like(loaded, model)
-    with pytest.raises(SafeFormatError, match=f"{argument} was the schedule .*:square_root.*{argument}': ..."):
+    with pytest.raises(SafeFormatError, match=f"{argument} was the schedule .*:(square_root|Squared).*{argument}': ..."):
         loaded.learn(64, reset_num_timesteps=False)
-    with pytest.warns(UserWarning, match="stored by name only"):
-        save_safe(loaded, tmp_path / "again")  # nothing more is lost
-    assert document(tmp_path / "again")["arguments"][argument] == document(tmp_path / "agent")["arguments"][argument]
+    again = saved(loaded, tmp_path / "again", argument)  # nothing more is lost
+    assert document(again)["arguments"][argument] == document(agent)["arguments"][argument]
     model.save(tmp_path / "model.zip")
     zipped = ANO.load(tmp_path / "model.zip", env=gym.make("CartPole-v1")).learn(64, reset_num_timesteps=False)
-    again = load_safe(tmp_path / "agent", "CartPole-v1", custom_objects={argument: square_root})
-    again.learn(64, reset_num_timesteps=False)
-    assert torch.equal(parameters(again), parameters(zipped))
+    supplied = load_safe(agent, "CartPole-v1", custom_objects={argument: schedule}).learn(64, reset_num_timesteps=False)
+    assert torch.equal(parameters(supplied), parameters(zipped))
 
 
 class Halved(BaseFeaturesExtractor):
@@ -74,29 +82,20 @@ class Halved(BaseFeaturesExtractor):
         return self.layer(observations) / 2
 
 
-class OwnPolicy(ActorCriticPolicy):
-    def __init__(self, *args, offset=0.0, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.offset = offset
-
-
-def test_classes_of_ones_own_are_supplied_by_the_caller(tmp_path):
-    options = {"features_extractor_class": Halved, "features_extractor_kwargs": {"width": 5}, "offset": 0.25}
-    model = trained(policy=OwnPolicy, policy_kwargs=options)
-    name = "policy_kwargs.features_extractor_class"
-    with pytest.warns(UserWarning, match=f"not built in: policy, {name}; "):
-        save_safe(model, tmp_path / "agent")
+def test_custom_classes_are_supplied_by_the_caller(tmp_path):
+    options = {"features_extractor_class": Halved, "features_extractor_kwargs": {"width": 5}, "anything": 0.25}
+    model = trained(policy=CustomPolicy, policy_kwargs=options)
+    agent = saved(model, tmp_path / "agent", f"policy, {EXTRACTOR}")
     with pytest.raises(
-        SafeFormatError, match=r"policy was '.*:OwnPolicy', which is not built in.*custom_objects=\{'policy': ...\}"
+        SafeFormatError, match=r"policy was '.*:CustomPolicy', which is not built in.*custom_objects=\{'policy': ...\}"
     ):
-        load_safe(tmp_path / "agent")
-    with pytest.raises(SafeFormatError, match=rf"{name} was '.*:Halved'.*custom_objects=\{{'{name}': ...\}}"):
-        load_safe(tmp_path / "agent", custom_objects={"policy": OwnPolicy})
-    loaded = load_safe(tmp_path / "agent", custom_objects={"policy": OwnPolicy, name: Halved})
-    assert (type(loaded.policy), loaded.policy.offset) == (OwnPolicy, 0.25)
-    assert acts_like(loaded, model)
-    whole = load_safe(tmp_path / "agent", custom_objects={"policy": OwnPolicy, "policy_kwargs": options})
-    assert acts_like(whole, model)
+        load_safe(agent)
+    with pytest.raises(SafeFormatError, match=rf"{EXTRACTOR} was '.*:Halved'.*custom_objects=\{{'{EXTRACTOR}': ...\}}"):
+        load_safe(agent, custom_objects={"policy": CustomPolicy})
+    for objects in ({EXTRACTOR: Halved}, {"policy_kwargs": options}):
+        loaded = load_safe(agent, custom_objects={"policy": CustomPolicy, **objects})
+        assert (type(loaded.policy), loaded.policy.anything) == (CustomPolicy, 0.25)
+        assert acts_like(loaded, model)
 
 
 class LooksAtNumbers(Halved):
@@ -108,14 +107,27 @@ class LooksAtNumbers(Halved):
 
 
 def test_a_class_that_cannot_be_built_without_memory_is_compared_afterwards(tmp_path):
-    name = "policy_kwargs.features_extractor_class"
     model = trained(policy_kwargs={"features_extractor_class": LooksAtNumbers})
-    with pytest.warns(UserWarning, match="stored by name only"):
-        save_safe(model, tmp_path / "agent")
-    assert acts_like(load_safe(tmp_path / "agent", custom_objects={name: LooksAtNumbers}), model)
-    rewrite(tmp_path / "agent", lambda content: content["arguments"]["policy_kwargs"].update(net_arch=[65]))
+    agent = saved(model, tmp_path / "agent", EXTRACTOR)
+    assert acts_like(load_safe(agent, custom_objects={EXTRACTOR: LooksAtNumbers}), model)
+    rewrite(agent, {"arguments/policy_kwargs/net_arch": [65]})
     with pytest.raises(SafeFormatError, match="unlike the policy|but that of the policy"):
-        load_safe(tmp_path / "agent", custom_objects={name: LooksAtNumbers})
+        load_safe(agent, custom_objects={EXTRACTOR: LooksAtNumbers})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), torch.zeros(2), {1: 2}, {"$class": "x"}, len, lambda: 0, np.zeros(2)],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_json_has_no_word_for_is_left_to_the_caller(value, tmp_path):
+    name = "policy_kwargs.anything.part.0"
+    model = trained(policy=CustomPolicy, steps=0, policy_kwargs={"anything": {"part": [value]}})
+    agent = saved(model, tmp_path / "agent", f"policy, {name}")
+    with pytest.raises(SafeFormatError, match=f"{name} was .*pass it as custom_objects="):
+        load_safe(agent, custom_objects={"policy": CustomPolicy})
+    loaded = load_safe(agent, custom_objects={"policy": CustomPolicy, name: value})
+    assert loaded.policy.anything["part"][0] is value
 
 
 def test_arguments_can_be_replaced(tmp_path):
@@ -124,6 +136,11 @@ def test_arguments_can_be_replaced(tmp_path):
     loaded = load_safe(tmp_path / "agent", "CartPole-v1", custom_objects=replaced)
     assert (loaded.n_steps, loaded.clip_range(1.0), loaded.tensorboard_log) == (64, 0.1, str(tmp_path / "log"))
     loaded.learn(64)
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory):
+    return save_safe(trained(SPO), tmp_path_factory.mktemp("replaced") / "agent")
 
 
 @pytest.mark.parametrize(
@@ -136,13 +153,97 @@ def test_arguments_can_be_replaced(tmp_path):
         ),
         ({"policy_kwargs.net_arc": [1]}, TypeError, r"custom_objects has 'policy_kwargs.net_arc'"),
         ([1], TypeError, r"custom_objects=\[1\] is not allowed"),
+        ({1: 1}, TypeError, r"custom_objects=\{1: 1\} is not allowed"),
         ({"clip_range": -0.1}, SafeFormatError, "clip_range=-0.1 is not allowed"),
         ({"n_steps": 0}, SafeFormatError, "n_steps=0 is not allowed"),
-        ({"policy": "OwnPolicy"}, SafeFormatError, "policy='OwnPolicy' is not allowed; allowed are MlpPolicy"),
+        ({"policy": "CustomPolicy"}, SafeFormatError, "policy='CustomPolicy' is not allowed; allowed are MlpPolicy"),
         ({"policy_kwargs": {"net_arch": [64, 32]}}, SafeFormatError, "but that of the policy that the JSON describes is"),
     ],
 )
-def test_replacements_that_make_no_sense_are_refused(objects, error, message, tmp_path):
-    save_safe(trained(), tmp_path / "agent")
+def test_replacements_that_make_no_sense_are_rejected(objects, error, message, agent):
     with pytest.raises(error, match=message):
-        load_safe(tmp_path / "agent", custom_objects=objects)
+        load_safe(agent, custom_objects=objects)
+
+
+def test_spo_takes_no_shape_here_either(agent):
+    with pytest.raises(TypeError, match="shaping='ano' is given, but .* holds an agent of SPO"):
+        load_safe(agent, shaping="ano")
+
+
+class Derived(ANO):
+    """A subclass, which the format does not know."""
+
+
+def with_complex_numbers(model):
+    model.policy.register_buffer("phases", torch.zeros(2, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize(
+    ("cls", "spoil", "error", "message"),
+    [
+        (PPO, lambda model: None, TypeError, "model is of class PPO; allowed are SPO, PAPO, ANO"),
+        (Derived, lambda model: None, TypeError, "model is of class Derived; allowed are SPO, PAPO, ANO"),
+        (ANO, with_complex_numbers, ValueError, "tensor 'phases' is of type torch.complex64; allowed are"),
+        *[
+            (
+                ANO,
+                lambda model, space=space: setattr(model, "observation_space", space),
+                TypeError,
+                "allowed are Box, Discrete",
+            )
+            for space in (
+                spaces.Text(3),
+                spaces.Tuple([spaces.Discrete(2)]),
+                spaces.Dict({"a": spaces.Dict({"b": spaces.Discrete(2)})}),
+            )
+        ],
+    ],
+)
+def test_what_cannot_be_stored_is_named_and_nothing_is_written(cls, spoil, error, message, tmp_path):
+    model = trained(cls, steps=0)
+    spoil(model)
+    with pytest.raises(error, match=message):
+        save_safe(model, tmp_path / "agent")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_agent_takes_the_place_of_another_and_a_link_stays_a_link(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "agent").symlink_to(tmp_path / "disk")
+    save_safe(trained(SPO), tmp_path / "agent", include_optimizer=True)
+    model = trained(ANO)
+    save_safe(model, str(tmp_path / "agent"))
+    assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == ["policy.safetensors", "sb3_ano.json"]
+    assert torch.equal(parameters(load_safe(tmp_path / "agent")), parameters(model))
+    assert (tmp_path / "agent").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["agent", "disk"]
+
+
+def test_directories_that_hold_anything_else_are_left_alone(tmp_path):
+    model = trained(steps=0)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    with pytest.raises(FileExistsError, match=r"holds 'thesis.tex', which would be lost"):
+        save_safe(model, tmp_path / "mine")
+    with pytest.raises(FileExistsError, match="is a file"):
+        save_safe(model, tmp_path / "mine" / "thesis.tex")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_failure_leaves_the_previous_agent(tmp_path, monkeypatch):
+    model = trained(SPO)
+    save_safe(model, tmp_path / "agent")
+    replace = os.replace
+
+    def failing(source, target):
+        if str(target) == str(tmp_path / "agent") and not str(source).endswith("old"):
+            raise OSError(5, "Input/output error")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        save_safe(trained(ANO), tmp_path / "agent")
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["agent"]
+    assert torch.equal(parameters(load_safe(tmp_path / "agent")), parameters(model))

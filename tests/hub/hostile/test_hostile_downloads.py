@@ -7,31 +7,23 @@ import sys
 import warnings
 from types import SimpleNamespace
 
-import gymnasium as gym
 import pytest
 import yaml
 from huggingface_hub import HfApi
 
-from sb3_ano.hub import HubError, download, download_run, load_from_hub, save_safe
-from tests.hub.agents import trained
+from sb3_ano.hub import HubError, download, download_run, load_from_hub
+from tests.hub.agents import one_line
 
 REPOSITORY = "somebody/ano-CartPole-v1"
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """The files of an agent of CartPole."""
-    folder = save_safe(trained(), tmp_path_factory.mktemp("files") / "agent")
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 @pytest.fixture
-def shared(hub, files):
+def share(hub, packed):
     """A function that puts the agent on the Hub, with results.json as given."""
 
-    def add(task, **others):
-        content = task if isinstance(task, bytes) else json.dumps(task).encode()
-        hub.add(REPOSITORY, {**files, "results.json": content, **others})
+    def add(results):
+        content = results if isinstance(results, bytes) else json.dumps(results).encode()
+        hub.add(REPOSITORY, {**packed, "results.json": content})
 
     return add
 
@@ -41,9 +33,8 @@ def no_environments(monkeypatch):
     def refuse(*arguments, **options):
         raise AssertionError(f"an environment was made: {arguments} {options}")
 
-    for name in ("make", "make_vec", "spec"):
-        monkeypatch.setattr(gym, name, refuse)
-    monkeypatch.setattr("gymnasium.envs.registration.make", refuse)
+    for name in ("make", "make_vec", "spec", "envs.registration.make"):
+        monkeypatch.setattr(f"gymnasium.{name}", refuse)
 
 
 # Review safety H1, and the row of download_run among the unclear errors.
@@ -54,106 +45,92 @@ HOSTILE_IDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("env_id", HOSTILE_IDS)
-def test_an_id_is_only_looked_up(env_id, shared, no_environments, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("env_id", "trust"), [*((env_id, False) for env_id in HOSTILE_IDS), ("this:CartPole-v1", True)])
+def test_an_id_is_only_looked_up(env_id, trust, share, no_environments, tmp_path, monkeypatch):
     for name in ("train.py", "evil_agent/evil.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("raise SystemExit('imported')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
     modules = set(sys.modules)
-    shared({"env_id": env_id})
-    with pytest.raises(ValueError, match=f"{REPOSITORY}/results.json names the environment .* not registered here") as caught:
-        download_run(REPOSITORY, tmp_path / "run")
-    assert str(caught.value).isprintable()
-    assert len(str(caught.value)) < 500
+    share({"env_id": env_id})
+    with one_line(ValueError, f"{REPOSITORY}/results.json names the environment .{{,200}} not registered here"):
+        download_run(REPOSITORY, tmp_path / "run", trust_remote_code=trust)
     assert not {name for name in set(sys.modules) - modules if name.split(".")[0] in ("train", "this", "test", "evil_agent")}
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    "content", [b"{", b"[]", b"[" * 100_000, b'{"env_id": ["CartPole-v1"]}', b'{"env_id": 3}', b" " * 2**22 + b"{}"]
+)
+def test_results_that_name_no_environment_are_refused(content, share, tmp_path):
+    share(content)
+    with one_line(ValueError, f"{REPOSITORY}/results.json does not name the agent's environment"):
+        download_run(REPOSITORY, tmp_path / "logs" / "run")
+    assert not list((tmp_path / "logs").iterdir())
+
+
 # Review safety H2: files elsewhere, memory, executables.
-HOSTILE_SETTINGS = {
-    "HalfCheetah-v5": {"xml_file": "/etc/passwd"},
-    "FrozenLake-v1": {"desc": ["S" + "F" * 999] * 1000},
-    "ALE/Pong-v5": {"screen_size": 60_000, "frame_stack": 3_000_000},
-    "CartPole-v1": {"vzd_path": "/bin/sh", "game_args": "-c reboot"},
-}
-
-
-@pytest.mark.parametrize("env_id", HOSTILE_SETTINGS)
-def test_settings_of_an_environment_are_shown_and_left_out(env_id, shared, no_environments, tmp_path):
-    settings = HOSTILE_SETTINGS[env_id]
-    shared({"env_id": env_id, "env_kwargs": settings})
-    with pytest.warns(UserWarning, match=f"env_kwargs=.*{next(iter(settings))}.* are left out") as caught:
-        run = download_run(REPOSITORY, tmp_path / "run")
-    assert len(str(caught[0].message)) < 500
-    name = env_id.replace("/", "-")
+@pytest.mark.parametrize(
+    ("env_id", "settings"),
+    [
+        ("HalfCheetah-v5", {"xml_file": "/etc/passwd"}),
+        ("FrozenLake-v1", {"desc": ["S" + "F" * 999] * 1000}),
+        ("ALE/Pong-v5", {"screen_size": 60_000, "frame_stack": 3_000_000}),
+        ("CartPole-v1", {"vzd_path": "/bin/sh", "game_args": "-c reboot"}),
+    ],
+)
+@pytest.mark.parametrize("trust", [False, True])
+def test_settings_of_an_environment_are_left_out_unless_their_author_is_trusted(
+    env_id, settings, trust, share, no_environments, tmp_path
+):
+    share({"env_id": env_id, "env_kwargs": settings})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = download_run(REPOSITORY, tmp_path / "run", trust_remote_code=trust)
+    if not trust:
+        (message,) = [str(each.message) for each in caught]
+        assert f"env_kwargs={{'{min(settings)}'" in message
+        assert "are left out" in message
+        assert len(message) < 500
+    name, kept = env_id.replace("/", "-"), settings if trust else {}
     arguments = yaml.safe_load((run / name / "args.yml").read_text())
-    assert (arguments["env"], arguments["env_kwargs"]) == (env_id, {})
-    assert yaml.safe_load((run / name / "env_kwargs.yml").read_text()) == {}
+    assert (arguments["env"], arguments["env_kwargs"], bool(caught)) == (env_id, kept, not trust)
+    assert yaml.safe_load((run / name / "env_kwargs.yml").read_text()) == kept
     assert (run / f"{name}.zip").is_file()
 
 
-def test_settings_are_kept_for_those_who_trust_their_author(shared, no_environments, tmp_path):
-    shared({"env_id": "CartPole-v1", "env_kwargs": {"sutton_barto_reward": True}})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        run = download_run(REPOSITORY, tmp_path / "run", trust_remote_code=True)
-    assert yaml.safe_load((run / "CartPole-v1" / "args.yml").read_text())["env_kwargs"] == {"sutton_barto_reward": True}
-    shared({"env_id": "this:CartPole-v1"})
-    with pytest.raises(ValueError, match="not registered here"):
-        download_run(REPOSITORY, tmp_path / "other", trust_remote_code=True)
-
-
-def test_the_environment_is_the_one_that_was_asked_for(shared, tmp_path):
+def test_the_environment_is_the_one_that_was_asked_for(share, tmp_path):
     """Review safety H8: an agent for CartPole-v0 was taken for one of CartPole-v1."""
-    shared({"env_id": "CartPole-v0"})
+    share({"env_id": "CartPole-v0"})
     with pytest.raises(ValueError, match=f"{REPOSITORY} holds an agent for CartPole-v0, not for CartPole-v1"):
         download_run(REPOSITORY, tmp_path / "run", env_id="CartPole-v1")
     download_run(REPOSITORY, tmp_path / "run", env_id="CartPole-v0")
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b"[" * 100_000, b'{"env_id": ["CartPole-v1"]}', b" " * 2**22 + b"{}"])
-def test_results_that_name_no_environment_are_refused(content, shared, tmp_path):
-    shared(content)
-    with pytest.raises(ValueError, match=f"{REPOSITORY}/results.json does not name the agent's environment"):
-        download_run(REPOSITORY, tmp_path / "run")
-
-
-def test_loading_makes_no_environment_and_needs_none(shared, no_environments):
-    shared({"env_id": "this:CartPole-v1", "env_kwargs": {"x": 1}})
-    model = load_from_hub(REPOSITORY)
-    assert model.get_env() is None
+def test_loading_makes_no_environment_and_needs_none(share, no_environments):
+    share({"env_id": "this:CartPole-v1", "env_kwargs": {"x": 1}})
+    assert load_from_hub(REPOSITORY).get_env() is None
     assert "this" not in sys.modules
 
 
-# Review safety H8: max_bytes.
-
-
-def test_the_files_together_have_a_limit(shared, files, tmp_path):
-    shared({"env_id": "CartPole-v1"})
-    total = sum(map(len, files.values())) + len(json.dumps({"env_id": "CartPole-v1"}))
+def test_the_files_together_have_a_limit(share, packed, tmp_path):
+    """Review safety H8: max_bytes."""
+    share(b"{}")
+    total = len(packed["sb3_ano.json"]) + len(packed["policy.safetensors"]) + 2
     download(REPOSITORY, tmp_path / "agent", max_bytes=total)
     with pytest.raises(HubError, match="allowed are .* more, see max_bytes="):
         download(REPOSITORY, tmp_path / "agent", max_bytes=total - 1)
 
 
 @pytest.mark.parametrize(("listed", "message"), [(None, "does not say how large"), (10, r"has [0-9,]+ bytes, not 10")])
-def test_a_size_that_is_unknown_or_wrong_is_refused(listed, message, shared, hub, monkeypatch):
-    shared({"env_id": "CartPole-v1"})
-    names = hub.repositories[REPOSITORY].files
-    siblings = [SimpleNamespace(rfilename=name, size=listed) for name in names]
-    commit = hub.repositories[REPOSITORY].head
-    monkeypatch.setattr(HfApi, "model_info", lambda *_, **__: SimpleNamespace(sha=commit, siblings=siblings))
+def test_a_size_that_is_unknown_or_wrong_is_refused(listed, message, share, hub, monkeypatch):
+    share(b"{}")
+    repository = hub.repositories[REPOSITORY]
+    siblings = [SimpleNamespace(rfilename=name, size=listed) for name in repository.files]
+    monkeypatch.setattr(HfApi, "model_info", lambda *_, **__: SimpleNamespace(sha=repository.head, siblings=siblings))
     with pytest.raises(HubError, match=message):
         load_from_hub(REPOSITORY, max_bytes=1000)
-
-
-def test_hundreds_of_models_are_one_short_line(hub):
-    hub.add("somebody/many", {f"ano-{'x' * 40}-{index}.zip": b"" for index in range(300)})
-    with pytest.raises(ValueError, match="several saved models, .* and 295 more; choose one") as caught:
-        load_from_hub("somebody/many", trust_remote_code=True)
-    assert len(str(caught.value)) < 500
 
 
 IN_THE_FOLDER = """
@@ -167,9 +144,9 @@ assert sys.path[0] == ""
 """
 
 
-def test_a_folder_supplies_no_modules_even_if_it_is_the_current_one(files, tmp_path):
+def test_a_directory_supplies_no_modules_even_if_it_is_the_current_one(packed, tmp_path):
     """Review safety H7: packages that PyTorch imports late, and those that this package imports late."""
-    for name, content in files.items():
+    for name, content in packed.items():
         (tmp_path / name).write_bytes(content)
     for name in ("sympy", "mpmath", "triton", "optree", "networkx", "pandas", "onnx", "safetensors", "huggingface_hub"):
         (tmp_path / f"{name}.py").write_text(f"print('{name} ran')\nraise SystemExit(9)")

@@ -1,4 +1,4 @@
-"""Hostile files: none runs code, none is read or written outside of its folder, none takes memory it has no bytes for.
+"""Hostile files: none runs code, none is read or written outside of its directory, none takes memory it has no bytes for.
 
 Each case spoils a sound agent as someone could who knows the format: unless a case is about the fingerprints, those in the
 JSON are made to fit. A process that is watched by an audit hook, with little memory, loads the result.
@@ -10,8 +10,6 @@ import json
 import os
 import resource
 import struct
-import subprocess
-import sys
 import zipfile
 
 import pytest
@@ -20,51 +18,35 @@ from safetensors.torch import load, save
 
 from sb3_ano.envs import make_vec_env
 from sb3_ano.hub import SafeFormatError, load_safe
+from tests.hub.agents import Canary, one_line, rewrite
 from tests.hub.hostile.common import (
     HUGE,
     TENSOR_FILES,
-    WATCHED_LOADER,
-    Evil,
     everything_in,
     evil_pickle,
-    read_json,
+    flipped,
+    judged,
     refused_by,
     spots,
-    write_json,
+    watched_process,
     write_tensors,
 )
 
-COUNTER_TEST = """
-import importlib, io, os, pickle, runpy, sys
-loader, sound, evil, elsewhere = sys.argv[1:]
-sys.argv, sys.stdin = [loader, sound], io.StringIO("")
-globals_of_loader = runpy.run_path(loader, run_name="__main__")["watch"].__globals__
-from pathlib import Path
-globals_of_loader["watching"] = Path(sound)
-pickle.loads(bytes.fromhex(evil))
-os.system("true")
-open(elsewhere).close()
-importlib.import_module("canary_module")  # seen by the code that it runs
-import canary_package
-globals_of_loader["watching"] = None
-print(globals_of_loader["seen"])
-"""
+WATCHED = {
+    "import pickle; pickle.loads(bytes.fromhex('{pickle}'))": ["pickle.find_class", "canary w"],
+    "import os; os.system('true')": ["os.system"],
+    "open('/nowhere/elsewhere')": ["/nowhere/elsewhere r"],
+    "import importlib; importlib.import_module('canary_module')": ["canary_module.py"],  # seen by what it runs
+    "import canary_package": ["import canary_package"],
+}
 
 
-def test_the_watch_sees_what_no_folder_may_do(sound, folder):
-    for name in ("canary_module.py", "canary_package.py"):
-        (folder.parent / name).write_text("")
-    (folder.parent / "elsewhere").write_text("")
-    arguments = [str(WATCHED_LOADER), str(sound), evil_pickle(folder).hex(), str(folder.parent / "elsewhere")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder.parent), str(WATCHED_LOADER.parents[3])])}
-    command = [sys.executable, "-c", COUNTER_TEST, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    for expected in ("pickle.find_class", "canary w", "os.system", "elsewhere r", "canary_module.py", "import canary_package"):
-        assert expected in done.stdout, done.stderr
-
-
-def test_a_sound_agent_does_none_of_it(watched, sound):
-    assert watched(sound) == {"error": None, "message": "", "seen": []}
+def test_the_watch_sees_what_no_file_may_do(sound, folder):
+    """In a process of its own, because a module is imported only once."""
+    with watched_process(sound) as load_there:
+        for code, events in WATCHED.items():
+            seen = load_there(folder, code.replace("{pickle}", evil_pickle(folder).hex()))["seen"]
+            assert all(any(event in each for each in seen) for event in events), seen
 
 
 def with_header(header, data=b""):
@@ -78,7 +60,7 @@ def entry(shape, begin, end, dtype="F32"):
 
 def torch_file(folder, zipped):
     stream = io.BytesIO()
-    torch.save({"value_net.bias": Evil(folder.parent / "canary")}, stream, _use_new_zipfile_serialization=zipped)
+    torch.save({"value_net.bias": Canary(folder.parent / "canary")}, stream, _use_new_zipfile_serialization=zipped)
     return stream.getvalue()
 
 
@@ -153,30 +135,38 @@ CONTENTS = {
 # Without tensors, a file is that of an optimizer which has made no step.
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(kind, name) for kind in CONTENTS for name in TENSOR_FILES if (kind, name) != ("no tensors", "optimizer.safetensors")],
+    [
+        *[
+            (kind, name)
+            for kind in CONTENTS
+            for name in TENSOR_FILES
+            if (kind, name) != ("no tensors", "optimizer.safetensors")
+        ],
+        *[(kind, "sb3_ano.json") for kind in PICKLES],
+    ],
 )
-def test_what_is_no_file_of_these_tensors_is_rejected(kind, name, watched, folder):
-    write_tensors(folder, name, CONTENTS[kind](folder / name))
+def test_what_is_no_file_of_the_format_is_rejected(kind, name, watched, folder):
+    content = CONTENTS[kind](folder / name)
+    if name in TENSOR_FILES:
+        write_tensors(folder, name, content)
+    else:
+        (folder / name).write_bytes(content)
     refused_by(watched, folder, name)
 
 
-@pytest.mark.parametrize("kind", PICKLES)
-def test_a_pickle_in_place_of_the_json_is_rejected(kind, watched, folder):
-    (folder / "sb3_ano.json").write_bytes(PICKLES[kind](folder))
-    refused_by(watched, folder, "sb3_ano.json")
-
-
-def test_pickles_and_code_beside_the_files_are_not_looked_at(watched, folder):
+def test_pickles_and_code_beside_the_files_are_not_looked_at(watched, folder, sound):
+    """A sound agent does nothing that is watched."""
+    acts = watched(sound)["acts"]
+    assert judged(watched(sound), acts) == "acts the same"
     evil = evil_pickle(folder)
-    beside = ("vec_normalize.pkl", "model.zip", "policy.pth", "ano-CartPole-v1.zip", "data", "pytorch_variables.pth")
-    for name in beside:
+    for name in ("vec_normalize.pkl", "model.zip", "policy.pth", "ano-CartPole-v1.zip", "data", "pytorch_variables.pth"):
         (folder / name).write_bytes(evil)
     for name in ("config.yml", "args.yml", "env_kwargs.yml"):
         (folder / name).write_text("!!python/object/apply:os.system ['touch canary']\n")
     for name in ("__init__.py", "setup.py", "sitecustomize.py", "conftest.py"):
         (folder / name).write_text(f"open({str(folder.parent / 'canary')!r}, 'w')")
     before = everything_in(folder.parent)
-    assert watched(folder) == {"error": None, "message": "", "seen": []}
+    assert judged(watched(folder), acts) == "acts the same"
     assert everything_in(folder.parent) == before
 
 
@@ -195,57 +185,47 @@ def test_files_that_are_no_files_are_refused(kind, name, watched, folder, sound)
     refused_by(watched, folder, name)
 
 
-def test_a_folder_that_is_none_is_refused(watched, tmp_path):
-    (tmp_path / "file").write_text("no folder")
-    for name in ("file", "nowhere"):
-        refused_by(watched, tmp_path / name, f"{name} is not a directory with an agent: it has no sb3_ano.json")
-
-
 @pytest.mark.parametrize(
-    ("kind", "message"), [("loop", "cannot be read"), ("long", "cannot be read"), ("null", "cannot be read")]
+    ("name", "message"),
+    [
+        ("file", "file is not a directory with an agent: it has no sb3_ano.json"),
+        ("nowhere", "nowhere is not a directory with an agent: it has no sb3_ano.json"),
+        ("loop", "cannot be read"),
+        ("x" * 5000, "cannot be read"),
+        ("a\0b", "cannot be read"),
+    ],
+    ids=["file", "nowhere", "loop", "long", "null"],
 )
-def test_paths_that_no_system_can_open_are_one_line(kind, message, tmp_path):
+def test_paths_that_are_no_directory_are_one_line(name, message, tmp_path):
     """Review safety, unclear errors."""
+    (tmp_path / "file").write_text("no directory")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    path = {"loop": tmp_path / "loop", "long": tmp_path / ("x" * 5000), "null": f"{tmp_path}/a\0b"}[kind]
-    with pytest.raises(SafeFormatError, match=message) as caught:
-        load_safe(path)
-    assert str(caught.value).isprintable()
-    assert len(str(caught.value)) < 1000
+    with one_line(SafeFormatError, message):
+        load_safe(f"{tmp_path}/{name}")
 
 
 def test_a_file_of_holes_is_refused_before_memory_is_taken(watched, folder):
     """Review safety, unclear errors: a sparse file of 2 GiB, with 1 GiB to spare."""
-    size = 2**31
-    begin = with_header({"value_net.bias": entry([(size - 104) // 4], 0, (size - 104) // 4 * 4)})
+    n = (2**31 - 104) // 4
+    begin = with_header({"value_net.bias": entry([n], 0, 4 * n)})
     path = folder / "policy.safetensors"
     path.write_bytes(begin)
-    os.truncate(path, len(begin) + (size - 104) // 4 * 4)
-    content = read_json(folder)
-    content["files"]["policy.safetensors"] = {"size": path.stat().st_size, "sha256": "0" * 64}
-    write_json(folder, content)
-    before = everything_in(folder.parent)
-    outcome = watched(folder)
-    assert outcome["seen"] == []
-    assert "ValueError" in outcome["error"], outcome["traceback"]
-    assert "needs more memory than is available" in outcome["message"]
-    assert everything_in(folder.parent) == before
+    os.truncate(path, len(begin) + 4 * n)
+    rewrite(folder, {("files", "policy.safetensors"): {"size": path.stat().st_size, "sha256": "0" * 64}})
+    refused_by(watched, folder, "needs more memory than is available")
 
 
 def test_a_rollout_takes_no_memory_before_training(watched, folder):
     """Review safety H4: a buffer of 1.9 GiB was written in full; the real number of environments counts."""
-    content = read_json(folder)
-    content["arguments"]["n_steps"] = 10**7
-    content["n_envs"] = 1000  # of the author's; one environment is given
-    write_json(folder, content)
+    rewrite(folder, {"arguments/n_steps": 10**7, "n_envs": 1000})  # of the author's; one environment is given
     assert watched(folder)["error"] is None
-    content["n_envs"] = 1
-    write_json(folder, content)
+    rewrite(folder, {"n_envs": 1})
+    eight = make_vec_env("CartPole-v1", 8, backend="gymnasium")
     with pytest.raises(SafeFormatError, match=r"n_steps=10000000 x 8 environments.*or custom_objects=\{'n_steps': ...\}"):
-        load_safe(folder, make_vec_env("CartPole-v1", 8, backend="gymnasium"))
+        load_safe(folder, eight)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert load_safe(folder).n_steps == 10**7
-    assert load_safe(folder, make_vec_env("CartPole-v1", 8, backend="gymnasium"), custom_objects={"n_steps": 64}).n_steps == 64
+    assert load_safe(folder, eight, custom_objects={"n_steps": 64}).n_steps == 64
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
 
@@ -264,18 +244,12 @@ def test_no_weights_are_made_orthogonal_to_be_replaced(sound, monkeypatch):
     assert torch.nn.init.orthogonal_(torch.empty(2, 2)).det().abs().item() == pytest.approx(1.0)
 
 
-# Damage without intent: cuts and flipped bits, the fingerprints as they were.
-
-
 @pytest.mark.parametrize("name", TENSOR_FILES)
 def test_damaged_tensors_are_always_noticed(name, watched, folder):
+    """Damage without intent: cuts and flipped bits, the fingerprints as they were."""
     whole = (folder / name).read_bytes()
-    for size in spots(len(whole), 6):
-        (folder / name).write_bytes(whole[:size])
-        refused_by(watched, folder, "damaged or cut off")
-    for position in [0, 7, 8, 9, *spots(len(whole), 12)]:
-        bit = 1 << (position % 8)
-        (folder / name).write_bytes(whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :])
-        refused_by(watched, folder, name)
-    (folder / name).write_bytes(whole + b"\0")
-    refused_by(watched, folder, "damaged or cut off")
+    cuts = [*[whole[:size] for size in spots(len(whole), 6)], whole + b"\0"]
+    flips = [flipped(whole, position) for position in [0, 7, 8, 9, *spots(len(whole), 12)]]
+    for content, message in [*[(cut, "damaged or cut off") for cut in cuts], *[(flip, name) for flip in flips]]:
+        (folder / name).write_bytes(content)
+        refused_by(watched, folder, message)

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from sb3_ano.hub import load_safe
-from tests.hub.hostile.common import HUGE, everything_in, put, read_json, refused_by, spots, write_json
+from tests.hub.agents import MISSING, document, put, rewrite, write_document
+from tests.hub.hostile.common import HUGE, everything_in, flipped, judged, refused_by, spots
 
 # Names that lead to code, in every place that takes a name.
 NAMES = [
@@ -67,79 +68,50 @@ def dict_of(*parts):
     return {"type": "Dict", "spaces": {str(index): part for index, part in enumerate(parts)}}
 
 
-def linear(**changes):
-    return {"$schedule": "linear", "start": 1, "end": 0, "end_fraction": 1} | changes
-
-
 TOO_LARGE = "is not allowed; allowed are spaces of up to 16777216 elements"
 NO_POLICY = "there is no ActorCriticPolicy with these arguments and spaces: "
 # By place: values, and what the message says. The name of a place without a message is in the message, with the value.
+# Values of another type, and keys that are missing or unknown, are in the test below this table.
 VALUES = {
-    "algorithm": [("PPO", ""), (None, ""), (["ANO"], ""), ("SPO", "shaping="), ("PAPO", "arguments lacks 'k'")],
-    "policy": [(5, ""), ({"MlpPolicy": 1}, ""), ("CnnPolicy", "there is no ActorCriticCnnPolicy with these arguments")],
-    "format": [("pickle", "is not of an agent in the safe format")],
+    "algorithm": [("SPO", "shaping="), ("PAPO", "arguments lacks 'k'")],
+    "policy": [("CnnPolicy", "there is no ActorCriticCnnPolicy with these arguments")],
     "format_version": [
-        *[(version, "is not of an agent in the safe format") for version in (0, "1", True, None, [1])],
-        (10**6, "install a newer one"),
+        *[(version, "is not of an agent in the safe format") for version in (0, True)],
+        (10**6, "is of format version 1000000; this sb3_ano reads 1: install a newer one"),
     ],
-    "arguments": [([], "")],
-    "arguments/__class__": [("os.system", "unknown key '__class__'")],
-    "arguments/tensorboard_log": [("/tmp/evil", "unknown key 'tensorboard_log'")],
-    "arguments/env": [("evil:Env-v0", "unknown key 'env'")],
     "arguments/n_steps": [
         (HUGE, "asks for rollouts of n_steps=1000000000000"),
         (4 * 10**8, "asks for rollouts of n_steps=400000000 x 1 environments x 52 bytes"),  # review safety H4
-        (-1, ""), (32.0, ""), (True, ""), ("32", ""), (None, ""),
+        (-1, ""), (32.0, ""), (True, ""),
     ],
     "arguments/batch_size": [(0, "")],
-    "arguments/gamma": [("0.99", ""), ({"$float": "nan"}, "gamma=nan"), (10**400, "is an integer beyond 2**64")],
-    "arguments/learning_rate": [(-1.0, ""), ([], ""), (True, "")],
+    "arguments/gamma": [({"$float": "nan"}, "gamma=nan"), (10**400, "is an integer beyond 2**64")],
+    "arguments/learning_rate": [(-1.0, ""), (True, "")],
     "arguments/clip_range": [
-        (linear(end_fraction=0), "clip_range.end_fraction=0"),
-        (linear(start=[1]), "clip_range.start=[1]"),
-        (linear(end="0"), "clip_range.end='0'"),
-        (linear(x=1), "clip_range has the unknown key 'x'"),
-        ({"$schedule": "linear"}, "clip_range lacks 'start'"),
+        ({"$schedule": "linear", "start": 1, "end": 0, "end_fraction": 0}, "clip_range.end_fraction=0"),
         ({"$custom": "os:system", "initial": "1"}, "clip_range.initial='1'"),
     ],
     "arguments/clip_range_vf": [({"$custom": ["os"], "initial": 1}, "clip_range_vf.$custom=['os']")],
     "arguments/seed": [(-1, ""), (2**64, "seed=18446744073709551616")],
-    "arguments/verbose": [("loud", "")],
-    "arguments/torch_compile": [(1, "")],
-    "arguments/precision": [("float8", "")],
-    "arguments/use_sde": [(1, ""), (True, NO_POLICY)],
-    "arguments/rollout_buffer_kwargs": [({"buffer_size": HUGE}, "cannot be set up: TypeError"), ([1], "")],
-    "arguments/policy_kwargs": [([1], "")],
+    "arguments/use_sde": [(True, NO_POLICY)],
+    "arguments/rollout_buffer_kwargs": [({"buffer_size": HUGE}, "cannot be set up: TypeError")],
     "arguments/policy_kwargs/net_arch": [
         ([HUGE, HUGE], f"{NO_POLICY}RuntimeError"),
         ([10**6, 10**6], "but that of the policy"),
         ([8, 9], "but that of the policy"),
         ([8], "unlike the policy"),
         ([8] * 100_000, "allowed are lists of up to 1000 elements"),
-        ([[8], [8]], f"{NO_POLICY}TypeError"),
         ([-8, 8], f"{NO_POLICY}RuntimeError"),
-        ("8", f"{NO_POLICY}TypeError"),
+        ({"$class": "torch.nn.ReLU"}, "allowed are values that are not classes"),
     ],
     "arguments/policy_kwargs/device": [("cuda", f"{NO_POLICY}TypeError: ActorCriticPolicy.__init__() got an unexpected")],
-    "arguments/policy_kwargs/log_std_init": [([1], "")],
-    "arguments/policy_kwargs/ortho_init": [("no", "")],
-    "arguments/policy_kwargs/normalize_images": [(0, "")],
-    "arguments/policy_kwargs/features_extractor_kwargs": [
-        ({"features_dim": HUGE}, f"{NO_POLICY}TypeError"),
-        ({"fn": "os.system"}, f"{NO_POLICY}TypeError"),
-        ([1], f"{NO_POLICY}TypeError"),
-    ],
+    "arguments/policy_kwargs/features_extractor_kwargs": [({"fn": "os.system"}, f"{NO_POLICY}TypeError")],
     "arguments/policy_kwargs/optimizer_kwargs": [
         ({"lr": 1, "eps": 1}, f"{NO_POLICY}TypeError"),
         ({"betas": [0.9] * 10}, "optimizer_kwargs.betas="),
-        ({"eps": "1e-5"}, "optimizer_kwargs.eps='1e-5'"),
-        ({"amsgrad": 1}, "optimizer_kwargs.amsgrad=1"),
     ],
-    "progress": [(None, "does not describe an agent")],
-    "progress/num_timesteps": [(-5, "allowed are numbers from 0"), ("many", "")],
-    "progress/evil": [(1, "unknown key 'evil'")],
+    "progress/num_timesteps": [(-5, "allowed are numbers from 0")],
     "observation_space": [
-        (None, "observation_space.type=None"),
         (discrete(2, start=-(2**63)), TOO_LARGE),
         (multi_discrete(2, start=2**62), TOO_LARGE),
         (multi_discrete(2**22, 2**63 - 1, 2**63 - 2**22 + 5), TOO_LARGE),  # the sum is 4 modulo 2^64: review safety H5
@@ -156,77 +128,84 @@ VALUES = {
         (dict_of(*[{"type": "MultiBinary", "n": 2**23}] * 999), "observation_space.spaces has more than 16777216 elements"),
         (dict_of(*[{"type": "Box", "shape": [2**23], "dtype": "float64", "low": 0, "high": 1}] * 9), "has more than 16777216"),
     ],
-    "observation_space/type": [
-        ("Graph", ""), (["Box"], ""), ({"a": 1}, ""), ([[["x" * 100] * 10] * 10] * 10, "type=[[["),  # review safety, errors
-    ],
+    "observation_space/type": [([[["x" * 100] * 10] * 10] * 10, "type=[[[")],  # review safety, errors
     "observation_space/shape": [
-        ([HUGE, HUGE], ""), ([-4], ""), ([0], ""), ([4.0], ""), ([4] * 100, "positive integers with a product"), ("4", ""),
+        ([HUGE, HUGE], ""), ([-4], ""), ([0], ""), ([4.0], ""), ([4] * 100, "positive integers with a product"),
         ([5], "cannot reshape array of size 4 into shape (5,)"), ([2**24], "cannot reshape array of size 4"),
     ],
-    "observation_space/dtype": [("object", ""), ("U1000000000", ""), (["int8"], ""), ("uint8", "does not describe a Box")],
+    "observation_space/dtype": [("U1000000000", ""), ("uint8", "does not describe a Box")],
     "observation_space/low": [
-        ("nan", ""), ([0, 0, 0, "eval"], "ValueError"), ([0, 0, 0, "1.5"], ""), ([[0]] * 4, ""), (None, ""),
-        (-1e300, ""), (0.1, "observation_space.low=0.1 is not allowed; allowed are numbers that float32 holds exactly"),
+        ([0, 0, 0, "1.5"], ""), (-1e300, ""),
+        (0.1, "observation_space.low=0.1 is not allowed; allowed are numbers that float32 holds exactly"),
     ],
-    "observation_space/seed": [(1, "unknown key 'seed'")],
-    "action_space": [
-        (multi_discrete(2**24, 2), TOO_LARGE),
-        (dict_of({"type": "MultiBinary", "n": 2}), NO_POLICY),
-    ],
+    "action_space": [(multi_discrete(2**24, 2), TOO_LARGE), (dict_of({"type": "MultiBinary", "n": 2}), NO_POLICY)],
     "action_space/n": [(10**9, TOO_LARGE), (10**7, "but that of the policy")],
-    "n_envs": [(10**18, ""), (0, ""), (1.0, ""), (None, "")],
-    "shaping": [(None, "")],
+    "n_envs": [(10**18, ""), (0, ""), (1.0, "")],
     "shaping/name": [
-        (["ano", "os:system"], "which is not built in and is never imported"),
         (["ano"], ""),
-        ({"$class": "os.system"}, "shaping.name="),
         ("x" * 1000, "which is not built in and is never imported"),
         ("spo", "the function of that name is another one now"),
     ],
     "shaping/fingerprint": [
         ([[0.0] * 9] * 2, "the function of that name is another one now"),
         ([[0.0] * 8] * 2, "shaping.fingerprint.0=[0.0, "),
-        ([["x"] * 9] * 2, "shaping.fingerprint.0.0='x'"),
         ([[2**64] * 9] * 2, "shaping.fingerprint.0.0=18446744073709551616"),  # found by the fuzz test
     ],
-    "vec_normalize": [(1, "")],
     "vec_normalize/norm_obs_keys": [(["x"], "norm_obs_keys=['x']"), (["x" * 900] * 1000, "cannot be normalized as they were")],
     "vec_normalize/norm_obs": [(False, "unlike the observations of env"), (1, "")],
     "vec_normalize/clip_obs": [(-1.0, "")],
-    "vec_normalize/epsilon": [("0", "")],
-    "vec_normalize/venv": [("evil", "unknown key 'venv'")],
-    "optimizer": [([], "")],
-    "optimizer/param_groups": [([], ""), ([{"lr": 1.0}], "optimizer.param_groups.0 lacks")],
-    **{f"optimizer/param_groups/0/{name}": [({"$class": "os.system"}, f"{name}='os.system'"), ("x", "")]
-       for name in ("lr", "betas", "eps", "amsgrad")},
+    "optimizer/param_groups": [([], "")],
     "optimizer/numbers": [({f"{name}": 1.0}, f"has the unknown key '{name}'") for name in ("0.step", "9.evil", "evil")],
-    "files": [([], "")],
-    "files/policy.safetensors": [
-        ("x", "files.policy.safetensors='x'"),
-        ({"size": 2**62, "sha256": ""}, "was written with 4611686018427387904"),
-        ({"size": "8", "sha256": ""}, "files.policy.safetensors.size='8'"),
-    ],
-    **{f"files/{name}": [({"size": 8, "sha256": ""}, "files={")]
+    ("files", "policy.safetensors"): [({"size": 2**62, "sha256": ""}, "was written with 4611686018427387904")],
+    **{("files", name): [({"size": 8, "sha256": ""}, "files={")]
        for name in ("../evil.safetensors", "/etc/passwd", "..", "sub/policy.safetensors", "C:\\evil", "model.zip")},
 }  # fmt: skip
 CASES = [
     *[(place, name, message) for place, message in NAMED_PLACES.items() for name in NAMES],
     *[(place, *tag) for place in CLASS_PLACES for tag in TAGS],
-    (
-        "arguments/policy_kwargs/activation_fn",
-        {"$class": "torch.optim.Adam"},
-        "activation_fn='torch.optim.Adam' is not allowed",
-    ),
+    (CLASS_PLACES[0], {"$class": "torch.optim.Adam"}, "activation_fn='torch.optim.Adam' is not allowed"),
     *[(place, *case) for place, cases in VALUES.items() for case in cases],
 ]
 
 
 @pytest.mark.parametrize(("place", "value", "message"), CASES, ids=[f"{index}-{case[0]}" for index, case in enumerate(CASES)])
 def test_what_is_not_allowed_is_rejected_by_name(place, value, message, watched, folder):
-    content = read_json(folder)
-    last = put(content, place, value)
-    write_json(folder, content)
-    refused_by(watched, folder, message or f"{last}={value!r}"[:30])
+    rewrite(folder, {place: value})
+    refused_by(watched, folder, message or f"{place.rpartition('/')[2]}={value!r}"[:30])
+
+
+def places(content, path=()):
+    """Every key of every object, and the first element of every list, with its value."""
+    items = content.items() if isinstance(content, dict) else enumerate(content[:1]) if isinstance(content, list) else ()
+    for key, value in items:
+        yield (*path, str(key)), value
+        yield from places(value, (*path, str(key)))
+
+
+PARTS = ["format", "format_version", "algorithm", "policy", "arguments", "progress", "observation_space", "action_space"]
+PARTS += ["n_envs", "shaping", "vec_normalize", "optimizer", "files"]
+# What may be null, what may be missing, because earlier versions did not store it, and what nothing looks at.
+NULLABLE = {"rollout_buffer_class", "optimizer_kwargs", "seed", "vec_normalize", "optimizer"}
+DEFAULTED = {"check_finite", "desired_kl", "radius_factor"}
+UNCHECKED = {"foreach", "fused"}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_values_of_another_type_and_other_keys_are_rejected(part, watched, folder):
+    """In every place of the JSON: a value of every other type, no value, and a key that is unknown."""
+    content = document(folder)
+    for place, value in places({part: content[part]}):
+        name = place[-1]
+        skipped = [value, *[None] * (name in NULLABLE), *[-1.5] * (type(value) in (int, float))]
+        if name in DEFAULTED or name.isdigit() or "policy_kwargs" in place:
+            skipped.append(MISSING)
+        others = [other for other in (None, "evil", ["evil"], -1.5, MISSING) if other not in skipped and name not in UNCHECKED]
+        changes = [(place, other) for other in others]
+        for changed, other in [*changes, *[((*place, "evil"), 1)] * isinstance(value, dict)]:
+            rewrite(folder, {changed: other})
+            message = refused_by(watched, folder, "")
+            assert "is not allowed" not in message or next(filter(str.isidentifier, reversed(changed))) in message
+            write_document(folder, content)
 
 
 LARGEST = {
@@ -248,23 +227,16 @@ except SafeFormatError as error:
 """
 
 
-@pytest.fixture
-def largest(folder):
-    content = read_json(folder)
-    for place, value in LARGEST.items():
-        put(content, place, value)
-    write_json(folder, content)
-    return folder
-
-
-def test_more_memory_than_there_is_is_one_line(watched, largest):
-    refused_by(watched, largest, "needs more memory than is available")
+def test_more_memory_than_there_is_is_one_line(watched, folder):
+    rewrite(folder, LARGEST)
+    refused_by(watched, folder, "needs more memory than is available")
 
 
 @pytest.mark.slow
-def test_the_largest_spaces_take_no_more_memory_than_stated(largest):
+def test_the_largest_spaces_take_no_more_memory_than_stated(folder):
     """2 GiB, and ten times the size of the files, says the documentation."""
-    done = subprocess.run([sys.executable, "-c", MEASURED, str(largest)], capture_output=True, text=True, check=True)
+    rewrite(folder, LARGEST)
+    done = subprocess.run([sys.executable, "-c", MEASURED, str(folder)], capture_output=True, text=True, check=True)
     assert 0.5 < float(done.stdout) < 2.0  # GiB
 
 
@@ -294,57 +266,50 @@ def test_what_is_no_json_of_an_agent_is_rejected(kind, watched, folder):
     refused_by(watched, folder, "sb3_ano.json is ")
 
 
+DEEP_PLACES = [
+    "format_version",
+    "policy",
+    "arguments/policy_kwargs/net_arch",
+    "observation_space/low",
+    "shaping",
+    "vec_normalize",
+]
+
+
 @pytest.mark.parametrize(
-    ("entry", "message"),
+    ("place", "text", "message"),
     [
-        ('"torch": "1", "torch":', "a key occurs twice"),
-        ('"a\\n": "1", "torch":', "a key occurs twice or is not printable"),
-        ('"x": 1e999, "torch":', "1e999 is not a finite number"),
-        ('"x": NaN, "torch":', "NaN is not a finite number"),
-        ('"x": -Infinity, "torch":', "-Infinity is not a finite number"),
-        (f'"x": {10**30}, "torch":', "is an integer beyond 2**64"),
+        # In the versions, whose values nothing else looks at: what other readers take otherwise.
+        ("versions/torch", '"1", "torch": "2"', "a key occurs twice"),
+        ("versions/torch", '"1", "a\\n": "2"', "a key occurs twice or is not printable"),
+        ("versions/torch", "1e999", "1e999 is not a finite number"),
+        ("versions/torch", "NaN", "NaN is not a finite number"),
+        ("versions/torch", "-Infinity", "-Infinity is not a finite number"),
+        ("versions/torch", str(10**30), "is an integer beyond 2**64"),
+        *[(place, "[" * depth + "]" * depth, "") for place in DEEP_PLACES for depth in (40, 300, 900)],
     ],
 )
-def test_json_that_other_readers_take_otherwise_is_rejected(entry, message, watched, folder):
-    """In the versions, whose values nothing else looks at."""
-    write_json(folder, read_json(folder))
-    path = folder / "sb3_ano.json"
-    path.write_text(path.read_text().replace('"torch":', entry, 1))
+def test_numbers_keys_and_depths_that_readers_take_otherwise_are_rejected(place, text, message, watched, folder):
+    content = document(folder)
+    put(content, place, "HERE")
+    (folder / "sb3_ano.json").write_text(json.dumps(content).replace('"HERE"', text))
     refused_by(watched, folder, message)
 
 
-@pytest.mark.parametrize(
-    "place", ["format_version", "policy", "arguments/policy_kwargs/net_arch", "observation_space/low", "shaping"]
-)
-@pytest.mark.parametrize("depth", [40, 300, 900])
-def test_deep_values_are_one_line(place, depth, watched, folder):
-    content = read_json(folder)
-    put(content, place, "DEEP")
-    text = json.dumps(content).replace('"DEEP"', "[" * depth + "]" * depth)
-    (folder / "sb3_ano.json").write_text(text)
-    refused_by(watched, folder, "")
-
-
-def test_a_damaged_json_is_rejected(watched, folder):
-    path = folder / "sb3_ano.json"
+def test_a_damaged_json_is_rejected(watched, folder, sound):
+    path, acts = folder / "sb3_ano.json", watched(sound)["acts"]
     whole = path.read_bytes()
     assert whole.endswith(b"}\n")  # only its last character can be missed
     for size in spots(len(whole) - 2, 20):
         path.write_bytes(whole[:size])
         refused_by(watched, folder, "sb3_ano.json is ")
-    content = json.loads(whole)
     for position in spots(len(whole), 80):
-        bit = 1 << (position % 7)
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :])
+        path.write_bytes(flipped(whole, position))
         before = everything_in(folder.parent)
-        outcome = watched(folder)
-        assert outcome["seen"] == []
+        result = judged(watched(folder), acts)
         assert everything_in(folder.parent) == before
-        if outcome["error"] is None:  # the same in other letters, such as 1E-05
-            assert json.loads(path.read_bytes()) == content
-        else:
-            assert "ValueError" in outcome["error"], outcome["traceback"]
-            assert "\n" not in outcome["message"]
+        # The same in other letters, such as 1E-05, acts the same.
+        assert result == "refused" or (result, json.loads(path.read_bytes())) == ("acts the same", json.loads(whole))
 
 
 @pytest.mark.parametrize(
@@ -353,17 +318,16 @@ def test_a_damaged_json_is_rejected(watched, folder):
 )
 def test_the_json_has_a_checksum_of_its_own(place, value, watched, folder):
     """Review safety H8: 4.2 % of single flipped bits loaded unnoticed. By hand: the SHA-256 of everything but the checksum."""
-    path = folder / "sb3_ano.json"
-    content = json.loads(path.read_text())
-    stored = content.pop("checksum")
+    content = document(folder)
+    stored = json.loads((folder / "sb3_ano.json").read_text())["checksum"]
     assert stored == hashlib.sha256(json.dumps(content).encode()).hexdigest()
     put(content, place, value)
-    path.write_text(json.dumps({**content, "checksum": stored}))
+    write_document(folder, {**content, "checksum": stored})
     refused_by(watched, folder, "does not match its checksum: it is damaged; if you edited it, remove the key 'checksum'")
 
 
 def test_agents_without_a_checksum_load(sound, folder):
     """As earlier versions wrote them. The cases above would mean nothing if their starting point could not be loaded."""
-    write_json(folder, read_json(folder))
+    rewrite(folder, {})
     assert "checksum" not in (folder / "sb3_ano.json").read_text()
     assert torch.equal(load_safe(folder).policy.value_net.weight, load_safe(sound).policy.value_net.weight)

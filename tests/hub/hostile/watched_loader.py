@@ -1,7 +1,7 @@
-"""Loads the folders named on its standard input, one a line, and reports what Python was seen doing meanwhile.
+"""Load the directories named on the standard input, one a line, and report what Python was seen doing meanwhile.
 
-Audit hooks cannot be taken back, and memory limits neither, hence a process of its own. With a second argument, ``act``, it
-also reports a digest of how each agent acts.
+Audit hooks cannot be taken back, and memory limits neither, hence a process of its own. A line is a JSON list of a directory
+and of code to run instead of loading it, by which the tests show that the watch sees something.
 """
 
 import hashlib
@@ -9,12 +9,15 @@ import json
 import os
 import resource
 import sys
-import time
 import traceback
 import warnings
 from pathlib import Path
 
-import numpy as np
+import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+from sb3_ano.hub import load_safe
+from tests.hub.agents import stack
 
 #: Memory that loading may take beyond what the process has after it loaded a sound agent.
 SPARE_BYTES = 2**30
@@ -22,8 +25,9 @@ _FORBIDDEN = (
     "pickle.", "marshal.", "exec", "os.", "subprocess.", "socket.", "shutil.", "ctypes.", "code.", "webbrowser.", "urllib.",
     "tempfile.",
 )  # fmt: skip
-PACKAGE = str(Path(__file__).parents[3])
 _HARMLESS = ("os.listdir", "os.scandir")
+# Modules that are imported late are read from where they are installed, and traceback reads their lines.
+_INSTALLED = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[3]))
 
 watching: Path | None = None
 seen: list[str] = []
@@ -37,9 +41,7 @@ def watch(event: str, arguments: tuple) -> None:
         path, mode, flags = arguments
         writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         inside = isinstance(path, str | bytes | os.PathLike) and Path(os.fsdecode(path)).parent == watching
-        # Modules that are imported late are read from where they are installed, and traceback reads their lines.
-        installed = str(path).startswith((sys.prefix, sys.base_prefix, PACKAGE))
-        if writes or not (inside or installed):
+        if writes or not (inside or str(path).startswith(_INSTALLED)):
             seen.append(f"open {path} {mode}")
     elif event == "import":
         if arguments[0].split(".")[0] not in known_modules:
@@ -50,27 +52,24 @@ def watch(event: str, arguments: tuple) -> None:
             seen.append(f"{event} {str(arguments)[:200]}")
 
 
-def load(folder: str) -> dict:
-    """Load one agent, with environments if it is normalised, so that every file is read."""
+def load(folder: str, code: str) -> dict:
+    """Load one agent, with environments if it is normalized, so that every file is read."""
     global watching
     seen.clear()
-    started = time.monotonic()
+    outcome: dict = {"error": None, "message": ""}
     watching = Path(folder)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model = load_safe(folder, make())
-            outcome = {"error": None, "message": ""}
-            if "act" in sys.argv[2:]:
-                outcome["acts"] = digest(model)
+            if code:
+                exec(code)
+            else:
+                outcome["acts"] = digest(load_safe(folder, make()))
     except BaseException as error:
         watching = None
         kinds = [each.__name__ for each in type(error).__mro__]
         outcome = {"error": kinds, "message": str(error), "traceback": traceback.format_exc()}
     watching = None
-    if "act" in sys.argv[2:]:
-        outcome["seconds"] = time.monotonic() - started
-        outcome["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - used
     return {**outcome, "seen": list(seen)}
 
 
@@ -79,40 +78,26 @@ def digest(model) -> str:
     parts = [str(model.observation_space), str(model.action_space)]
     venv = model.get_vec_normalize_env()
     try:
+        tensors, _ = model.policy.obs_to_tensor(observations if venv is None else venv.normalize_obs(observations))
         for deterministic in (True, False):
             torch.manual_seed(0)
             if model.use_sde:
                 model.policy.reset_noise()
-            seen_by_model = observations if venv is None else venv.normalize_obs(observations)
-            actions = model.predict(seen_by_model, deterministic=deterministic)[0]
-            tensors, _ = model.policy.obs_to_tensor(seen_by_model)
             with torch.no_grad():
-                numbers = model.policy.evaluate_actions(tensors, torch.as_tensor(actions))
-            parts += [actions.tobytes().hex(), *(number.numpy().tobytes().hex() for number in numbers)]
+                numbers = model.policy(tensors, deterministic)  # actions, values, log-probabilities
+            parts += [number.numpy().tobytes().hex() for number in numbers]
+        model.predict(observations)
     except Exception as error:
         parts.append(f"raises {error!r}")
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def samples(space):
-    """Eight observations, always the same."""
-    space.seed(0)
-    drawn = [space.sample() for _ in range(8)]
-    return (
-        {key: np.stack([each[key] for each in drawn]) for key in drawn[0]} if isinstance(drawn[0], dict) else np.stack(drawn)
-    )
-
-
 if __name__ == "__main__":
-    import torch
-    from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-
-    from sb3_ano.hub import load_safe
-
-    sound = sys.argv[1]
-    make = CartPoleEnv if (Path(sound) / "vec_normalize.safetensors").exists() else lambda: None
+    sound = Path(sys.argv[1])
+    make = CartPoleEnv if (sound / "vec_normalize.safetensors").exists() else lambda: None
     sound_model = load_safe(sound, make())
-    observations = samples(sound_model.observation_space)
+    sound_model.observation_space.seed(0)
+    observations = stack([sound_model.observation_space.sample() for _ in range(8)])
     # What predict imports late, also when it raises.
     digest(sound_model)
     for parameter in sound_model.policy.parameters():
@@ -123,4 +108,4 @@ if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_AS, (used + SPARE_BYTES, used + SPARE_BYTES))
     sys.addaudithook(watch)
     for line in sys.stdin:
-        print(json.dumps(load(line.rstrip("\n"))), flush=True)
+        print(json.dumps(load(*json.loads(line))), flush=True)
