@@ -17,7 +17,7 @@ from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ano import ANO
 from sb3_ano.algorithms import compiled as compiled_module
-from sb3_ano.algorithms import training, update
+from sb3_ano.algorithms import update
 from tests.algorithms.test_equals_sb3_ppo import (
     CASES,
     NormalisedExtractor,
@@ -203,7 +203,7 @@ def test_code_that_cannot_be_traced_is_warned_about_once_and_trains_the_same():
 
 @pytest.mark.parametrize(("seconds", "compiles"), [(1.0, False), (4 * 4e-4, True)])
 def test_auto_compiles_where_the_run_is_long_enough(seconds, compiles, traced, monkeypatch):
-    monkeypatch.setattr(training, "COMPILE_SECONDS", seconds)
+    monkeypatch.setattr(compiled_module, "COMPILE_SECONDS", seconds)
     model = ANO("MlpPolicy", "CartPole-v1", **SMALL).learn(32)
     assert model.torch_compile == "auto"
     assert not is_compiled(model)
