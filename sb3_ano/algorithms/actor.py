@@ -15,7 +15,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from torch import nn
 
 from sb3_ano._compat import registries
-from sb3_ano.algorithms.policy_evaluation import DISTRIBUTIONS, PolicyEvaluation, customization
+from sb3_ano.algorithms.policy_evaluation import PolicyEvaluation, customization, has_stock_distribution
 
 Observations: TypeAlias = np.ndarray | dict[str, np.ndarray]
 #: Actions ``(n_envs, ...)``, values ``(n_envs, 1)``, log-probabilities ``(n_envs,)``.
@@ -139,7 +139,7 @@ class NumpyActor:
             and type(features.flatten) is nn.Flatten
             and policy.share_features_extractor
             and not (policy.use_sde or policy.squash_output)
-            and type(policy.action_dist) in DISTRIBUTIONS
+            and has_stock_distribution(policy)
             and type(space) is spaces.Box
             and len(space.shape) != 3
             and (not gaussian or policy.log_std.shape == (policy.action_net.out_features,))

@@ -8,16 +8,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.distributions import (
-    BernoulliDistribution,
-    CategoricalDistribution,
-    DiagGaussianDistribution,
-    MultiCategoricalDistribution,
-    StateDependentNoiseDistribution,
-)
-from stable_baselines3.common.policies import ActorCriticCnnPolicy, ActorCriticPolicy, MultiInputActorCriticPolicy
+from stable_baselines3.common.distributions import make_proba_distribution
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.preprocessing import is_image_space
-from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor, NatureCNN
+from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch.nn import functional as F
 
@@ -33,15 +27,7 @@ _EVALUATING = (
     *("extract_features", "_get_action_dist_from_latent", "obs_to_tensor", "unscale_action"),
     *("device", "squash_output", "parameters", "named_parameters", "modules", "named_modules", "children"),
 )
-_SB3_MODULES = (FlattenExtractor, NatureCNN, CombinedExtractor, MlpExtractor)
-_SB3_POLICIES = (ActorCriticPolicy, ActorCriticCnnPolicy, MultiInputActorCriticPolicy)
-DISTRIBUTIONS = (
-    BernoulliDistribution,
-    CategoricalDistribution,
-    DiagGaussianDistribution,
-    MultiCategoricalDistribution,
-    StateDependentNoiseDistribution,
-)
+_STOCK = ("torch.nn.modules.", "stable_baselines3.common.torch_layers", "stable_baselines3.common.policies")
 
 
 def customization(policy: ActorCriticPolicy) -> str | None:
@@ -100,20 +86,19 @@ class Traits(NamedTuple):
         reason = customization(policy)
         extractors = [policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor]
         # SB3's convolutions are faster in channels_last, but a custom extractor may read how its input lies in memory.
-        channels_last = all(type(part) in (NatureCNN, CombinedExtractor) and _has_stock_layers(part) for part in extractors)
-        stock = (
-            type(policy) in _SB3_POLICIES
-            and type(policy.action_dist) in DISTRIBUTIONS
-            and reason is None
-            and all(map(_has_stock_layers, policy.children()))
-        )
+        channels_last = all(type(part) in (NatureCNN, CombinedExtractor) and _is_stock(part) for part in extractors)
+        stock = reason is None and has_stock_distribution(policy) and _is_stock(policy)
         return cls(reason, stock, channels_last, policy.normalize_images, policy.observation_space)
 
 
-def _has_stock_layers(module: torch.nn.Module) -> bool:
+def has_stock_distribution(policy: ActorCriticPolicy) -> bool:
+    """Tell whether the distribution of actions is of the class that SB3 makes for the action space."""
+    return type(policy.action_dist) is type(make_proba_distribution(policy.action_space, policy.use_sde))
+
+
+def _is_stock(module: torch.nn.Module) -> bool:
     """Tell whether a module and all modules in it are instances of SB3's and PyTorch's own classes."""
-    kinds = set(map(type, module.modules()))
-    return all(kind in _SB3_MODULES or kind.__module__.startswith("torch.nn.modules.") for kind in kinds)
+    return all(type(part).__module__.startswith(_STOCK) for part in module.modules())
 
 
 def bfloat16_drawback(policy: ActorCriticPolicy) -> str | None:
@@ -248,7 +233,7 @@ class PolicyEvaluation:
         """
         names = ["mlp_extractor", "features_extractor", "pi_features_extractor", "vf_features_extractor"]
         originals = {name: getattr(self.policy, name) for name in names}
-        if not (self._standard and all(type(part) in _SB3_MODULES and _has_stock_layers(part) for part in originals.values())):
+        if not (self._standard and all(map(_is_stock, originals.values()))):
             return
         copies = copy.deepcopy(originals)
         for layer in copies.values():
