@@ -69,40 +69,26 @@ def _optional(rule: _Rule) -> _Rule:
     return _Rule((*rule.types, NoneType), f"None and {rule.allowed}", lambda value: value is None or rule.accepts(value))
 
 
-_COUNT = _integer(1, "positive integers")
-_FRACTION = _Rule((Real,), "numbers from 0 to 1", lambda value: 0.0 <= value <= 1.0)
 _POSITIVE = _Rule((Real,), "numbers above 0", lambda value: value > 0.0)
-_FLAG = _Rule((bool, np.bool_), "True and False")
-_DICT = _Rule((Mapping,), "dictionaries")
 
-#: Attributes of a model by name; those that an algorithm does not have are skipped.
-_RULES: dict[str, _Rule] = {
-    "policy_class": _Rule((Callable,), "policy names and policy classes"),  # type: ignore[arg-type]
-    "n_steps": _COUNT,
-    "batch_size": _COUNT,
-    "n_epochs": _COUNT,
-    "_stats_window_size": _COUNT,
-    "gamma": _FRACTION,
-    "gae_lambda": _FRACTION,
-    "ent_coef": _Rule((Real,), "finite numbers", math.isfinite),
-    "vf_coef": _Rule((Real,), "finite numbers from 0", lambda value: 0.0 <= value < math.inf),
-    "max_grad_norm": _Rule((Real,), "numbers from 0, inf for no clipping", lambda value: value >= 0.0),
-    "target_kl": _optional(_POSITIVE),
-    "sde_sample_freq": _integer(-1, "integers from -1"),
-    "seed": _optional(_integer(0, "integers from 0 to 2**32 - 1", 2**32 - 1)),
-    "normalize_advantage": _FLAG,
-    "use_sde": _FLAG,
-    "check_finite": _FLAG,
-    "policy_kwargs": _DICT,
-    "rollout_buffer_kwargs": _DICT,
-    "rollout_buffer_class": _optional(_Rule((Callable,), "rollout buffer classes")),  # type: ignore[arg-type]
-    "tensorboard_log": _optional(_Rule((str, os.PathLike), "paths")),
-    "torch_compile": _Rule((bool, str), "'auto', True and False", lambda value: value in (True, False, "auto")),
-    "precision": _Rule((str,), "'float32' and 'bfloat16'", lambda value: value in ("float32", "bfloat16")),
-    "k": _POSITIVE,
-    "omega1": _POSITIVE,
-    "omega2": _POSITIVE,
-    "max_epoch_kl": _optional(_POSITIVE),
+#: Rules of the attributes of a model; those that an algorithm does not have are skipped.
+_RULES: dict[tuple[str, ...], _Rule] = {
+    ("n_steps", "batch_size", "n_epochs", "_stats_window_size"): _integer(1, "positive integers"),
+    ("sde_sample_freq",): _integer(-1, "integers from -1"),
+    ("seed",): _optional(_integer(0, "integers from 0 to 2**32 - 1", 2**32 - 1)),
+    ("gamma", "gae_lambda"): _Rule((Real,), "numbers from 0 to 1", lambda value: 0.0 <= value <= 1.0),
+    ("ent_coef",): _Rule((Real,), "finite numbers", math.isfinite),
+    ("vf_coef",): _Rule((Real,), "finite numbers from 0", lambda value: 0.0 <= value < math.inf),
+    ("max_grad_norm",): _Rule((Real,), "numbers from 0, inf for no clipping", lambda value: value >= 0.0),
+    ("k", "omega1", "omega2"): _POSITIVE,
+    ("target_kl", "max_epoch_kl"): _optional(_POSITIVE),
+    ("normalize_advantage", "use_sde", "check_finite"): _Rule((bool, np.bool_), "True and False"),
+    ("torch_compile",): _Rule((bool, str), "'auto', True and False", lambda value: value in (True, False, "auto")),
+    ("precision",): _Rule((str,), "'float32' and 'bfloat16'", lambda value: value in ("float32", "bfloat16")),
+    ("policy_kwargs", "rollout_buffer_kwargs"): _Rule((Mapping,), "dictionaries"),
+    ("policy_class",): _Rule((Callable,), "policy names and policy classes"),  # type: ignore[arg-type]
+    ("rollout_buffer_class",): _optional(_Rule((Callable,), "rollout buffer classes")),  # type: ignore[arg-type]
+    ("tensorboard_log",): _optional(_Rule((str, os.PathLike), "paths")),
 }
 _TOTAL_TIMESTEPS = _Rule((Real,), "numbers from 0", lambda value: value >= 0)
 
@@ -113,9 +99,10 @@ def require_arguments(model: Any) -> None:
     :raises TypeError: if one is of the wrong type
     :raises ValueError: if one is out of range
     """
-    for name, rule in _RULES.items():
-        if name in vars(model):
-            _require(name.lstrip("_"), vars(model)[name], rule)
+    for names, rule in _RULES.items():
+        for name in names:
+            if name in vars(model):
+                _require(name.lstrip("_"), vars(model)[name], rule)
 
 
 def require_batches(model: Any) -> None:
