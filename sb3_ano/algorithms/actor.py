@@ -3,45 +3,26 @@
 import math
 from collections.abc import Callable
 from operator import is_
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.distributions import (
-    BernoulliDistribution,
-    CategoricalDistribution,
-    DiagGaussianDistribution,
-    MultiCategoricalDistribution,
-)
+from stable_baselines3.common.distributions import CategoricalDistribution, DiagGaussianDistribution
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import nn
 
 from sb3_ano._compat import registries
-from sb3_ano.algorithms.policy_evaluation import PolicyEvaluation, customization
+from sb3_ano.algorithms.policy_evaluation import PolicyEvaluation, customization, has_stock_distribution
 
 Observations: TypeAlias = np.ndarray | dict[str, np.ndarray]
 #: Actions ``(n_envs, ...)``, values ``(n_envs, 1)``, log-probabilities ``(n_envs,)``.
 Acted: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-class Actor(Protocol):
-    """The policy of one rollout."""
-
-    def __call__(self, observations: Observations) -> Acted: ...
-
-    def values(self, observations: Observations) -> np.ndarray:
-        """Return the values of observations, ``(batch, 1)``."""
-        ...
-
-    def terminal_values(self, observations: list[Any]) -> np.ndarray:
-        """Return the values of last observations, which have no batch dimension, ``(len(observations),)``."""
-        ...
-
-
-def make_actor(model: Any, n_envs: int) -> Actor:
+def make_actor(model: Any, n_envs: int) -> "Actor":
     """Make the fastest actor that computes ``model.policy(observations)``, with the same random numbers.
 
     :param model: an on-policy algorithm with ``policy`` and ``precision``
@@ -142,44 +123,43 @@ class NumpyActor:
     @staticmethod
     def supports(policy: ActorCriticPolicy, n_envs: int) -> bool:
         """Tell whether this is SB3's MlpPolicy on the CPU, with Tanh or ReLU, Box observations, no gSDE, and small layers."""
-        extractor, space = policy.mlp_extractor, policy.observation_space
-        if customization(policy) is not None or policy.device.type != "cpu" or policy.squash_output:
+        extractor, features, space = policy.mlp_extractor, policy.features_extractor, policy.observation_space
+        if customization(policy) is not None or type(extractor) is not MlpExtractor or type(features) is not FlattenExtractor:
             return False
-        if type(extractor) is not MlpExtractor or type(space) is not spaces.Box or len(space.shape) == 3:
+        networks = extractor.policy_net, extractor.value_net
+        if any(type(network) is not nn.Sequential or len(network) % 2 for network in networks):
             return False
-        if type(extractor.policy_net) is not nn.Sequential or type(extractor.value_net) is not nn.Sequential:
-            return False
-        if type(policy.features_extractor) is not FlattenExtractor or not policy.share_features_extractor:
-            return False
-        if type(policy.features_extractor.flatten) is not nn.Flatten or type(policy.action_dist) not in _SAMPLERS:
-            return False
-        actor, critic = [*extractor.policy_net], [*extractor.value_net]
-        linear = [*actor[::2], *critic[::2], policy.action_net, policy.value_net]
-        activations = {type(layer) for layer in [*actor[1::2], *critic[1::2]]}
+        linear = [policy.action_net, policy.value_net, *(layer for network in networks for layer in [*network][::2])]
+        activations = {type(layer) for network in networks for layer in [*network][1::2]}
         gaussian = type(policy.action_dist) is DiagGaussianDistribution
         return (
-            len(actor) % 2 == len(critic) % 2 == 0
-            and all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
+            all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
             and len(activations) <= 1
             and activations <= _ACTIVATIONS.keys()
+            and type(features.flatten) is nn.Flatten
+            and policy.share_features_extractor
+            and not (policy.use_sde or policy.squash_output)
+            and has_stock_distribution(policy)
+            and type(space) is spaces.Box
+            and len(space.shape) != 3
             and (not gaussian or policy.log_std.shape == (policy.action_net.out_features,))
             and all(type(parameter) is nn.Parameter and parameter.dtype == torch.float32 for parameter in policy.parameters())
+            and policy.device.type == "cpu"
             and not torch.is_autocast_enabled("cpu")
             and n_envs * max(layer.weight.numel() for layer in linear) <= _ONE_THREAD
         )
 
     def __init__(self, policy: ActorCriticPolicy, n_envs: int) -> None:
-        actor = _layers(policy.mlp_extractor.policy_net, policy.action_net)
-        critic = _layers(policy.mlp_extractor.value_net, policy.value_net)
-        self._critic = critic
+        self._actor = _layers(policy.mlp_extractor.policy_net, policy.action_net)
+        self._critic = _layers(policy.mlp_extractor.value_net, policy.value_net)
         self._joint: list[_Layer] = []
-        if len(actor) == len(critic):
-            joint = [_stacked(*pair, shared_input=i == 0) for i, pair in enumerate(zip(actor, critic, strict=True))]
+        if len(self._actor) == len(self._critic):
+            pairs = enumerate(zip(self._actor, self._critic, strict=True))
+            joint = [_stacked(*pair, shared_input=i == 0) for i, pair in pairs]
             if n_envs * max(layer.weight.size for layer in joint) <= _ONE_THREAD:
                 self._joint = joint
-        self._actor = actor
-        self._head_size = actor[-1].weight.shape[1]
-        self._sample = _SAMPLERS[type(policy.action_dist)](policy, n_envs)
+        self._head_size = self._actor[-1].weight.shape[1]
+        self._sample = _SAMPLERS.get(type(policy.action_dist), _sb3_sampler)(policy, n_envs)
 
     def __call__(self, observations: Observations) -> Acted:
         inputs = _flat(observations)
@@ -192,10 +172,16 @@ class NumpyActor:
         return actions, values, log_probs
 
     def values(self, observations: Observations) -> np.ndarray:
+        """Return the values of observations, ``(batch, 1)``."""
         return _run(self._critic, _flat(observations))
 
     def terminal_values(self, observations: list[Any]) -> np.ndarray:
+        """Return the values of last observations, which have no batch dimension, ``(len(observations),)``."""
         return self.values(np.stack([np.asarray(observation) for observation in observations])).reshape(-1)
+
+
+#: The policy of one rollout.
+Actor: TypeAlias = NumpyActor | TorchActor
 
 
 def _flat(observations: Observations) -> np.ndarray:
@@ -213,29 +199,21 @@ def _run(layers: list[_Layer], x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _layers(network: nn.Module, head: nn.Module) -> list[_Layer]:
+def _layers(network: nn.Sequential, head: Any) -> list[_Layer]:
     """Return a network and its head with transposed weights; the arrays share memory with the parameters."""
-    modules = [*network, head]  # type: ignore[misc]
-    layers: list[_Layer] = []
-    for module in modules:
-        if isinstance(module, nn.Linear):
-            weight, bias = module.weight.detach().numpy().T, module.bias.detach().numpy()
-            layers.append(_Layer(weight, bias, None))
-        else:
-            layers[-1] = layers[-1]._replace(activation=_ACTIVATIONS[type(module)])
-    return layers
+    modules: list[Any] = [*network, head]
+    activations = [*(_ACTIVATIONS[type(module)] for module in modules[1::2]), None]
+    linear = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in modules[::2]]
+    return [_Layer(*arrays, activation) for arrays, activation in zip(linear, activations, strict=True)]
 
 
 def _stacked(actor: _Layer, critic: _Layer, shared_input: bool) -> _Layer:
     """Join two layers to one that computes both; block-diagonal unless their input is the same."""
-    bias = np.concatenate([actor.bias, critic.bias])
     if shared_input:
-        return _Layer(np.concatenate([actor.weight, critic.weight], axis=1), bias, actor.activation)
-    rows, columns = actor.weight.shape
-    weight = np.zeros((rows + critic.weight.shape[0], columns + critic.weight.shape[1]), dtype=np.float32)
-    weight[:rows, :columns] = actor.weight
-    weight[rows:, columns:] = critic.weight
-    return _Layer(weight, bias, actor.activation)
+        weight = np.concatenate([actor.weight, critic.weight], axis=1)
+    else:
+        weight = torch.block_diag(torch.from_numpy(actor.weight), torch.from_numpy(critic.weight)).numpy()
+    return _Layer(weight, np.concatenate([actor.bias, critic.bias]), actor.activation)
 
 
 #: From the output of the action head ``(n_envs, n)`` to actions, shaped as the action space, and log-probabilities.
@@ -266,37 +244,22 @@ def _gaussian_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
     return sample
 
 
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-
-
-def _sample_index(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    log_probs = _log_softmax(logits)
-    indices = torch.multinomial(torch.from_numpy(np.exp(log_probs)), 1, replacement=True).numpy()
-    return indices[:, 0], np.take_along_axis(log_probs, indices, axis=1)[:, 0]
-
-
 def _categorical_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
-    return _sample_index
-
-
-def _multi_categorical_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
-    ends = np.cumsum(policy.action_dist.action_dims)[:-1]  # type: ignore[attr-defined]
-
     def sample(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        parts = [_sample_index(part) for part in np.split(logits, ends, axis=1)]
-        return np.stack([indices for indices, _ in parts], axis=1), np.sum([log_probs for _, log_probs in parts], axis=0)
+        log_probs = logits - logits.max(axis=1, keepdims=True)
+        log_probs -= np.log(np.exp(log_probs).sum(axis=1, keepdims=True))
+        indices = torch.multinomial(torch.from_numpy(np.exp(log_probs)), 1, replacement=True).numpy()
+        return indices[:, 0], np.take_along_axis(log_probs, indices, axis=1)[:, 0]
 
     return sample
 
 
-def _bernoulli_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
+def _sb3_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
+    @torch.no_grad()
     def sample(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        actions = torch.bernoulli(torch.from_numpy(logits).sigmoid()).numpy()
-        # log sigmoid(l) where the action is 1, log sigmoid(-l) where it is 0
-        log_probs = -np.logaddexp(np.float32(0.0), np.where(actions > 0.0, -logits, logits))
-        return actions, log_probs.sum(axis=1)
+        distribution = policy.action_dist.proba_distribution(torch.from_numpy(logits))
+        actions = distribution.get_actions()
+        return actions.numpy(), distribution.log_prob(actions).numpy()
 
     return sample
 
@@ -304,6 +267,4 @@ def _bernoulli_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
 _SAMPLERS: dict[type, Callable[[ActorCriticPolicy, int], _Sampler]] = {
     DiagGaussianDistribution: _gaussian_sampler,
     CategoricalDistribution: _categorical_sampler,
-    MultiCategoricalDistribution: _multi_categorical_sampler,
-    BernoulliDistribution: _bernoulli_sampler,
 }

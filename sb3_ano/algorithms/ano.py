@@ -1,14 +1,12 @@
 """Anchored Neighborhood Optimization."""
 
 import warnings
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import torch
-from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.type_aliases import GymEnv
 
-from sb3_ano.algorithms.arguments import Arguments, inherit_signature
+from sb3_ano.algorithms.arguments import inherit_signature
 from sb3_ano.algorithms.base import ShapedPolicyAlgorithm
 from sb3_ano.algorithms.buffers import RolloutSamples
 from sb3_ano.algorithms.loading import SavedModel
@@ -29,17 +27,10 @@ class ANO(ShapedPolicyAlgorithm):
     """
 
     @inherit_signature(ShapedPolicyAlgorithm)
-    def __init__(
-        self,
-        policy: str | type[ActorCriticPolicy],
-        env: GymEnv | str,
-        *args: Any,
-        shaping: ShapingLike = "ano",
-        **arguments: Unpack[Arguments],
-    ):
+    def __init__(self, *, shaping: ShapingLike = "ano", **arguments: Any):
         # Resolved by _setup_model, because SB3's load puts its arguments in the same place.
         vars(self)["shaping"] = shaping
-        super().__init__(policy, env, *args, **arguments)
+        super().__init__(**arguments)
 
     @property
     def shaping(self) -> ShapingLike:

@@ -1,87 +1,184 @@
-"""The constructor's arguments that ANO, SPO and PAPO share with SB3's PPO, written once."""
+"""Check arguments, environments and spaces, and give constructors the signature of SB3's PPO."""
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, Literal, TypedDict
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, NamedTuple
 
-import torch
-from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.type_aliases import Schedule
-
-
-class PPOArguments(TypedDict, total=False):
-    """Types of PPO's arguments after policy and environment, for type checkers and editors."""
-
-    learning_rate: float | Schedule
-    n_steps: int
-    batch_size: int
-    n_epochs: int
-    gamma: float
-    gae_lambda: float
-    clip_range: float | Schedule
-    clip_range_vf: float | Schedule | None
-    normalize_advantage: bool
-    ent_coef: float
-    vf_coef: float
-    max_grad_norm: float
-    use_sde: bool
-    sde_sample_freq: int
-    rollout_buffer_class: type[RolloutBuffer] | None
-    rollout_buffer_kwargs: dict[str, Any] | None
-    target_kl: float | None
-    stats_window_size: int
-    tensorboard_log: str | None
-    policy_kwargs: dict[str, Any] | None
-    verbose: int
-    seed: int | None
-    device: torch.device | str
-    _init_setup_model: bool
-
-
-class Arguments(PPOArguments, total=False):
-    """The same for the arguments that ANO, SPO and PAPO share."""
-
-    clip_range_high: float | str | Schedule | None
-    torch_compile: bool | Literal["auto"]
-    precision: Literal["float32", "bfloat16"]
-    desired_kl: float | str | Schedule | None
-    check_finite: bool
-
-
-def bound_arguments(base: type, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Return the arguments of a call of a constructor by name, defaults included, without ``self``.
-
-    :param base: class of the constructor
-    """
-    bound = inspect.signature(base.__init__).bind(*args, **kwargs)  # type: ignore[misc]
-    bound.apply_defaults()
-    return {name: value for name, value in bound.arguments.items() if name != "self"}
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv
 
 
 def inherit_signature(base: type, without: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a constructor that takes ``*args`` and ``**kwargs`` a full signature, and check calls against it.
+    """Give a constructor the arguments of a base class in addition to its own, which are keyword-only.
 
-    The RL Zoo, the Hub's loader and ``help`` read the signature.
+    A call is checked against the whole signature, and the constructor gets all arguments by name, defaults included. The RL
+    Zoo, the Hub's loader and ``help`` read the signature.
 
-    :param base: class whose constructor takes the arguments besides the constructor's own, which are keyword-only
+    :param base: class whose constructor takes the other arguments
     :param without: argument of the base class that the constructor does not take
     """
 
     def decorate(init: Callable[..., None]) -> Callable[..., None]:
-        inherited = list(inspect.signature(base.__init__).parameters.values())  # type: ignore[misc]
-        kinds = inspect.Parameter
-        own = [parameter for parameter in inspect.signature(init).parameters.values() if parameter.kind is kinds.KEYWORD_ONLY]
-        positional = [parameter for parameter in inherited if parameter.kind is not kinds.KEYWORD_ONLY]
-        keywords = [parameter for parameter in inherited[len(positional) :] if parameter.name != without]
-        signature = inspect.Signature([*positional, *own, *keywords])
+        inherited = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
+        positional = [parameter for parameter in inherited if parameter.kind is not parameter.KEYWORD_ONLY]
+        keywords = [
+            parameter
+            for parameter in (*inspect.signature(init).parameters.values(), *inherited)
+            if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != without
+        ]
+        signature = inspect.Signature([*positional, *keywords])
 
         @functools.wraps(init)
         def checked(*args: Any, **kwargs: Any) -> None:
-            signature.bind(*args, **kwargs)
-            init(*args, **kwargs)
+            call = signature.bind(*args, **kwargs)
+            call.apply_defaults()
+            init(**call.arguments)
 
         checked.__signature__ = signature  # type: ignore[attr-defined]
         return checked
 
     return decorate
+
+
+class _Rule(NamedTuple):
+    """The types and the range of an argument. True and False do not count as numbers.
+
+    :param types: allowed types; others raise TypeError
+    :param allowed: description of the allowed values, for messages
+    :param accepts: function that tells whether a value of these types is in range; False raises ValueError
+    """
+
+    types: tuple[type, ...]
+    allowed: str
+    accepts: Callable[[Any], bool] = lambda value: True
+
+
+def _integer(low: int, allowed: str, high: float = math.inf) -> _Rule:
+    return _Rule((Real,), allowed, lambda value: isinstance(value, Integral) and low <= int(value) <= high)
+
+
+def _optional(rule: _Rule) -> _Rule:
+    return _Rule((*rule.types, NoneType), f"None and {rule.allowed}", lambda value: value is None or rule.accepts(value))
+
+
+_POSITIVE = _Rule((Real,), "numbers above 0", lambda value: value > 0.0)
+
+#: Rules of the attributes of a model; those that an algorithm does not have are skipped.
+_RULES: dict[tuple[str, ...], _Rule] = {
+    ("n_steps", "batch_size", "n_epochs", "_stats_window_size"): _integer(1, "positive integers"),
+    ("sde_sample_freq",): _integer(-1, "integers from -1"),
+    ("seed",): _optional(_integer(0, "integers from 0 to 2**32 - 1", 2**32 - 1)),
+    ("gamma", "gae_lambda"): _Rule((Real,), "numbers from 0 to 1", lambda value: 0.0 <= value <= 1.0),
+    ("ent_coef",): _Rule((Real,), "finite numbers", math.isfinite),
+    ("vf_coef",): _Rule((Real,), "finite numbers from 0", lambda value: 0.0 <= value < math.inf),
+    ("max_grad_norm",): _Rule((Real,), "numbers from 0, inf for no clipping", lambda value: value >= 0.0),
+    ("k", "omega1", "omega2"): _POSITIVE,
+    ("target_kl", "max_epoch_kl"): _optional(_POSITIVE),
+    ("normalize_advantage", "use_sde", "check_finite"): _Rule((bool, np.bool_), "True and False"),
+    ("torch_compile",): _Rule((bool, str), "'auto', True and False", lambda value: value in (True, False, "auto")),
+    ("precision",): _Rule((str,), "'float32' and 'bfloat16'", lambda value: value in ("float32", "bfloat16")),
+    ("policy_kwargs", "rollout_buffer_kwargs"): _Rule((Mapping,), "dictionaries"),
+    ("policy_class",): _Rule((Callable,), "policy names and policy classes"),  # type: ignore[arg-type]
+    ("rollout_buffer_class",): _optional(_Rule((Callable,), "rollout buffer classes")),  # type: ignore[arg-type]
+    ("tensorboard_log",): _optional(_Rule((str, os.PathLike), "paths")),
+}
+_TOTAL_TIMESTEPS = _Rule((Real,), "numbers from 0", lambda value: value >= 0)
+
+
+def require_arguments(model: Any) -> None:
+    """Check the constructor arguments that a model keeps as attributes.
+
+    :raises TypeError: if one is of the wrong type
+    :raises ValueError: if one is out of range
+    """
+    for names, rule in _RULES.items():
+        for name in names:
+            if name in vars(model):
+                _require(name.lstrip("_"), vars(model)[name], rule)
+
+
+def require_batches(model: Any) -> None:
+    """Check that advantages can be normalized, and warn of a last minibatch that is smaller than the others.
+
+    :raises ValueError: if a minibatch or rollout of one sample is to be normalized
+    """
+    if model.normalize_advantage and model.batch_size == 1:
+        raise ValueError("batch_size=1 leaves nothing to normalize; allowed are 2 and more, or normalize_advantage=False")
+    if model.env is None:
+        return
+    size = model.n_steps * model.n_envs
+    if model.normalize_advantage and size == 1:
+        raise ValueError(f"n_steps={model.n_steps} with one environment leaves nothing to normalize; allowed are 2 and more")
+    if size % model.batch_size > 0:
+        warnings.warn(
+            f"batch_size={model.batch_size} does not divide the rollout of {size} samples (n_steps={model.n_steps} x "
+            f"{model.n_envs} environments): each epoch ends with a minibatch of {size % model.batch_size}",
+            stacklevel=3,
+        )
+
+
+def require_training(model: Any, total_timesteps: Any) -> None:
+    """Check that a model has an environment, and the argument of ``learn``; warn if it is 0.
+
+    :raises TypeError: if the argument is not a number
+    :raises ValueError: if it is negative or NaN, or there is no environment
+    """
+    _require("total_timesteps", total_timesteps, _TOTAL_TIMESTEPS)
+    if model.env is None:
+        raise ValueError("there is no environment to train in; pass env= to load, or call set_env first")
+    if total_timesteps == 0:
+        warnings.warn("total_timesteps=0: callbacks and logger are set up, and nothing is trained", stacklevel=4)
+
+
+def _require(name: str, value: Any, rule: _Rule) -> None:
+    if not isinstance(value, rule.types) or (isinstance(value, bool) and bool not in rule.types):
+        raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; allowed are {rule.allowed}")
+    if not rule.accepts(value):
+        raise ValueError(f"{name}={value!r} is not allowed; allowed are {rule.allowed}")
+
+
+def require_env(env: Any) -> None:
+    """Check that an object is an environment whose spaces SB3's policies support.
+
+    :raises TypeError: if it is not an environment
+    :raises ValueError: if a space is not supported
+    """
+    # An environment of OpenAI Gym, which SB3 converts, is known by its method.
+    if isinstance(env, type) or not hasattr(env, "step"):
+        raise TypeError(
+            f"env={env!r} is of type {type(env).__name__}, not an environment; allowed are a registered id, a Gymnasium "
+            "environment, and a VecEnv"
+        )
+    if not isinstance(env, gym.Env | VecEnv):
+        return
+    allowed = "Box, Discrete and one-dimensional MultiDiscrete with start 0, "
+    observations, actions = env.observation_space, env.action_space
+    for key, space in observations.spaces.items() if isinstance(observations, spaces.Dict) else [("", observations)]:
+        name = f"observation space {key!r}" if key else "observation space"
+        _require_space(name, space, _is_supported(space), f"{allowed}MultiBinary, and a Dict of these")
+    bounded = not isinstance(actions, spaces.Box) or bool(np.isfinite([actions.low, actions.high]).all())
+    flat = not isinstance(actions, spaces.MultiBinary) or isinstance(actions.n, int)
+    allowed += "and one-dimensional MultiBinary; the bounds of a Box must be finite"
+    _require_space("action space", actions, _is_supported(actions) and bounded and flat, allowed)
+
+
+def _require_space(name: str, space: spaces.Space, supported: bool, allowed: str) -> None:
+    if not supported:
+        raise ValueError(f"env has the {name} {' '.join(str(space).split())}, which is not supported; allowed are {allowed}")
+
+
+def _is_supported(space: spaces.Space) -> bool:
+    """Tell whether SB3 represents the values of a space; it counts discrete values from 0."""
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.ndim == 1 and not space.start.any()
+    if isinstance(space, spaces.Discrete):
+        return bool(space.start == 0)
+    return isinstance(space, spaces.Box | spaces.MultiBinary)

@@ -1,35 +1,39 @@
-"""The algorithm that ANO, SPO and PAPO share: constructor, environments, files. training.py and rollout.py have the loops."""
+"""The algorithm that ANO, SPO and PAPO share: constructor, update, log and files."""
 
+import contextlib
 import inspect
 import io
+import math
 import pathlib
 import warnings
-from typing import Any, ClassVar, Literal, Self, Unpack
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal, Self, cast
 
-import gymnasium as gym
+import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.distributions import MultiCategoricalDistribution
-from stable_baselines3.common.env_util import is_wrapped
-from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.policies import ActorCriticCnnPolicy, ActorCriticPolicy, BasePolicy, MultiInputActorCriticPolicy
+from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.utils import FloatSchedule, explained_variance
 
-from sb3_ano.algorithms import schedules, validation
-from sb3_ano.algorithms.arguments import PPOArguments, bound_arguments, inherit_signature
-from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer
+from sb3_ano._compat import tracing
+from sb3_ano.algorithms import arguments, schedules
+from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer, RolloutSamples, is_stock
+from sb3_ano.algorithms.compiled import pays
+from sb3_ano.algorithms.diagnostics import UpdateStatistics
 from sb3_ano.algorithms.flat_adam import FlatAdam
 from sb3_ano.algorithms.loading import SavedModel, read_saved_model, unshared
-from sb3_ano.algorithms.policy_evaluation import customization, has_native_bfloat16
-from sb3_ano.algorithms.training import TrainingMixin
-from sb3_ano.algorithms.update import Updater
-from sb3_ano.envs import DirectVecEnv, make_env
+from sb3_ano.algorithms.policy_evaluation import bfloat16_drawback
+from sb3_ano.algorithms.rollout import RolloutMixin
+from sb3_ano.algorithms.update import ClipRange, Updater, UpdateSettings, approximate_kl
+from sb3_ano.envs import make_env
+from sb3_ano.shaping import MIN_RADIUS
 
 
-class ShapedPolicyAlgorithm(TrainingMixin):
+class ShapedPolicyAlgorithm(RolloutMixin):
     """Train a policy on-policy with a pluggable surrogate; a subclass supplies :meth:`policy_loss`.
 
     The arguments up to ``_init_setup_model`` are those of SB3's PPO, in its order and meaning; the others are keyword-only.
@@ -78,47 +82,42 @@ class ShapedPolicyAlgorithm(TrainingMixin):
     :raises TypeError: if an argument is of the wrong type
     """
 
-    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
-        "MlpPolicy": ActorCriticPolicy,
-        "CnnPolicy": ActorCriticCnnPolicy,
-        "MultiInputPolicy": MultiInputActorCriticPolicy,
-    }
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = PPO.policy_aliases
 
     # The arguments are read from PPO's own signature, so that they stay PPO's, in its order and with its defaults.
-    @inherit_signature(PPO)
+    @arguments.inherit_signature(PPO)
     def __init__(
         self,
         policy: str | type[ActorCriticPolicy],
         env: GymEnv | str,
-        *args: Any,
+        *,
         clip_range_high: float | str | Schedule | None = None,
         torch_compile: bool | Literal["auto"] = "auto",
         precision: Literal["float32", "bfloat16"] = "float32",
         desired_kl: float | str | Schedule | None = None,
         check_finite: bool = True,
-        **arguments: Unpack[PPOArguments],
+        **options: Any,
     ):
-        options = bound_arguments(PPO, self, policy, env, *args, **arguments)
-        self.batch_size = options.pop("batch_size")
-        self.n_epochs = options.pop("n_epochs")
-        self.normalize_advantage = options.pop("normalize_advantage")
-        self.target_kl = options.pop("target_kl")
-        clip_range, clip_range_vf = options.pop("clip_range"), options.pop("clip_range_vf")
-        init_setup_model = options.pop("_init_setup_model")
-        if isinstance(env, str):
-            options["env"] = make_env(env, options["verbose"])
-        super().__init__(**options, _init_setup_model=False)
-        self.algorithm = type(self).__name__
-        self.clip_range = schedules.as_schedule(clip_range, "clip_range")
-        self.clip_range_high = None if clip_range_high is None else schedules.as_schedule(clip_range_high, "clip_range_high")
-        self.clip_range_vf = None if clip_range_vf is None else schedules.as_schedule(clip_range_vf, "clip_range_vf")
-        self.desired_kl = None if desired_kl is None else schedules.as_schedule(desired_kl, "desired_kl")
+        self.batch_size: int = options.pop("batch_size")
+        self.n_epochs: int = options.pop("n_epochs")
+        self.normalize_advantage: bool = options.pop("normalize_advantage")
+        self.target_kl: float | None = options.pop("target_kl")
+        self.clip_range: FloatSchedule = options.pop("clip_range")
+        self.clip_range_vf: FloatSchedule | None = options.pop("clip_range_vf")
+        self.clip_range_high = cast(FloatSchedule | None, clip_range_high)
+        self.desired_kl = cast(FloatSchedule | None, desired_kl)
         self.torch_compile = torch_compile
         self.precision = precision
         self.check_finite = check_finite
         #: Factor by which ``desired_kl`` has changed the radii since the first update.
         self.radius_factor = 1.0
         self.n_skipped_minibatches = 0
+        self.algorithm = type(self).__name__
+        init_setup_model = options.pop("_init_setup_model")
+        if isinstance(env, str):
+            env = make_env(env, options["verbose"])
+        super().__init__(policy, env, **options, _init_setup_model=False)
+        self._check_arguments()
         for name, schedule in self._radii().items():
             schedules.require_positive(schedule, name)
         if init_setup_model:
@@ -136,21 +135,6 @@ class ShapedPolicyAlgorithm(TrainingMixin):
             )
         return self.policy_aliases[policy_name]
 
-    @staticmethod
-    def _wrap_env(env: GymEnv | str, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        """Wrap an environment, or make and wrap one of an id, as SB3 does, in :class:`~sb3_ano.envs.DirectVecEnv`."""
-        if isinstance(env, str):
-            env = make_env(env, verbose)
-        validation.require_env(env)
-        if isinstance(env, gym.Env):
-            single = env if is_wrapped(env, Monitor) or not monitor_wrapper else Monitor(env)
-            env = DirectVecEnv([lambda: single])
-            if verbose >= 1:
-                print("Wrapping the env in a DirectVecEnv.")
-        elif verbose >= 1 and hasattr(env, "backend"):
-            print(f"The environments run on backend {env.backend!r}.")
-        return TrainingMixin._wrap_env(env, verbose, monitor_wrapper)
-
     def _setup_model(self) -> None:
         if not hasattr(self, "observation_space"):
             raise TypeError("env=None is not allowed; allowed are a registered id, a Gymnasium environment, and a VecEnv")
@@ -158,7 +142,7 @@ class ShapedPolicyAlgorithm(TrainingMixin):
         learning_rate = schedules.as_schedule(self.learning_rate, "learning_rate")
         if isinstance(self.learning_rate, str):
             self.learning_rate = learning_rate
-        validation.require_batches(self)
+        arguments.require_batches(self)
         if self.rollout_buffer_class is None:
             self.rollout_buffer_class = self._default_buffer()
         self._updater: Updater | None = None
@@ -168,26 +152,27 @@ class ShapedPolicyAlgorithm(TrainingMixin):
         if isinstance(distribution, MultiCategoricalDistribution):
             # The compiler takes no NumPy integers.
             distribution.action_dims = [int(size) for size in distribution.action_dims]
-        self._warn_of_precision()
+        drawback = bfloat16_drawback(self.policy) if self.precision == "bfloat16" else None
+        if drawback is not None:
+            warnings.warn(f"precision='bfloat16' {drawback}", stacklevel=3)
 
     def _default_buffer(self) -> type[RolloutBuffer]:
         return DictFlatRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else FlatRolloutBuffer
 
-    def _warn_of_precision(self) -> None:
-        if self.precision == "float32":
-            return
-        custom = customization(self.policy)
-        if custom is not None:
-            warnings.warn(f"precision='bfloat16' has no effect, because {custom}", stacklevel=4)
-        elif not has_native_bfloat16(self.device):
-            warnings.warn(
-                f"precision='bfloat16': {self.device} has no instructions for bfloat16, which makes it slower than float32",
-                stacklevel=4,
-            )
+    def _check_arguments(self) -> None:
+        """Check the arguments, which are attributes that a user or SB3's ``load`` may have changed; convert the radii.
 
-    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
-        # The last rollout may overshoot; a negative progress would make linear learning rates climb the loss.
-        self._current_progress_remaining = max(0.0, 1.0 - num_timesteps / total_timesteps)
+        :raises ValueError: if one is out of range
+        :raises TypeError: if one is of the wrong type
+        """
+        arguments.require_arguments(self)
+        for name, radius in self._radii().items():
+            setattr(self, name, schedules.as_schedule(radius, name))
+
+    def _radii(self) -> dict[str, FloatSchedule]:
+        """Return the schedules of the radii that are set, by argument."""
+        optional = {name: getattr(self, name) for name in ("clip_range_high", "clip_range_vf", "desired_kl")}
+        return {"clip_range": self.clip_range, **{name: radius for name, radius in optional.items() if radius is not None}}
 
     def learn(
         self,
@@ -203,20 +188,155 @@ class ShapedPolicyAlgorithm(TrainingMixin):
         :raises ValueError: if ``total_timesteps`` or a changed attribute is out of range, or there is no environment
         :raises TypeError: if ``total_timesteps`` or a changed attribute is of the wrong type
         """
-        validation.require_training(self, total_timesteps)
-        return super().learn(
-            total_timesteps=total_timesteps,
-            callback=callback,
-            log_interval=log_interval,
-            tb_log_name=tb_log_name or type(self).__name__,
-            reset_num_timesteps=reset_num_timesteps,
-            progress_bar=progress_bar,
+        arguments.require_training(self, total_timesteps)
+        name = tb_log_name or type(self).__name__
+        return super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
+
+    def policy_loss(
+        self, log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange, samples: RolloutSamples
+    ) -> torch.Tensor:
+        """Compute the surrogate of a minibatch, a scalar to be minimized.
+
+        :param log_ratio: log-probability of the actions minus that in the rollout, ``(batch,)``
+        :param advantages: advantages, normalized if ``normalize_advantage``, ``(batch,)``
+        :param clip_range: radii of this update
+        :param samples: minibatch of the rollout buffer
+        """
+        raise NotImplementedError
+
+    def _has_stock_loss(self) -> bool:
+        """Tell whether ``policy_loss`` is this package's own code."""
+        return type(self).policy_loss.__module__.startswith("sb3_ano.algorithms.") and "policy_loss" not in vars(self)
+
+    def _is_last_epoch(self, statistics: UpdateStatistics) -> bool:
+        """Tell whether the epoch that has just ended is the last one of this update."""
+        return False
+
+    def train(self) -> None:
+        """Update the policy on the current rollout (Algorithm 1 of the paper, lines 10 to 22)."""
+        self._check_arguments()
+        self.policy.set_training_mode(True)
+        schedules.read(self.lr_schedule, self._current_progress_remaining, "learning_rate")  # before it reaches the optimizer
+        self._update_learning_rate(self.policy.optimizer)
+        updater = self._get_updater()
+        statistics = UpdateStatistics(updater.clip_range)
+        buffer, stopped = self.rollout_buffer, False
+        rollout = cast(FlatRolloutBuffer, buffer).tensors() if is_stock(buffer, "get", "_get_samples") else None
+        with tracing() if updater.compiled else contextlib.nullcontext():
+            for epoch in range(self.n_epochs):
+                statistics.start_epoch()
+                updater.start_epoch()
+                for samples, indices in self._minibatches(rollout):
+                    result = updater(samples, indices)
+                    statistics.add(result)
+                    stopped = self.target_kl is not None and bool(result.stop)
+                    if stopped:
+                        if self.verbose >= 1:
+                            kl = approximate_kl(result.log_ratio).item()
+                            print(f"Early stopping in epoch {epoch}: the KL of a minibatch reached {kl:.2f}")
+                        break
+                self._n_updates += 1
+                if stopped or self._is_last_epoch(statistics):
+                    break
+        self._report_skipped(statistics)
+        summary = statistics.summary()
+        self._log_update(updater, summary)
+        self._adapt_radius(updater.clip_range.low.item(), summary["kl_mean"])
+
+    def _minibatches(self, rollout: RolloutSamples | None) -> Iterator[tuple[RolloutSamples, torch.Tensor | None]]:
+        """Iterate once over the rollout, in random order.
+
+        :param rollout: the whole rollout, to yield with the indices of each minibatch; or None, to yield the minibatches of a
+            buffer that takes samples in its own way, and None
+        """
+        if rollout is None:
+            yield from ((samples, None) for samples in self.rollout_buffer.get(self.batch_size))  # type: ignore[misc]
+        else:
+            order = torch.from_numpy(np.random.permutation(len(rollout.advantages))).to(self.device)
+            yield from ((rollout, indices) for indices in order.split(self.batch_size))
+
+    def _get_updater(self) -> Updater:
+        """Return the updater of the last update if it is still compatible, or a new one, with the current numbers."""
+        settings = UpdateSettings(
+            policy_loss=self.policy_loss,
+            clip_value=self.clip_range_vf is not None,
+            normalize_advantage=self.normalize_advantage,
+            discrete=isinstance(self.action_space, spaces.Discrete),
+            precision=self.precision,
+            stock_loss=self._has_stock_loss(),
+            compiled=self._compiles(),
         )
+        if self._updater is None or not self._updater.is_compatible(self.policy, settings):
+            self._updater = Updater(self.policy, settings)
+            if self._updater.compiled and self.verbose >= 1:
+                print("Compiling the update, which takes about 15 s the first time")
+        progress = self._current_progress_remaining
+        radii = {name: schedules.read(radius, progress, name) for name, radius in self._radii().items()}
+        low = max(radii["clip_range"], MIN_RADIUS)
+        high = max(radii.get("clip_range_high", low), MIN_RADIUS)
+        coefficients = {
+            "clip_range_vf": max(radii.get("clip_range_vf", 0.0), 0.0),
+            "ent_coef": self.ent_coef,
+            "vf_coef": self.vf_coef,
+            "max_grad_norm": self.max_grad_norm,
+            "max_kl": math.inf if self.target_kl is None else 1.5 * self.target_kl,
+        }
+        self._updater.start_update((low * self.radius_factor, high * self.radius_factor), coefficients)
+        return self._updater
+
+    def _compiles(self) -> bool:
+        """Decide whether to compile the update; ``"auto"`` does it if the run is long enough to pay for it."""
+        if self.torch_compile != "auto":
+            return bool(self.torch_compile)
+        minibatches = (self._total_timesteps - self._num_timesteps_at_start) * self.n_epochs / self.batch_size
+        return pays(minibatches, self.batch_size * sum(parameter.numel() for parameter in self.policy.parameters()))
+
+    def _adapt_radius(self, radius: float, kl: float) -> None:
+        """Adapt the radii of the next update to ``desired_kl``.
+
+        :param radius: radius below 1 of the update that has just ended
+        :param kl: mean KL divergence of that update from the rollout's policy
+        """
+        if self.desired_kl is not None:
+            target = schedules.read(self.desired_kl, self._current_progress_remaining, "desired_kl")
+            self.radius_factor *= schedules.adapted_radius(radius, kl, target) / radius
+
+    def _report_skipped(self, statistics: UpdateStatistics) -> None:
+        """Count the skipped minibatches of this update, warn of the first one ever, and raise if none was left."""
+        skipped = statistics.skipped()
+        if not skipped:
+            return
+        term = statistics.non_finite_term(skipped[-1])
+        if len(skipped) == len(statistics):
+            raise FloatingPointError(
+                f"all {len(skipped)} minibatches of the update after {self.num_timesteps} steps were skipped, because of NaN "
+                f"or Inf in {term}. Look at the scale of rewards and observations, or lower learning_rate"
+            )
+        if self.n_skipped_minibatches == 0:
+            warnings.warn(
+                f"a minibatch was skipped after {self.num_timesteps} steps, because of NaN or Inf in {term}. Parameters and "
+                "optimizer are as before it; train/skipped_minibatches counts further ones",
+                stacklevel=3,
+            )
+        self.n_skipped_minibatches += len(skipped)
+
+    def _log_update(self, updater: Updater, summary: dict[str, float]) -> None:
+        buffer, radii = self.rollout_buffer, updater.clip_range
+        values = {**summary, "explained_variance": explained_variance(buffer.values.flatten(), buffer.returns.flatten())}
+        if hasattr(self.policy, "log_std"):
+            values["std"] = self.policy.log_std.exp().mean().item()
+        values |= {"skipped_minibatches": self.n_skipped_minibatches, "clip_range": radii.low.item()}
+        if self.clip_range_high is not None:
+            values["clip_range_high"] = radii.high.item()
+        if self.clip_range_vf is not None:
+            values["clip_range_vf"] = updater.coefficients.clip_range_vf.item()
+        for name, value in values.items():
+            self.logger.record(f"train/{name}", value)
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
 
     def get_parameters(self) -> dict[str, dict]:
         """Return copies of the parameters of policy and optimizer; the originals are views of one vector, see SB3."""
-        # A layer that the policy names twice is stored once; what an optimizer keeps for each parameter stays apart.
-        return {name: unshared(state, {} if name == "policy" else None) for name, state in super().get_parameters().items()}
+        return {name: unshared(state, {}) for name, state in super().get_parameters().items()}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_updater": None}

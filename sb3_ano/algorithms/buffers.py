@@ -1,6 +1,6 @@
 """SB3's rollout buffers with less work per step, and with the one-step TD errors that advantages are made of."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,13 +92,16 @@ class FlatRolloutBuffer(RolloutBuffer):
         self.returns[...] = self.advantages + self.values
 
     def tensors(self) -> RolloutSamples:
-        """Return the rollout as tensors ``(n_envs * n_steps, ...)``, environment by environment, on the buffer's device."""
-        # Read from the attributes, because callbacks and subclasses assign other arrays, as SB3 itself does with ``returns``.
-        return RolloutSamples(*(self._flattened(getattr(self, name)) for name in _SAMPLED))
+        """Return the rollout as tensors ``(n_envs * n_steps, ...)``, environment by environment, on the buffer's device.
 
-    def _flattened(self, array: Any) -> Any:
-        if isinstance(array, dict):
-            return {key: self._flattened(part) for key, part in array.items()}
+        :raises ValueError: if the buffer is not full
+        """
+        if not self.full:
+            raise ValueError(f"the rollout buffer holds {self.pos} of {self.buffer_size} steps; collect a whole rollout first")
+        # Read from the attributes, because callbacks and subclasses assign other arrays, as SB3 itself does with ``returns``.
+        return RolloutSamples(*(mapped(self._flattened, getattr(self, name)) for name in _SAMPLED))
+
+    def _flattened(self, array: np.ndarray) -> torch.Tensor:
         environment_major = torch.from_numpy(np.ascontiguousarray(array)).transpose(0, 1)
         return environment_major.reshape(-1, *array.shape[2:]).to(self.device)
 
@@ -124,11 +127,18 @@ class DictFlatRolloutBuffer(FlatRolloutBuffer, DictRolloutBuffer):  # type: igno
 
 def gather(samples: RolloutSamples, indices: torch.Tensor) -> RolloutSamples:
     """Return the samples at ``indices``, with actions in float32 as SB3 has them."""
+    picked = RolloutSamples(*[mapped(lambda values: values[indices], field) for field in samples])
+    return picked._replace(actions=picked.actions.to(torch.float32))
 
-    def picked(values: Any) -> Any:
-        return {key: value[indices] for key, value in values.items()} if isinstance(values, dict) else values[indices]
 
-    return RolloutSamples(*map(picked, samples))._replace(actions=picked(samples.actions).to(torch.float32))
+def mapped(function: Callable[[Any], Any], values: Any) -> Any:
+    """Apply a function to observations, that is, to an array or tensor, or to each entry of a dictionary."""
+    return {key: function(part) for key, part in values.items()} if isinstance(values, dict) else function(values)
+
+
+def is_stock(buffer: RolloutBuffer, *names: str) -> bool:
+    """Tell whether methods of a buffer are :class:`FlatRolloutBuffer`'s, neither overridden nor replaced."""
+    return all(name not in vars(buffer) and getattr(type(buffer), name) is getattr(FlatRolloutBuffer, name) for name in names)
 
 
 def _array(values: torch.Tensor | np.ndarray) -> np.ndarray:

@@ -8,6 +8,11 @@ import torch
 
 from sb3_ano._compat import compilations, without_guards
 
+#: Seconds that a compilation takes: 10 to 20 on two cores with an empty cache.
+COMPILE_SECONDS = 16.0
+#: Seconds that a compiled minibatch saves: a constant, and a part for each sample and parameter. Both are low guesses, from
+#: networks of 64-64 and 256-256; convolutions save several times more.
+SAVED_SECONDS, SAVED_SECONDS_PER_PRODUCT = 4e-4, 2e-11
 # Samples times parameters of a minibatch from which on its loops are worth a second thread.
 _WORTH_A_THREAD = 10_000_000
 # Compilations of one step, altogether and in consecutive calls, after which it is taken to change at every call.
@@ -16,6 +21,15 @@ _COMPILATIONS, _COMPILATIONS_IN_A_ROW = 8, 3
 
 class CompilationError(RuntimeError):
     """A step could not be compiled; nothing was changed."""
+
+
+def pays(minibatches: float, products: int) -> bool:
+    """Tell whether a training is long enough for compilation to save more time than it takes.
+
+    :param minibatches: minibatches of the training
+    :param products: samples of a minibatch times parameters
+    """
+    return minibatches * (SAVED_SECONDS + SAVED_SECONDS_PER_PRODUCT * products) >= COMPILE_SECONDS
 
 
 def compiler_options(device: torch.device, products: int, stock: bool) -> dict[str, Any]:

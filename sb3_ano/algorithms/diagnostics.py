@@ -40,7 +40,7 @@ class UpdateStatistics:
         if not self._results:
             return []
         finite = torch.stack([result.finite for result in self._results]) | torch.stack([r.stop for r in self._results])
-        return [] if bool(finite.all()) else torch.nonzero(~finite).flatten().tolist()
+        return torch.nonzero(~finite).flatten().tolist()
 
     def non_finite_term(self, minibatch: int) -> str:
         """Name the first loss term of a skipped minibatch that is NaN or Inf, or else the gradient.

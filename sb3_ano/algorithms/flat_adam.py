@@ -1,6 +1,5 @@
 """Adam on one vector: the optimizer that replaces ``torch.optim.Adam`` when a policy is built."""
 
-import operator
 from typing import Any
 
 import torch
@@ -10,16 +9,9 @@ from torch.optim import Adam, Optimizer
 from sb3_ano._compat import has_hooks
 from sb3_ano.algorithms.policy_evaluation import replaced_method
 
-# Options of Adam that the flat step reads, or that change its speed only; and the values that the others must have.
+# Options of Adam that the flat step reads, or that change its speed only. The others must have the defaults of PyTorch.
 _FREE_OPTIONS = frozenset({"params", "lr", "initial_lr", "betas", "eps", "foreach", "fused"})
-_PLAIN_OPTIONS = {
-    "weight_decay": 0,
-    "decoupled_weight_decay": False,
-    "amsgrad": False,
-    "maximize": False,
-    "capturable": False,
-    "differentiable": False,
-}
+_DEFAULTS = Adam([torch.zeros(1)]).defaults
 # Each tensor starts at a multiple of this many numbers: a cache line of float32, for aligned vector instructions.
 _ALIGNMENT = 16
 
@@ -38,8 +30,8 @@ class FlatVectors:
         device = tensors[0].device
         self.parameters, self.first, self.second = (torch.zeros(sum(self._sizes), device=device) for _ in range(3))
         self.steps = torch.zeros(len(tensors), device=device)
-        # Tensors, so that a schedule does not recompile a compiled step; float64 as PyTorch computes with these numbers.
-        self.learning_rate, self.beta1, self.beta2, self.eps = torch.zeros(4, dtype=torch.float64, device=device).unbind()
+        # Learning rate, betas and eps. A tensor, so that a schedule does not recompile a compiled step; float64 as in PyTorch.
+        self.numbers = torch.zeros(4, dtype=torch.float64, device=device)
 
     def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """Split a vector like :attr:`parameters` into tensors with the shapes of the parameters."""
@@ -64,14 +56,15 @@ class FlatVectors:
         """
         # A factor instead of a branch, so that compiled code need not wait for the decision.
         self.steps.add_(apply.float())
+        learning_rate, beta1, beta2, eps = self.numbers.unbind()
         count = self.steps[0].double().clamp(min=1.0)
         gradient = torch.where(apply > 0.0, gradient, 0.0)
-        weight = ((1.0 - self.beta2) * apply).float()
-        self.first.lerp_(gradient, ((1.0 - self.beta1) * apply).float())
+        weight = ((1.0 - beta2) * apply).float()
+        self.first.lerp_(gradient, ((1.0 - beta1) * apply).float())
         self.second.mul_(1.0 - weight).add_(weight * gradient * gradient)
-        scale = (1.0 - self.beta2**count).sqrt().float()
-        size = (apply * self.learning_rate / (1.0 - self.beta1**count)).float()
-        self.parameters.sub_(size * self.first / (self.second.sqrt() / scale + self.eps))
+        scale = (1.0 - beta2**count).sqrt().float()
+        size = (apply * learning_rate / (1.0 - beta1**count)).float()
+        self.parameters.sub_(size * self.first / (self.second.sqrt() / scale + eps))
 
 
 class FlatAdam(Adam):
@@ -108,7 +101,7 @@ class FlatAdam(Adam):
         if len(optimizer.param_groups) != 1:
             return "its optimizer has several groups of parameters"
         for name, value in optimizer.param_groups[0].items():
-            if name not in _FREE_OPTIONS and not (name in _PLAIN_OPTIONS and value == _PLAIN_OPTIONS[name]):
+            if name not in _FREE_OPTIONS and not (name in _DEFAULTS and value == _DEFAULTS[name]):
                 return f"its optimizer has {name}={value!r}"
         if has_hooks(optimizer):
             return "its optimizer has hooks"
@@ -117,7 +110,7 @@ class FlatAdam(Adam):
             if has_hooks(parameter):
                 return f"policy.{name} has hooks"
         trained = optimizer.trained()
-        if len(trained) != len(named) or not all(mine is theirs for mine, (_, theirs) in zip(trained, named, strict=True)):
+        if [*map(id, trained)] != [id(parameter) for _, parameter in named]:
             return "its optimizer has other parameters than the policy, or another order"
         if len({float(optimizer.state[each]["step"]) if optimizer.state.get(each) else 0.0 for each in trained}) != 1:
             return "some of its parameters were trained longer than others"
@@ -136,20 +129,11 @@ class FlatAdam(Adam):
         They are not after a file was loaded, and after parameters were frozen or assigned by ``parameter.data``.
         """
         trained = self.trained()
-        if self.vectors is None or not (
-            len(trained) == len(self.vectors.tensors)
-            and all(map(operator.is_, trained, self.vectors.tensors))
-            and trained[0].device == self.vectors.parameters.device
-        ):
-            self.vectors = FlatVectors(trained)
         vectors = self.vectors
+        if vectors is None or [*map(id, trained)] != [*map(id, vectors.tensors)] or vectors.steps.device != trained[0].device:
+            vectors = self.vectors = FlatVectors(trained)
         group = self.param_groups[0]
-        for number, value in zip(
-            (vectors.learning_rate, vectors.beta1, vectors.beta2, vectors.eps),
-            (group["lr"], *group["betas"], group["eps"]),
-            strict=True,
-        ):
-            number.fill_(value)
+        vectors.numbers.copy_(torch.tensor([group["lr"], *group["betas"], group["eps"]], dtype=torch.float64))
         states = (vectors.views(vectors.first), vectors.views(vectors.second), vectors.steps.unbind())
         for parameter, view, *moments in zip(trained, vectors.views(vectors.parameters), *states, strict=True):
             parameter.data = _moved(parameter.data, view)

@@ -86,15 +86,13 @@ def read_saved_model(path: str | pathlib.Path | io.BufferedIOBase) -> SavedModel
     return SavedModel(shown, attributes)
 
 
-def unshared(state: Any, copies: dict[tuple, torch.Tensor] | None = None) -> Any:
+def unshared(state: Any, copies: dict[tuple, torch.Tensor]) -> Any:
     """Copy a nested state so that its tensors own their memory, which saved files and safetensors need.
 
     :param state: state of a policy or an optimizer
-    :param copies: dictionary of the copies made so far, to use one again for the same tensor; None copies each by itself
+    :param copies: dictionary of the copies made so far, because a policy may name a layer twice, which is stored once
     """
     if isinstance(state, torch.Tensor):
-        if copies is None:
-            return state.detach().clone()
         place = (state.device, state.data_ptr(), state.dtype, state.shape, state.stride())
         return copies.setdefault(place, state.detach().clone())
     if isinstance(state, dict):

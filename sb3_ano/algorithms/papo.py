@@ -1,14 +1,12 @@
 """Proximal Absolute Policy Optimization."""
 
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.type_aliases import GymEnv
 
-from sb3_ano.algorithms.arguments import Arguments, inherit_signature
+from sb3_ano.algorithms.arguments import inherit_signature
 from sb3_ano.algorithms.base import ShapedPolicyAlgorithm
 from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer, RolloutSamples
 from sb3_ano.algorithms.diagnostics import UpdateStatistics
@@ -41,20 +39,18 @@ class PAPO(ShapedPolicyAlgorithm):
     @inherit_signature(ShapedPolicyAlgorithm, without="desired_kl")
     def __init__(
         self,
-        policy: str | type[ActorCriticPolicy],
-        env: GymEnv | str,
-        *args: Any,
+        *,
         k: float = 7.0,
         omega1: float = 0.005,
         omega2: float = 0.005,
         max_epoch_kl: float | None = 0.02,
-        **arguments: Unpack[Arguments],
+        **arguments: Any,
     ):
         self.k = k
         self.omega1 = omega1
         self.omega2 = omega2
         self.max_epoch_kl = max_epoch_kl
-        super().__init__(policy, env, *args, **arguments)
+        super().__init__(**arguments)
 
     def _setup_model(self) -> None:
         super()._setup_model()

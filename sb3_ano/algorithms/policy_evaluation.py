@@ -8,20 +8,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.distributions import (
-    BernoulliDistribution,
-    CategoricalDistribution,
-    DiagGaussianDistribution,
-    MultiCategoricalDistribution,
-    StateDependentNoiseDistribution,
-)
-from stable_baselines3.common.policies import ActorCriticCnnPolicy, ActorCriticPolicy, MultiInputActorCriticPolicy
+from stable_baselines3.common.distributions import make_proba_distribution
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.preprocessing import is_image_space
-from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor, NatureCNN
+from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch.nn import functional as F
 
 from sb3_ano._compat import has_hooks
+from sb3_ano.algorithms.buffers import mapped
 
 #: Turns a batch of raw observations into the input of a features extractor.
 Preprocessing: TypeAlias = Callable[[Any], Any]
@@ -32,15 +27,7 @@ _EVALUATING = (
     *("extract_features", "_get_action_dist_from_latent", "obs_to_tensor", "unscale_action"),
     *("device", "squash_output", "parameters", "named_parameters", "modules", "named_modules", "children"),
 )
-_SB3_EXTRACTORS = (FlattenExtractor, NatureCNN, CombinedExtractor)
-_SB3_POLICIES = (ActorCriticPolicy, ActorCriticCnnPolicy, MultiInputActorCriticPolicy)
-_DISTRIBUTIONS = (
-    BernoulliDistribution,
-    CategoricalDistribution,
-    DiagGaussianDistribution,
-    MultiCategoricalDistribution,
-    StateDependentNoiseDistribution,
-)
+_STOCK = ("torch.nn.modules.", "stable_baselines3.common.torch_layers", "stable_baselines3.common.policies")
 
 
 def customization(policy: ActorCriticPolicy) -> str | None:
@@ -99,30 +86,32 @@ class Traits(NamedTuple):
         reason = customization(policy)
         extractors = [policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor]
         # SB3's convolutions are faster in channels_last, but a custom extractor may read how its input lies in memory.
-        channels_last = all(type(part) in (NatureCNN, CombinedExtractor) and _has_stock_layers(part) for part in extractors)
-        stock = (
-            type(policy) in _SB3_POLICIES
-            and type(policy.action_dist) in _DISTRIBUTIONS
-            and reason is None
-            and all(map(_has_stock_layers, policy.children()))
-        )
+        channels_last = all(type(part) in (NatureCNN, CombinedExtractor) and _is_stock(part) for part in extractors)
+        stock = reason is None and has_stock_distribution(policy) and _is_stock(policy)
         return cls(reason, stock, channels_last, policy.normalize_images, policy.observation_space)
 
 
-def _has_stock_layers(module: torch.nn.Module) -> bool:
+def has_stock_distribution(policy: ActorCriticPolicy) -> bool:
+    """Tell whether the distribution of actions is of the class that SB3 makes for the action space."""
+    return type(policy.action_dist) is type(make_proba_distribution(policy.action_space, policy.use_sde))
+
+
+def _is_stock(module: torch.nn.Module) -> bool:
     """Tell whether a module and all modules in it are instances of SB3's and PyTorch's own classes."""
-    return all(
-        type(part) in (MlpExtractor, *_SB3_EXTRACTORS) or type(part).__module__.startswith("torch.nn.modules.")
-        for part in module.modules()
-    )
+    return all(type(part).__module__.startswith(_STOCK) for part in module.modules())
 
 
-def has_native_bfloat16(device: torch.device) -> bool:
-    """Tell whether a device multiplies bfloat16 matrices with instructions made for it."""
-    if device.type == "cpu":
+def bfloat16_drawback(policy: ActorCriticPolicy) -> str | None:
+    """Say why ``precision="bfloat16"`` brings nothing for a policy, or None."""
+    reason = customization(policy)
+    if reason is not None:
+        return f"has no effect, because {reason}"
+    if policy.device.type == "cpu":
         capabilities = torch.cpu.get_capabilities()
-        return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
-    return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+        native = capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
+    else:
+        native = policy.device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+    return None if native else f"is slower than float32, because {policy.device} has no instructions for it"
 
 
 def preprocessing(space: spaces.Space, normalize_images: bool, channels_last: bool = False) -> Preprocessing:
@@ -154,10 +143,6 @@ def preprocessing(space: spaces.Space, normalize_images: bool, channels_last: bo
     return lambda observations: observations.float()
 
 
-def _as_bfloat16(inputs: Any) -> Any:
-    return {key: part.bfloat16() for key, part in inputs.items()} if isinstance(inputs, dict) else inputs.bfloat16()
-
-
 class PolicyEvaluation:
     """Compute values, log-probabilities and entropies of a policy.
 
@@ -172,8 +157,7 @@ class PolicyEvaluation:
         self._standard = self.traits.customization is None
         self._bfloat16 = self._autocast = precision == "bfloat16"
         self._device_type = policy.device.type
-        if self._standard:
-            self._preprocess = preprocessing(policy.observation_space, policy.normalize_images, self.traits.channels_last)
+        self._preprocess = preprocessing(policy.observation_space, policy.normalize_images, self.traits.channels_last)
         self._layers: Any = policy
 
     def __call__(
@@ -187,7 +171,8 @@ class PolicyEvaluation:
         """
         if not self._standard:
             return self.policy.evaluate_actions(observations, actions)
-        latent_pi, latent_vf = self.latents(observations)
+        # The order of SB3's evaluate_actions, because custom heads may draw random numbers.
+        latent_pi, latent_vf = self._latents(observations)
         distribution = self.policy._get_action_dist_from_latent(latent_pi)
         log_prob = distribution.log_prob(actions)
         values = self.policy.value_net(latent_vf)
@@ -203,7 +188,8 @@ class PolicyEvaluation:
         """Return what ``policy(observations)`` does: actions, values ``(batch, 1)``, log-probabilities ``(batch,)``."""
         if not self._standard:
             return self.policy(observations)
-        latent_pi, latent_vf = self.latents(observations)
+        # The order of SB3's forward, which differs.
+        latent_pi, latent_vf = self._latents(observations)
         values = self.policy.value_net(latent_vf)
         distribution = self.policy._get_action_dist_from_latent(latent_pi)
         actions = distribution.get_actions()
@@ -219,7 +205,7 @@ class PolicyEvaluation:
             latent_vf = self._layers.mlp_extractor.forward_critic(self._layers.vf_features_extractor(inputs))
         return self.policy.value_net(self._as_float32(latent_vf))
 
-    def latents(self, observations: PyTorchObs) -> tuple[torch.Tensor, torch.Tensor]:
+    def _latents(self, observations: PyTorchObs) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the inputs of the action head and of the value head."""
         layers = self._layers
         inputs = self._preprocess(observations)
@@ -247,9 +233,7 @@ class PolicyEvaluation:
         """
         names = ["mlp_extractor", "features_extractor", "pi_features_extractor", "vf_features_extractor"]
         originals = {name: getattr(self.policy, name) for name in names}
-        if not self._standard or any(
-            type(layer) not in (MlpExtractor, *_SB3_EXTRACTORS) or not _has_stock_layers(layer) for layer in originals.values()
-        ):
+        if not (self._standard and all(map(_is_stock, originals.values()))):
             return
         copies = copy.deepcopy(originals)
         for layer in copies.values():
@@ -259,5 +243,5 @@ class PolicyEvaluation:
         self._layers = types.SimpleNamespace(**copies)
         if self._bfloat16:
             preprocess = self._preprocess
-            self._preprocess = lambda observations: _as_bfloat16(preprocess(observations))
+            self._preprocess = lambda observations: mapped(torch.Tensor.bfloat16, preprocess(observations))
             self._autocast = False

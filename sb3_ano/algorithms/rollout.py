@@ -2,40 +2,53 @@
 
 import copy
 import math
+import operator
 from typing import Any, TypeAlias
 
+import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.callbacks import (
-    BaseCallback,
-    CallbackList,
-    CheckpointCallback,
-    ConvertCallback,
-    EvalCallback,
-    EveryNTimesteps,
-    LogEveryNTimesteps,
-    ProgressBarCallback,
-    StopTrainingOnMaxEpisodes,
-    StopTrainingOnNoModelImprovement,
-    StopTrainingOnRewardThreshold,
-)
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, ProgressBarCallback
+from stable_baselines3.common.env_util import is_wrapped
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from sb3_ano.algorithms.actor import Actor, Snapshot, make_actor
-from sb3_ano.algorithms.buffers import FlatRolloutBuffer
-from sb3_ano.algorithms.validation import require_arguments
+from sb3_ano.algorithms.arguments import require_arguments, require_env
+from sb3_ano.algorithms.buffers import FlatRolloutBuffer, is_stock, mapped
+from sb3_ano.envs import DirectVecEnv, make_env
 
 Arrays: TypeAlias = np.ndarray | dict[str, np.ndarray]
 
 
 class RolloutMixin(OnPolicyAlgorithm):
-    """SB3's on-policy algorithm with a faster ``collect_rollouts``."""
+    """SB3's on-policy algorithm with faster environments and a faster ``collect_rollouts``."""
 
     check_finite: bool = True
+
+    @staticmethod
+    def _wrap_env(env: GymEnv | str, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        """Wrap an environment, or make and wrap one of an id, as SB3 does, in :class:`~sb3_ano.envs.DirectVecEnv`."""
+        if isinstance(env, str):
+            env = make_env(env, verbose)
+        require_env(env)
+        if isinstance(env, gym.Env):
+            single = env if is_wrapped(env, Monitor) or not monitor_wrapper else Monitor(env)
+            env = DirectVecEnv([lambda: single])
+            if verbose >= 1:
+                print("Wrapping the env in a DirectVecEnv.")
+        elif verbose >= 1 and hasattr(env, "backend"):
+            print(f"The environments run on backend {env.backend!r}.")
+        return OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
+
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        # The last rollout may overshoot; a negative progress would make linear learning rates climb the loss.
+        self._current_progress_remaining = max(0.0, 1.0 - num_timesteps / total_timesteps)
 
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
@@ -48,24 +61,18 @@ class RolloutMixin(OnPolicyAlgorithm):
         require_arguments(self)  # a user or a callback may have changed them
         if isinstance(rollout_buffer, FlatRolloutBuffer):
             rollout_buffer.buffer_size = n_rollout_steps  # n_steps may have changed
-        check = FiniteCheck(env) if self.check_finite else None
+        check = FiniteCheck(env, self.check_finite)
         try:
             training_continues = self._collect(env, callback, rollout_buffer, n_rollout_steps, check)
         except Exception:
-            if check is not None:  # NaN makes distributions and simulators raise errors that do not name it
-                check.require_finite(rollout_buffer, self._last_obs, even_if_finite=True)
+            # NaN makes distributions and simulators raise errors that do not name it.
+            check.require_finite(rollout_buffer, self._last_obs, even_if_finite=True)
             raise
-        if check is not None:
-            check.require_finite(rollout_buffer, self._last_obs)
+        check.require_finite(rollout_buffer, self._last_obs)
         return training_continues
 
     def _collect(
-        self,
-        env: VecEnv,
-        callback: BaseCallback,
-        rollout_buffer: RolloutBuffer,
-        n_rollout_steps: int,
-        check: "FiniteCheck | None",
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int, check: "FiniteCheck"
     ) -> bool:
         self.policy.set_training_mode(False)
         n_steps = 0
@@ -75,11 +82,9 @@ class RolloutMixin(OnPolicyAlgorithm):
         in_bounds = self._to_action_space()
         discrete = isinstance(self.action_space, spaces.Discrete)
         # Tensors are for callbacks, and for buffers that are not ours.
-        takes_arrays = getattr(rollout_buffer.add, "__func__", None) is FlatRolloutBuffer.add
-        as_tensors = not (_needs_no_locals(callback) and takes_arrays)
+        as_tensors = not (_needs_no_locals(callback) and is_stock(rollout_buffer, "add"))
         callback.on_rollout_start()  # a resumed training is restored here
-        if check is not None:
-            check.start(self.num_timesteps // env.num_envs)
+        check.start(self.num_timesteps // env.num_envs)
         actor = make_actor(self, env.num_envs)
         snapshot = None if _changes_nothing(callback) else Snapshot(self.policy)
         values: Any
@@ -100,8 +105,7 @@ class RolloutMixin(OnPolicyAlgorithm):
                 )
             clipped_actions = in_bounds(actions)
             new_obs, rewards, dones, infos = env.step(clipped_actions)
-            if check is not None:
-                check.add_step()
+            check.add_step()
             self.num_timesteps += env.num_envs
 
             if as_tensors:  # callbacks read these variables under SB3's names
@@ -116,18 +120,10 @@ class RolloutMixin(OnPolicyAlgorithm):
             if discrete:
                 actions = actions.reshape(-1, 1)
             if np.count_nonzero(dones):
-                if check is not None:
-                    require_finite_ends(dones, infos, self.num_timesteps // env.num_envs)
+                check.require_finite_ends(dones, infos, self.num_timesteps // env.num_envs)
                 bootstrap_truncations(rewards, dones, infos, actor, self.gamma)
 
-            rollout_buffer.add(
-                self._last_obs,  # type: ignore[arg-type]
-                actions,
-                rewards,
-                self._last_episode_starts,  # type: ignore[arg-type]
-                values,
-                log_probs,
-            )
+            rollout_buffer.add(self._last_obs, actions, rewards, self._last_episode_starts, values, log_probs)  # type: ignore[arg-type]
             self._last_obs = new_obs  # type: ignore[assignment]
             self._last_episode_starts = dones
 
@@ -160,27 +156,17 @@ def _needs_no_locals(callback: BaseCallback) -> bool:
     return type(callback) is ProgressBarCallback or (type(callback) is ConvertCallback and callback.callback is None)
 
 
-# Callbacks of SB3 that leave the policy alone, and the attributes under which they call others.
-_READERS: dict[type[BaseCallback], tuple[str, ...]] = {
-    CheckpointCallback: (),
-    EvalCallback: ("callback", "callback_on_new_best"),
-    EveryNTimesteps: ("callback",),
-    LogEveryNTimesteps: (),
-    StopTrainingOnMaxEpisodes: (),
-    StopTrainingOnNoModelImprovement: (),
-    StopTrainingOnRewardThreshold: (),
-}
-
-
 def _changes_nothing(callback: BaseCallback | None) -> bool:
     """Tell whether a callback is known to leave the policy alone; then the policy need not be compared at each step."""
     if isinstance(callback, CallbackList):
         return all(map(_changes_nothing, callback.callbacks))
     if callback is None or _needs_no_locals(callback):
         return True
-    called = _READERS.get(type(callback))
+    # SB3's own callbacks read the policy, except for the one that wraps a user's function, and those that call a user's.
+    of_sb3 = type(callback).__module__ == BaseCallback.__module__ and type(callback) is not ConvertCallback
     replaced = vars(callback).keys() & {"on_step", "_on_step", "_log_data"}
-    return called is not None and not replaced and all(_changes_nothing(getattr(callback, name)) for name in called)
+    called = [vars(callback).get(name) for name in ("callback", "callback_on_new_best")]
+    return of_sb3 and not replaced and all(map(_changes_nothing, called))
 
 
 def bootstrap_truncations(rewards: np.ndarray, dones: np.ndarray, infos: list[dict], actor: Actor, gamma: float) -> None:
@@ -204,17 +190,6 @@ def bootstrap_truncations(rewards: np.ndarray, dones: np.ndarray, infos: list[di
     rewards[truncated] = rewards[truncated] + gamma * actor.terminal_values(terminal)
 
 
-def require_finite_ends(dones: np.ndarray, infos: list[dict], step: int) -> None:
-    """Check the last observations of episodes, which never get into the buffer.
-
-    :raises ValueError: if one is NaN or Inf, naming environment and step
-    """
-    for index in np.flatnonzero(dones):
-        terminal = infos[index].get("terminal_observation")
-        if terminal is not None:
-            require_finite("terminal observation", terminal, step, environment=int(index))
-
-
 class FiniteCheck:
     """Check a rollout for NaN and Inf once it is collected, and name the environment and the step.
 
@@ -222,11 +197,13 @@ class FiniteCheck:
     looks at them only if the rollout is not finite, and puts the statistics back.
 
     :param env: training environment
+    :param enabled: False to check nothing
     """
 
-    def __init__(self, env: VecEnv) -> None:
+    def __init__(self, env: VecEnv, enabled: bool) -> None:
+        self._enabled = enabled
         self._step = 0
-        self._normalize = unwrap_vec_normalize(env)
+        self._normalize = unwrap_vec_normalize(env) if enabled else None
         self._received: list[tuple[Any, Any]] = []
         self._statistics: dict[str, Any] = {}
 
@@ -246,6 +223,16 @@ class FiniteCheck:
         if self._normalize is not None:
             self._received.append((self._normalize.old_obs, self._normalize.old_reward))
 
+    def require_finite_ends(self, dones: np.ndarray, infos: list[dict], step: int) -> None:
+        """Check the last observations of episodes, which never get into the buffer.
+
+        :raises ValueError: if one is NaN or Inf, naming environment and step
+        """
+        for index in np.flatnonzero(dones) if self._enabled else ():
+            terminal = infos[index].get("terminal_observation")
+            if terminal is not None:
+                require_finite("terminal observation", terminal, step, environment=int(index))
+
     def require_finite(self, buffer: RolloutBuffer, last_observations: Any, even_if_finite: bool = False) -> None:
         """Check the rollout in the buffer.
 
@@ -254,35 +241,27 @@ class FiniteCheck:
         :param even_if_finite: whether to look at what VecNormalize received although the rollout is finite
         :raises ValueError: if an observation or reward is NaN or Inf
         """
+        normalize = self._normalize
         # With fixed statistics, VecNormalize makes a finite number of Inf.
-        clips = self._normalize is not None and not self._normalize.training
-        finite = all(map(_is_finite, (buffer.rewards, buffer.observations, last_observations)))
-        if finite and not even_if_finite and not clips:
+        clips = normalize is not None and not normalize.training
+        finite = not self._enabled or all(map(_is_finite, (buffer.rewards, buffer.observations, last_observations)))
+        if finite and not (self._enabled and (even_if_finite or clips)):
             return
         received = self._received
-        if self._normalize is not None and received:
-            received = [*received, (self._normalize.old_obs, self._normalize.old_reward)]
-        stored = [
-            (
-                _row(buffer.observations, row) if row < buffer.pos else last_observations,
-                buffer.rewards[row - 1] if row > 0 else None,
-            )
-            for row in range(buffer.pos + 1)
-        ]
+        if normalize is not None and received:
+            received = [*received, (normalize.old_obs, normalize.old_reward)]
+        observations = [mapped(operator.itemgetter(row), buffer.observations) for row in range(buffer.pos)]
+        stored = zip([*observations, last_observations], [None, *buffer.rewards[: buffer.pos]], strict=True)
         try:
             for history in (received, stored):
-                for step, (observations, rewards) in enumerate(history, start=self._step):
-                    require_finite("observation", observations, step)
-                    if rewards is not None:
-                        require_finite("reward", rewards, step)
+                for step, (observation, reward) in enumerate(history, start=self._step):
+                    require_finite("observation", observation, step)
+                    if reward is not None:
+                        require_finite("reward", reward, step)
         except ValueError:
-            if self._normalize is not None:
-                vars(self._normalize).update(self._statistics)
+            if normalize is not None:
+                vars(normalize).update(self._statistics)
             raise
-
-
-def _row(observations: Arrays, row: int) -> Arrays:
-    return {key: part[row] for key, part in observations.items()} if isinstance(observations, dict) else observations[row]
 
 
 def _is_finite(values: Arrays) -> bool:

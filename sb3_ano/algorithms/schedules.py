@@ -1,5 +1,6 @@
 """Convert radii and learning rates to schedules: numbers, callables of the remaining progress, or the zoo's ``lin_0.2``."""
 
+import contextlib
 import math
 from numbers import Real
 
@@ -20,18 +21,14 @@ def as_schedule(value: float | str | Schedule, name: str) -> FloatSchedule:
     if isinstance(value, FloatSchedule):
         schedule = value
     elif isinstance(value, str):
-        kind, _, number = value.partition("_")
-        try:
-            start = float(number)
-        except ValueError:
-            start = math.nan
-        if kind != "lin" or not 0.0 < start < math.inf:
+        start = math.nan
+        with contextlib.suppress(ValueError):
+            start = float(value.removeprefix("lin_"))
+        if not (value.startswith("lin_") and 0.0 < start < math.inf):
             raise ValueError(f"{name}={value!r} is not a schedule; {_ALLOWED}")
         schedule = FloatSchedule(LinearSchedule(start, 0.0, 1.0))
-    elif isinstance(value, Real) and not isinstance(value, bool):
-        schedule = FloatSchedule(float(value))
-    elif callable(value):
-        schedule = FloatSchedule(value)
+    elif callable(value) or (isinstance(value, Real) and not isinstance(value, bool)):
+        schedule = FloatSchedule(value if callable(value) else float(value))
     else:
         raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; {_ALLOWED}")
     constant = constant_value(schedule)
@@ -51,19 +48,16 @@ def require_positive(schedule: FloatSchedule, name: str) -> None:
         raise ValueError(f"{name}=0.0 is not a radius to train with; allowed are numbers above 0")
 
 
-def constant_value(schedule: Schedule) -> float | None:
+def constant_value(schedule: FloatSchedule) -> float | None:
     """Return the number of a constant schedule, or None for other schedules."""
-    while isinstance(schedule, FloatSchedule):
-        schedule = schedule.value_schedule
-    return float(schedule.val) if isinstance(schedule, ConstantSchedule) else None
+    inner = schedule.value_schedule
+    return float(inner.val) if isinstance(inner, ConstantSchedule) else None
 
 
-def shown(schedule: Schedule) -> str:
+def shown(schedule: FloatSchedule) -> str:
     """Return a short form of a schedule for messages, the number if it is constant."""
     constant = constant_value(schedule)
-    while isinstance(schedule, FloatSchedule):
-        schedule = schedule.value_schedule
-    return repr(schedule) if constant is None else f"{constant:g}"
+    return repr(schedule.value_schedule) if constant is None else f"{constant:g}"
 
 
 def read(schedule: Schedule, progress_remaining: float, name: str) -> float:
@@ -77,3 +71,20 @@ def read(schedule: Schedule, progress_remaining: float, name: str) -> float:
             f"{name} is {value} at progress_remaining={progress_remaining:g}; a schedule must return finite numbers"
         )
     return value
+
+
+#: Radii that ``desired_kl`` may reach.
+RADIUS_BOUNDS = (0.05, 4.0)
+# Factors of the radius from one update to the next.
+_SLOWEST, _FASTEST = 0.8, 1.25
+
+
+def adapted_radius(radius: float, kl: float, desired_kl: float) -> float:
+    """Return the radius of the next update; the paper's conclusion leaves such radii to future work.
+
+    :param radius: radius of the last update
+    :param kl: mean KL divergence of that update from the rollout's policy
+    :param desired_kl: KL divergence that the next update should have
+    """
+    growth = (max(desired_kl, 0.0) / kl) ** 0.25 if kl > 0.0 else math.inf
+    return min(max(radius * min(max(growth, _SLOWEST), _FASTEST), RADIUS_BOUNDS[0]), RADIUS_BOUNDS[1])

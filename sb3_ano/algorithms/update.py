@@ -143,11 +143,8 @@ class Updater:
         return traits.customization or FlatAdam.obstacle(self._optimizer, self._policy)
 
     def _can_be_compiled(self) -> bool:
-        reason = self._obstacle
-        if reason is None and _has_tied_parameters(self._policy):
-            reason = "several of its layers share parameters"
-        if reason is None:
-            reason = compiler_obstacle(self._compiler_options(1))
+        tied = "several of its layers share parameters" if _has_tied_parameters(self._policy) else None
+        reason = self._obstacle or tied or compiler_obstacle(self._compiler_options(1))
         if reason is not None:
             _warn_of_eager(reason)
         return reason is None
@@ -168,8 +165,7 @@ class Updater:
         for name, value in coefficients.items():
             getattr(self.coefficients, name).fill_(value)
         self.vectors = cast(FlatAdam, self._optimizer).flatten() if self._obstacle is None else None
-        trained = [name for name, parameter in self._policy.named_parameters() if parameter.requires_grad]
-        self._names = [f"policy.{name}" for name in trained]
+        self._names = [f"policy.{name}" for name, parameter in self._policy.named_parameters() if parameter.requires_grad]
 
     def start_epoch(self) -> None:
         """Check again what compiled code depends on."""
@@ -202,7 +198,7 @@ class Updater:
         self._step_on_vectors(gradient, norm, torch.isfinite(losses.loss + norm) & ~stop)
         return self._result(losses, norm, log_ratio_grad, stop)
 
-    def _traced_gradient(self, samples: RolloutSamples) -> tuple[_Losses, torch.Tensor, torch.Tensor]:
+    def _traced_gradient(self, samples: RolloutSamples) -> tuple[_Losses, torch.Tensor, torch.Tensor | None]:
         """Compute the loss, its gradient as a vector, and its gradient by each log-ratio, in a form that can be compiled."""
         assert self.vectors is not None
         # One leaf, whose parts replace the parameters: compiled code gets one vector instead of dozens of tensors.
@@ -221,13 +217,13 @@ class Updater:
             if any(part is None for part in gradients[: len(parts)]):
                 raise RuntimeError("some of its parameters get no gradient")
             gradient, rest = self.vectors.flattened(list(gradients[: len(parts)])), list(gradients[len(parts) :])
-        return losses, gradient, rest[0] if rest else torch.zeros_like(losses.log_ratio)
+        return losses, gradient, rest[0] if rest else None
 
     def _eager_step(self, samples: RolloutSamples) -> StepResult:
         """Make a backward pass and a step as SB3 does, so that hooks act."""
         losses = self._losses(samples)
         stop = approximate_kl(losses.log_ratio.detach()) > self.coefficients.max_kl
-        norm, log_ratio_grad = torch.zeros_like(losses.loss.detach()), None
+        norm, log_ratio_grad = torch.zeros_like(losses.loss), None
         if not bool(stop):
             self._optimizer.zero_grad()
             if losses.log_ratio.requires_grad:
@@ -235,9 +231,7 @@ class Updater:
             losses.loss.backward()
             log_ratio_grad = losses.log_ratio.grad
             norm = self._optimize(losses.loss.detach())
-        return self._result(
-            losses, norm, torch.zeros_like(losses.log_ratio) if log_ratio_grad is None else log_ratio_grad, stop
-        )
+        return self._result(losses, norm, log_ratio_grad, stop)
 
     def _optimize(self, loss: torch.Tensor) -> torch.Tensor:
         """Clip the gradients and make a step of the optimizer if they are finite; return the norm before clipping."""
@@ -261,10 +255,12 @@ class Updater:
         self.vectors.step(gradient * (self.coefficients.max_grad_norm / (norm + 1e-6)).clamp(max=1.0), apply.double())
 
     @staticmethod
-    def _result(losses: _Losses, norm: torch.Tensor, log_ratio_grad: torch.Tensor, stop: torch.Tensor) -> StepResult:
+    def _result(losses: _Losses, norm: torch.Tensor, log_ratio_grad: torch.Tensor | None, stop: torch.Tensor) -> StepResult:
         loss, log_ratio, advantages = losses.loss.detach(), losses.log_ratio.detach(), losses.advantages.detach()
         scalars = torch.stack([*(term.detach() for term in losses.terms), loss, norm])
-        return StepResult(scalars, log_ratio, advantages, log_ratio_grad.detach(), torch.isfinite(loss + norm), stop)
+        # A frozen actor has no gradient.
+        gradient = torch.zeros_like(log_ratio) if log_ratio_grad is None else log_ratio_grad.detach()
+        return StepResult(scalars, log_ratio, advantages, gradient, torch.isfinite(loss + norm), stop)
 
     def _losses(self, samples: RolloutSamples) -> _Losses:
         """Compute the loss of Algorithm 1 of the paper, with SB3's value clip and entropy estimate."""

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +17,8 @@ _ANO_SCALE = 45.0 / (32.0 * _LN2)
 _ANO_ANCHOR = math.log(5.0) + 4.0 / 3.0 - 4.0  # phi(-1) - 4
 
 
-class Shaping(Protocol):
-    """An elementwise shape ``h``: takes and returns a floating-point tensor of any shape, with ``h(0) = 0``."""
-
-    def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
+#: An elementwise shape ``h``: takes and returns a floating-point tensor of any shape, with ``h(0) = 0``.
+Shaping: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 
 class ShapingPair(NamedTuple):

@@ -1,6 +1,6 @@
 """An algorithm is added by its module, an entry in the registry, and a hyperparameter file; nothing else names it."""
 
-from typing import Any, Unpack
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from stable_baselines3.common.callbacks import ConvertCallback, EveryNTimesteps
 
 from sb3_ano import _registry
 from sb3_ano.algorithms import ANO, PAPO, SPO, ShapedPolicyAlgorithm
-from sb3_ano.algorithms.arguments import Arguments, inherit_signature
+from sb3_ano.algorithms.arguments import inherit_signature
 from sb3_ano.checkpoints import TrainingCheckpoints
 from tests.common import SMALL, parameters
 
@@ -19,9 +19,9 @@ class Toy(ShapedPolicyAlgorithm):
     """The policy gradient with the ratio to a power."""
 
     @inherit_signature(ShapedPolicyAlgorithm)
-    def __init__(self, policy: Any, env: Any, *args: Any, power: float = 1.0, **arguments: Unpack[Arguments]):
+    def __init__(self, *, power: float = 1.0, **arguments: Any):
         self.power = power
-        super().__init__(policy, env, *args, **arguments)
+        super().__init__(**arguments)
 
     def policy_loss(self, log_ratio, advantages, clip_range, samples):
         return -((self.power * log_ratio).exp() * advantages).mean()

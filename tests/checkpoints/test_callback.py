@@ -140,7 +140,7 @@ def test_auto_decides_about_compilation_by_the_whole_run(tmp_path, monkeypatch):
     seen = []
     compiles = ANO._compiles
     monkeypatch.setattr(ANO, "_compiles", lambda model: seen.append(compiles(model)) or False)
-    monkeypatch.setattr("sb3_ano.algorithms.training.COMPILE_SECONDS", 0.005)  # pays for the whole run, not for the rest of it
+    monkeypatch.setattr("sb3_ano.algorithms.compiled.COMPILE_SECONDS", 0.005)  # pays for the whole run, not for the rest of it
     program = partial(Program, partial(make_ano, torch_compile="auto"), cart_pole, tmp_path)
     resumed(program, tmp_path / "checkpoints", at=300)
     assert set(seen) == {True}
