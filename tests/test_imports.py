@@ -13,7 +13,20 @@ PACKAGE = Path(__file__).resolve().parents[1] / "sb3_ano"
 SB3 = {"numpy", "torch", "stable_baselines3", "gymnasium"}
 HUB = SB3 | {"cloudpickle", "safetensors", "huggingface_hub", "imageio", "imageio_ffmpeg", "yaml", "matplotlib", "pandas"}
 ZOO = HUB | {"rl_zoo3", "sb3_contrib", "optuna", "huggingface_sb3", "requests"}
-LLM = {"torch", "trl", "transformers", "datasets", "safetensors", "peft", "openai", "numpy", "pandas", "scipy", "matplotlib", "tqdm"}
+LLM = {
+    "torch",
+    "trl",
+    "transformers",
+    "datasets",
+    "safetensors",
+    "peft",
+    "openai",
+    "numpy",
+    "pandas",
+    "scipy",
+    "matplotlib",
+    "tqdm",
+}
 BASE = {"_io", "_compat", "extras"}
 AGENTS = BASE | {"_registry", "algorithms", "shaping", "envs", "checkpoints"}
 
