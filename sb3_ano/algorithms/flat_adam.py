@@ -32,6 +32,7 @@ class FlatVectors:
         self.steps = torch.zeros(len(tensors), device=device)
         # Learning rate, betas and eps. A tensor, so that a schedule does not recompile a compiled step; float64 as in PyTorch.
         self.numbers = torch.zeros(4, dtype=torch.float64, device=device)
+        self.learning_rate, self.beta1, self.beta2, self.eps = self.numbers.unbind()
 
     def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """Split a vector like :attr:`parameters` into tensors with the shapes of the parameters."""
@@ -56,15 +57,14 @@ class FlatVectors:
         """
         # A factor instead of a branch, so that compiled code need not wait for the decision.
         self.steps.add_(apply.float())
-        learning_rate, beta1, beta2, eps = self.numbers.unbind()
         count = self.steps[0].double().clamp(min=1.0)
         gradient = torch.where(apply > 0.0, gradient, 0.0)
-        weight = ((1.0 - beta2) * apply).float()
-        self.first.lerp_(gradient, ((1.0 - beta1) * apply).float())
+        weight = ((1.0 - self.beta2) * apply).float()
+        self.first.lerp_(gradient, ((1.0 - self.beta1) * apply).float())
         self.second.mul_(1.0 - weight).add_(weight * gradient * gradient)
-        scale = (1.0 - beta2**count).sqrt().float()
-        size = (apply * learning_rate / (1.0 - beta1**count)).float()
-        self.parameters.sub_(size * self.first / (self.second.sqrt() / scale + eps))
+        scale = (1.0 - self.beta2**count).sqrt().float()
+        size = (apply * self.learning_rate / (1.0 - self.beta1**count)).float()
+        self.parameters.sub_(size * self.first / (self.second.sqrt() / scale + self.eps))
 
 
 class FlatAdam(Adam):
