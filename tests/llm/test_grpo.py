@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
-from sb3_ano.llm import GANOConfig, GANOTrainer, ShapedGRPOConfig, ShapedGRPOTrainer
+from sb3_ano.llm import GANOConfig, GANOTrainer, ShapedGRPOConfig, ShapedGRPOTrainer, ShapedPPOConfig
 from sb3_ano.llm.config import LOSS_TYPES
 from sb3_ano.shaping import ano, ratio_form, surrogate
 from tests.llm.tiny import SMALL, log_probabilities, loss, make, model, parameters, prompts, reward, rollout, tokenizer
@@ -65,6 +65,25 @@ def test_a_training_with_ppos_shape_is_trls_bit_for_bit(loss_type, level, tmp_pa
     assert torch.equal(parameters(trained(shaped(tmp_path, "ppo", **settings))), parameters(stock))
     if loss_type == "grpo":
         assert not torch.equal(parameters(trained(shaped(tmp_path, "spo", **settings))), parameters(stock))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"beta": 0.1, "use_bias_correction_kl": None},  # which stands for TRL's default
+        {"delta": 1.2, "off_policy_mask_threshold": 0.01},
+        {"loss_type": "cispo", "epsilon_high": 5.0},
+        {"loss_type": "sapo"},
+        {"loss_type": "vespo"},
+    ],
+    ids=str,
+)
+def test_ppos_shape_takes_what_trl_takes(settings, tmp_path):
+    ours = trained(make(tmp_path, ShapedGRPOTrainer, ShapedGRPOConfig, shaping="ppo", max_steps=3, **settings))
+    default = {"use_bias_correction_kl": True} if "beta" in settings else {}
+    assert torch.equal(parameters(ours), parameters(trained(make(tmp_path, max_steps=3, **{**settings, **default}))))
+    with pytest.raises(ValueError, match="is not allowed with a shape|is allowed with shaping='ppo'"):
+        shaped(tmp_path, "ano", **{**settings, **default})
 
 
 def test_a_training_with_a_clip_as_shape_is_trls_to_rounding(tmp_path):
@@ -175,14 +194,67 @@ def test_a_shape_that_cannot_act_is_warned_about(settings, tmp_path):
     shaped(tmp_path, "ppo", **settings)  # which loses nothing
 
 
-def test_a_loss_that_no_shape_has_acted_on_is_an_error(tmp_path, monkeypatch):
-    ours = shaped(tmp_path, "ano")
+@pytest.mark.parametrize("shaping", ["ano", "ppo"])
+@pytest.mark.parametrize("calls", [0, 2])
+def test_a_loss_that_the_shape_cannot_act_on_is_an_error(calls, shaping, tmp_path, monkeypatch):
+    ours = shaped(tmp_path, shaping)
     inputs = rollout(ours)
-    monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda self, model, inputs: inputs["advantages"].mean())
-    with pytest.raises(RuntimeError, match="so that no shape acts"):
+    compute = GRPOTrainer._compute_loss
+
+    def other(self, model, inputs):
+        return sum((compute(self, model, inputs) for _ in range(calls)), inputs["advantages"].mean())
+
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", other)
+    with pytest.raises(
+        RuntimeError, match=f"asked for log-probabilities {calls} times, not once, so that shaping='{shaping}'"
+    ):
         loss(ours, inputs)
 
 
-def test_settings_of_another_trainer_are_rejected(tmp_path):
-    with pytest.raises(TypeError, match="args is a GRPOConfig; allowed are ShapedGRPOConfig and GANOConfig"):
-        make(tmp_path, trainer=ShapedGRPOTrainer, config=GRPOConfig)
+def test_what_the_trainers_do_not_take(tmp_path):
+    for trainer, config, allowed in (
+        (ShapedGRPOTrainer, GRPOConfig, "ShapedGRPOConfig"),
+        (GANOTrainer, ShapedGRPOConfig, "GANOConfig"),  # review B14
+        (ShapedGRPOTrainer, ShapedPPOConfig, "ShapedGRPOConfig"),
+    ):
+        with pytest.raises(TypeError, match=f"args is a {config.__name__}; allowed are settings of class {allowed}"):
+            make(tmp_path, trainer, config)
+    with pytest.raises(ValueError, match=r"violates anchoring: h\(0\) = 1"):  # review N8
+        shaped(tmp_path, lambda x: x + 1)
+
+    def kl(completion_ids, **_):
+        return reward(completion_ids)
+
+    with pytest.raises(ValueError, match="a reward function is called 'kl', like one of this package"):  # review B15
+        make(tmp_path, GANOTrainer, GANOConfig, reward=[reward, kl], beta=0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "paper"),
+    [
+        ({"beta": 0.1}, "GANO", "ANO: A Principled Approach"),
+        ({"beta": 0.1, "shaping": "ppo", "kl_in": "loss"}, "GRPO", "DeepSeekMath"),
+        ({"beta": 0.1, "shaping": "spo"}, "GRPO with shaping='spo' and the KL divergence in the reward", None),
+    ],
+    ids=str,
+)
+def test_model_cards_say_how_the_model_was_trained(settings, name, paper, tmp_path):
+    """Review B5 and B14: a card that called the baseline GANO, and attributed GANO to the paper of GRPO."""
+    make(tmp_path, GANOTrainer, GANOConfig, **settings).create_model_card("it")
+    card = (tmp_path / "README.md").read_text()
+    assert f"This model was trained with {name}{', a method' if paper == 'DeepSeekMath' else '.'}" in card
+    assert ("- gano\n" in card) == (name == "GANO")
+    assert ("DeepSeekMath" in card) == (paper == "DeepSeekMath")
+    assert paper is None or paper in card
+
+
+def test_completions_end_with_any_eos_token_of_the_model(tmp_path):
+    """Review B9: a penalty for completions that ended with another one than the tokenizer's."""
+    trainer = make(tmp_path, ShapedGRPOTrainer, ShapedGRPOConfig, missing_eos_penalty=0.5)
+    trainer.eos_token_ids = [tokenizer().eos_token_id, 7]
+    completions = [[5, 7], [5, tokenizer().eos_token_id], [5, 6]]
+    assert trainer._missing_eos(completions) == [0.0, 0.0, 1.0]
+    assert trainer.reward_weights.tolist() == [1.0, -0.5]
+    inputs = rollout(trainer)
+    missing = sum(7 not in row and tokenizer().eos_token_id not in row for row in inputs["completion_ids"].tolist()) / 16
+    assert trainer._metrics["train"]["rewards/missing_eos/mean"] == [pytest.approx(missing)]
