@@ -15,13 +15,6 @@ if TYPE_CHECKING:
     from sb3_ano.llm.rewards import LearnedReward
     from sb3_ano.llm.training import train
 
-_MODULES = {
-    "config": ("GANOConfig", "ShapedGRPOConfig", "ShapedPPOConfig"),
-    "grpo": ("GANOTrainer", "ShapedGRPOTrainer"),
-    "ppo": ("ANOTrainer", "PPOTrainer", "SPOTrainer", "ShapedPPOTrainer"),
-    "rewards": ("LearnedReward",),
-    "training": ("train",),
-}
 __all__ = [
     "ANOTrainer",
     "GANOConfig",
@@ -39,9 +32,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # TRL takes ten seconds to import, which the command line's help need not wait for.
-    module = next((module for module, names in _MODULES.items() if name in names), None)
-    if module is None:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    modules = {"LearnedReward": "rewards", "train": "training", "GANOTrainer": "grpo", "ShapedGRPOTrainer": "grpo"}
+    module = modules.get(name, "config" if name.endswith("Config") else "ppo")
     try:
         return getattr(importlib.import_module(f"sb3_ano.llm.{module}"), name)
     except ModuleNotFoundError as error:

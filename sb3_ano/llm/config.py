@@ -14,6 +14,17 @@ LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 TOKEN_LOSS_TYPES = ("bnpo", "dapo")
 #: Where the KL divergence from the reference model is paid for.
 KL_PLACES = ("loss", "reward")
+_KL_HELP = "Place of beta * KL; 'reward' is before advantages are normalized."
+
+
+def option(default: Any, text: str, **metadata: Any) -> Any:
+    """Return a field of settings that are also options of the command line.
+
+    :param default: default value
+    :param text: text of its help
+    :param metadata: other arguments of ``argparse``'s ``add_argument``
+    """
+    return field(default=default, metadata={"help": text, **metadata})
 
 
 @dataclass
@@ -34,18 +45,13 @@ class ShapedGRPOConfig(GRPOConfig):
 
     _argument_group_name: ClassVar[str] = "training"
 
-    shaping: str | None = field(default="ano", metadata={"help": "Shape: ano, spo, ppo, identity, or module:function."})
-    kl_in: str = field(
-        default="loss",
-        metadata={"choices": KL_PLACES, "help": "Place of beta * KL; 'reward' is before advantages are normalized."},
-    )
-    epsilon: float = field(default=0.2, metadata={"help": "Radius of the shape for negative advantages."})
-    epsilon_high: float | None = field(
-        default=None, metadata={"help": "Radius of the shape for positive advantages; epsilon by default."}
-    )
-    missing_eos_penalty: float = field(default=0.0, metadata={"help": "Reward penalty for completions without EOS."})
-    use_bias_correction_kl: bool | None = field(
-        default=None, metadata={"help": "Weight the KL divergence in the loss by the ratio; by default with shaping=ppo only."}
+    shaping: str | None = option("ano", "Shape: ano, spo, ppo, identity, or module:function.")
+    kl_in: str = option("loss", _KL_HELP, choices=KL_PLACES)
+    epsilon: float = option(0.2, "Radius of the shape for negative advantages.")
+    epsilon_high: float | None = option(None, "Radius of the shape for positive advantages; epsilon by default.")
+    missing_eos_penalty: float = option(0.0, "Reward penalty for completions without EOS.")
+    use_bias_correction_kl: bool | None = option(
+        None, "Weight the KL divergence in the loss by the ratio; by default with PPO's shape."
     )
 
     def __post_init__(self) -> None:
@@ -57,12 +63,12 @@ class ShapedGRPOConfig(GRPOConfig):
 class _OfficialDefaults:
     """Defaults of the official code for TL;DR; the paper's tables have the first two only."""
 
-    learning_rate: float = field(default=3e-6, metadata={"help": "The initial learning rate for AdamW."})
-    lr_scheduler_type: str = field(default="cosine", metadata={"help": "Schedule of the learning rate."})
-    max_completion_length: int | None = field(default=53, metadata={"help": "Maximum number of tokens of a completion."})
-    temperature: float = field(default=0.7, metadata={"help": "Sampling temperature."})
-    beta: float = field(default=0.05, metadata={"help": "Coefficient of the KL divergence from the reference model."})
-    kl_in: str = field(default="reward", metadata=ShapedGRPOConfig.__dataclass_fields__["kl_in"].metadata)
+    learning_rate: float = option(3e-6, "The initial learning rate for AdamW.")
+    lr_scheduler_type: str = option("cosine", "Schedule of the learning rate.")
+    max_completion_length: int | None = option(53, "Maximum number of tokens of a completion.")
+    temperature: float = option(0.7, "Sampling temperature.")
+    beta: float = option(0.05, "Coefficient of the KL divergence from the reference model.")
+    kl_in: str = option("reward", _KL_HELP, choices=KL_PLACES)
 
 
 @dataclass
@@ -74,11 +80,11 @@ class GANOConfig(_OfficialDefaults, ShapedGRPOConfig):
     paper has no equation of GANO, and does not mention them.
     """
 
-    per_device_train_batch_size: int = field(default=16, metadata={"help": "Completions per device and forward pass."})
-    gradient_accumulation_steps: int = field(default=4, metadata={"help": "Forward passes per update."})
-    num_generations: int | None = field(default=4, metadata={"help": "Completions per prompt (G)."})
-    num_iterations: int = field(default=3, metadata={"help": "Updates with the same completions."})
-    loss_type: str = field(default="grpo", metadata={"help": f"One of {', '.join(LOSS_TYPES)}."})
+    per_device_train_batch_size: int = option(16, "Completions per device and forward pass.")
+    gradient_accumulation_steps: int = option(4, "Forward passes per update.")
+    num_generations: int | None = option(4, "Completions per prompt (G).")
+    num_iterations: int = option(3, "Updates with the same completions.")
+    loss_type: str = option("grpo", f"One of {', '.join(LOSS_TYPES)}.")
 
 
 @dataclass
@@ -96,19 +102,19 @@ class ShapedPPOConfig(_OfficialDefaults, ShapedGRPOConfig):
     :param push_critic: whether the Hub also gets the critic, in the directory ``critic``
     """
 
-    shaping: str | None = field(default=None, metadata={"help": "Shape, if it is not that of the algorithm."})
-    per_device_train_batch_size: int = field(default=8, metadata={"help": "Completions per device and forward pass."})
-    gradient_accumulation_steps: int = field(default=8, metadata={"help": "Forward passes per update."})
-    num_generations: int | None = field(default=1, metadata={"help": "Completions per prompt."})
-    num_generations_eval: int | None = field(default=1, metadata={"help": "Completions per prompt in evaluations."})
-    num_iterations: int = field(default=4, metadata={"help": "Updates with the same completions."})
-    missing_eos_penalty: float = field(default=1.0, metadata={"help": "Reward penalty for completions without EOS."})
-    loss_type: str = field(default="bnpo", metadata={"help": "bnpo: mean over the tokens of a batch; dapo: of an update."})
-    gamma: float = field(default=1.0, metadata={"help": "Discount factor."})
-    lam: float = field(default=0.95, metadata={"help": "Lambda of generalized advantage estimation."})
-    vf_coef: float = field(default=0.1, metadata={"help": "Coefficient of the value loss."})
-    cliprange_value: float = field(default=0.2, metadata={"help": "Clip range of the value loss."})
-    push_critic: bool = field(default=False, metadata={"help": "Push the critic to the Hub, too."})
+    shaping: str | None = option(None, "Shape, if it is not that of the algorithm.")
+    per_device_train_batch_size: int = option(8, "Completions per device and forward pass.")
+    gradient_accumulation_steps: int = option(8, "Forward passes per update.")
+    num_generations: int | None = option(1, "Completions per prompt.")
+    num_generations_eval: int | None = option(1, "Completions per prompt in evaluations.")
+    num_iterations: int = option(4, "Updates with the same completions.")
+    missing_eos_penalty: float = option(1.0, "Reward penalty for completions without EOS.")
+    loss_type: str = option("bnpo", "bnpo: mean over the tokens of a batch; dapo: of an update.")
+    gamma: float = option(1.0, "Discount factor.")
+    lam: float = option(0.95, "Lambda of generalized advantage estimation.")
+    vf_coef: float = option(0.1, "Coefficient of the value loss.")
+    cliprange_value: float = option(0.2, "Clip range of the value loss.")
+    push_critic: bool = option(False, "Push the critic to the Hub, too.")
 
     def __post_init__(self) -> None:
         _check_critic(self)

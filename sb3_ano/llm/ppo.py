@@ -13,7 +13,7 @@ from trl.trainer.utils import disable_dropout_in_model
 from sb3_ano.llm.config import ShapedGRPOConfig, ShapedPPOConfig
 from sb3_ano.llm.grpo import PAPER, ShapedGRPOTrainer, policy_mask
 from sb3_ano.llm.rewards import LearnedReward, load_classifier
-from sb3_ano.shaping import ShapingLike, ano
+from sb3_ano.shaping import ano
 
 
 class Critic(torch.nn.Module):
@@ -54,14 +54,11 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
 
     :param model: model, or its Hub id or directory
     :param reward_funcs: reward models and functions, as in TRL
-    :param args: settings; by default those of the class
-    :param train_dataset: data set with a column ``prompt``
-    :param eval_dataset: data set for evaluations
-    :param processing_class: tokenizer; the model's by default
+    :param arguments: further arguments of :class:`~sb3_ano.llm.ShapedGRPOTrainer`: ``args``, ``train_dataset``,
+        ``eval_dataset`` and ``processing_class``
     :param value_model: start of the critic, a classifier of sequences with one label, or its Hub id or directory; the first
         reward model by default. A language model gets a new score.
-    :param shaping: callable ``h(x)`` or anything else that :func:`sb3_ano.shaping.resolve` takes; ``args.shaping`` by default
-    :param kwargs: the other arguments of ``GRPOTrainer``
+    :param keywords: further arguments of :class:`~sb3_ano.llm.ShapedGRPOTrainer` by name, ``shaping`` included
     :raises ValueError: if there is no model to start the critic from, or it cannot be a critic
     """
 
@@ -72,22 +69,11 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
     _tag_names = ["trl", "ppo", "sb3-ano"]  # noqa: RUF012
 
     def __init__(
-        self,
-        model: Any,
-        reward_funcs: Any = None,
-        args: ShapedPPOConfig | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: Any = None,
-        *,
-        value_model: Any = None,
-        shaping: ShapingLike | None = None,
-        **kwargs: Any,
+        self, model: Any, reward_funcs: Any = None, *arguments: Any, value_model: Any = None, **keywords: Any
     ) -> None:
         # Before TRL wraps the reward models.
         value_model = copy.deepcopy(_first_reward_model(reward_funcs) if value_model is None else value_model)
-        arguments = (model, reward_funcs, args, train_dataset, eval_dataset, processing_class)
-        super().__init__(*arguments, shaping=shaping, **kwargs)
+        super().__init__(model, reward_funcs, *arguments, **keywords)
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             raise ValueError("a critic is not allowed with DeepSpeed or FSDP, which shard one model; use DDP, or GANO")
         if self._is_vlm:
@@ -154,12 +140,8 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
 
     def _values(self, critic: Any, batch: dict[str, Any]) -> torch.Tensor:
         """Return the value before each token of the completions, ``(batch, tokens)``."""
-        ids, masks = (
-            torch.cat([batch[f"prompt_{kind}"], batch[f"completion_{kind}"]], dim=1).split(
-                self.args.per_device_train_batch_size
-            )
-            for kind in ("ids", "mask")
-        )
+        size = self.args.per_device_train_batch_size
+        ids, masks = (torch.cat([batch[f"prompt_{of}"], batch[f"completion_{of}"]], 1).split(size) for of in ("ids", "mask"))
         values = torch.cat([critic(*part) for part in zip(ids, masks, strict=True)])
         return values[:, -batch["completion_ids"].shape[1] - 1 : -1]
 

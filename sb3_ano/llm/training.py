@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -16,7 +15,7 @@ from trl import GRPOConfig, ModelConfig, TrlParser, get_peft_config, get_quantiz
 
 from sb3_ano._io import replace_directory
 from sb3_ano.cli import Parser
-from sb3_ano.llm.config import ShapedGRPOConfig
+from sb3_ano.llm.config import ShapedGRPOConfig, option
 from sb3_ano.llm.data import FORMATS, load_reward_function, load_split, load_tokenizer
 from sb3_ano.llm.grpo import GANOTrainer, ShapedGRPOTrainer
 from sb3_ano.llm.ppo import ANOTrainer, PPOTrainer, ShapedPPOTrainer, SPOTrainer
@@ -50,28 +49,20 @@ class Options:
     """Hold the options that are neither of the model nor of the trainer's settings, under TRL's names where it has them."""
 
     _argument_group_name: ClassVar[str] = "task"
-    algo: str = field(
-        default="gano", metadata={"choices": list(ALGORITHMS), "help": "Algorithm; it sets defaults, which --help shows."}
+    algo: str = option("gano", "Algorithm; it sets defaults, which --help shows.", choices=list(ALGORITHMS))
+    dataset_name: str | None = option(None, "Hub id, directory or file; it has a column 'prompt'.", aliases=["--dataset"])
+    dataset_config: str | None = option(None, "Configuration of a data set on the Hub.")
+    dataset_train_split: str = option("train", "Split to train on.", aliases=["--split"])
+    dataset_test_split: str | None = option(
+        None, "Split for evaluations, 'test' with --eval_strategy.", aliases=["--eval_split"]
     )
-    dataset_name: str | None = field(
-        default=None, metadata={"aliases": ["--dataset"], "help": "Hub id, directory or file; it has a column 'prompt'."}
-    )
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a data set on the Hub."})
-    dataset_train_split: str = field(default="train", metadata={"aliases": ["--split"], "help": "Split to train on."})
-    dataset_test_split: str | None = field(
-        default=None, metadata={"aliases": ["--eval_split"], "help": "Split for evaluations, 'test' with --eval_strategy."}
-    )
-    dataset_streaming: bool = field(default=False, metadata={"help": "Read the data set while training."})
-    reward_model: str | None = field(
-        default=None, metadata={"aliases": ["--reward_model_name_or_path"], "help": "Hub id or directory of a reward model."}
-    )
+    dataset_streaming: bool = option(False, "Read the data set while training.")
+    reward_model: str | None = option(None, "Hub id or directory of a reward model.", aliases=["--reward_model_name_or_path"])
     reward_funcs: list[str] | None = field(
-        default=None, metadata={"aliases": ["--reward_function"], "help": "Reward functions as module:function, or TRL's."}
+        default=None, metadata={"help": "Reward functions as module:function, or TRL's.", "aliases": ["--reward_function"]}
     )
-    value_model: str | None = field(
-        default=None, metadata={"help": "Start of the critic (ppo, spo, ano); the reward model by default."}
-    )
-    resume: bool = field(default=False, metadata={"help": "Resume from the last complete checkpoint in --output_dir."})
+    value_model: str | None = option(None, "Start of the critic (ppo, spo, ano); the reward model by default.")
+    resume: bool = option(False, "Resume from the last complete checkpoint in --output_dir.")
 
 
 @dataclass
@@ -79,20 +70,19 @@ class PolicyConfig(ModelConfig):
     """Hold TRL's options of the model, with the defaults of this package."""
 
     _argument_group_name: ClassVar[str] = "model"
-    model_name_or_path: str = field(
-        default="EleutherAI/pythia-1b-deduped",
-        metadata={"aliases": ["--model"], "help": "Hub id or directory of a model or of a LoRA adapter."},
+    model_name_or_path: str = option(
+        "EleutherAI/pythia-1b-deduped", "Hub id or directory of a model or of a LoRA adapter.", aliases=["--model"]
     )
-    lora_r: int | None = field(default=None, metadata={"help": "Rank of LoRA adapters; 16 with --use_peft."})
+    lora_r: int | None = option(None, "Rank of LoRA adapters; 16 with --use_peft.")
     # Dropout would make the ratio differ from 1 before the first update.
-    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout of LoRA adapters."})
+    lora_dropout: float = option(0.0, "Dropout of LoRA adapters.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.use_peft: bool = self.use_peft or bool(self.lora_r)
-        for option in fields(self):
-            if not self.use_peft and option.name.startswith("lora_") and getattr(self, option.name) != option.default:
-                raise ValueError(f"{option.name} has no effect without LoRA; add --use_peft")
+        for one in () if self.use_peft else fields(self):
+            if one.name.startswith("lora_") and getattr(self, one.name) != one.default:
+                raise ValueError(f"{one.name} has no effect without LoRA; add --use_peft")
         self.lora_r = self.lora_r or 16
 
 
@@ -224,12 +214,9 @@ def run(trainer: Any, resume: bool = False) -> None:
     trainer.save_model(str(unfinished), _internal_call=True)
     trainer.accelerator.wait_for_everyone()
     if trainer.accelerator.is_main_process:
-        previous = output / ".previous"
-        shutil.rmtree(previous, ignore_errors=True)
-        if final.exists():
-            os.replace(final, previous)
-        os.replace(unfinished, final)
-        shutil.rmtree(previous, ignore_errors=True)
+        with replace_directory(final) as directory:
+            directory.rmdir()
+            unfinished.rename(directory)
         if isinstance(trainer, ShapedPPOTrainer):
             with replace_directory(output / "critic") as directory:
                 trainer.save_critic(directory)

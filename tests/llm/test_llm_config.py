@@ -13,8 +13,6 @@ CPU = {"bf16": False, "use_cpu": True}
         ({"shaping": "anno"}, "shaping='anno' is unknown; allowed are"),
         ({"shaping": "nowhere:shape"}, "shaping='nowhere:shape' cannot be imported"),
         ({"loss_type": "cispo"}, "loss_type='cispo' is not allowed with a shape; allowed are 'grpo', 'bnpo'"),
-        ({"loss_type": "sapo"}, "loss_type='sapo' is not allowed"),
-        ({"loss_type": "vespo"}, "loss_type='vespo' is not allowed"),
         ({"delta": 4.0}, "delta=4.0 is not allowed with a shape: the shape replaces the clip"),
         ({"off_policy_mask_threshold": 0.1}, "off_policy_mask_threshold=0.1 is not allowed with a shape"),
         ({"use_bias_correction_kl": True, "beta": 0.1}, "use_bias_correction_kl=True is allowed with shaping='ppo' and"),

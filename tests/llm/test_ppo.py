@@ -1,14 +1,16 @@
 """The critic: its formulas against a table and closed forms, its losses against the models' own outputs, and its updates."""
 
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from peft import LoraConfig
 from transformers import AutoModelForSequenceClassification, Trainer
 
 from sb3_ano.llm import ANOTrainer, GANOConfig, LearnedReward, PPOTrainer, ShapedPPOTrainer, SPOTrainer
 from sb3_ano.llm.ppo import gae, token_rewards, value_loss, whiten
+from sb3_ano.llm.training import run
 from sb3_ano.shaping import surrogate
 from tests.llm.tiny import (
     SMALL,
@@ -171,18 +173,6 @@ def test_a_training_improves_the_critic_and_its_checkpoint_starts_another(tmp_pa
     trainer.train()  # which finds the critic in the optimizer
 
 
-def test_lora_trains_the_adapter_and_all_of_the_critic(tmp_path):
-    lora = LoraConfig(r=4, target_modules=["query_key_value"], task_type="CAUSAL_LM")
-    trainer = critic_trainer(tmp_path, max_steps=2, named={"peft_config": lora})
-    start = [parameter.clone() for parameter in trainer.critic.parameters()]
-    trainer.train()
-    assert all(not torch.equal(a, b) for a, b in zip(start, trainer.critic.parameters(), strict=True))
-    for name, value in model(tmp_path).state_dict().items():
-        trained = trainer.model.get_base_model().state_dict()[name.replace("query_key_value.", "query_key_value.base_layer.")]
-        assert torch.equal(trained, value), name
-    assert any(value.abs().sum() > 0 for name, value in trainer.model.state_dict().items() if "lora_B" in name)
-
-
 def test_a_language_model_as_critic_gets_a_new_score(tmp_path):
     model(tmp_path)
     settings = {"value_model": str(tmp_path / "model"), "bf16": True, "gradient_checkpointing": True}
@@ -226,3 +216,19 @@ def test_sharded_models_and_settings_of_another_trainer_are_rejected(tmp_path, m
     monkeypatch.setattr(Trainer, "create_accelerator_and_postprocess", sharded)
     with pytest.raises(ValueError, match="a critic is not allowed with DeepSpeed or FSDP"):
         critic_trainer(tmp_path, beta=0.0)
+
+
+def test_the_hub_gets_the_final_policy_once_and_the_critic_on_request(tmp_path, monkeypatch):
+    """Review B6: it got the weights twice, with everything else in the output directory."""
+    pushed: list[list[str]] = []
+
+    def upload_folder(folder_path, **_):
+        pushed.append(sorted(str(path.relative_to(folder_path)) for path in Path(folder_path).rglob("*.safetensors")))
+
+    hub = SimpleNamespace(create_repo=lambda *_, **__: SimpleNamespace(repo_id="me/out"), upload_folder=upload_folder)
+    monkeypatch.setattr("transformers.trainer.hf_api", lambda: hub)
+    for push_critic in (False, True):
+        run(critic_trainer(tmp_path, max_steps=1, push_to_hub=True, push_critic=push_critic))
+        assert (tmp_path / "final" / "README.md").read_text().count(f"Model Card for {tmp_path.name}") == 1
+    assert pushed == [["model.safetensors"], ["critic/model.safetensors", "model.safetensors"]]
+    assert (tmp_path / "critic" / "model.safetensors").is_file()

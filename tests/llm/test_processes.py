@@ -58,28 +58,20 @@ def run(tmp_path: Path, processes: int, kind: str) -> tuple[dict, dict]:
 @pytest.mark.parametrize("kind", ["gano-grpo", "gano-dapo", "ano-dapo"])
 def test_two_processes_are_one_also_after_resumption(kind, tmp_path):
     """Parameters, and what is reported: the divergence in the reward, ratios and their extremes, and the critic's loss."""
-    parts = [model(tmp_path), *([] if kind.startswith("gano") else [model(tmp_path)])]
+    before = torch.nn.utils.parameters_to_vector(model(tmp_path).parameters()).detach()
     classifier(tmp_path)
     (one, resumed_one), (two, resumed_two) = run(tmp_path, 1, kind), run(tmp_path, 2, kind)
-    assert len(one["parameters"]) > 1.9 * sum(p.numel() for p in parts[0].parameters()) or len(parts) == 1
+    assert (len(one["parameters"]) > len(before)) == kind.startswith("ano")  # the critic's follow
     # Adam divides by the size of a gradient, so that those next to 0 show rounding as differences of a whole step.
-    before = torch.nn.utils.parameters_to_vector(parts[0].parameters()).detach()
     moved = (one["parameters"][: len(before)] - before).norm()
     assert moved > 0.01
-    assert (two["parameters"] - one["parameters"]).norm() < 1e-3 * moved
+    assert (two["parameters"] - one["parameters"]).norm() < (1e-5 if kind == "ano-dapo" else 1e-3) * moved
+    # Means over forward passes depend on which completions a pass has.
+    ratios = ("ratio/mean", "ratio/max", "ratio/outside_high", "approx_kl", "kl")
+    compared = ("reward", "rewards/kl/mean", *(ratios if kind.startswith("gano") else ()))
     for first, second in zip(one["log"][:-1], two["log"][:-1], strict=True):
-        for name in (
-            "rewards/kl/mean",
-            "reward",
-            "ratio/mean",
-            "ratio/max",
-            "ratio/outside_high",
-            "approx_kl",
-            "kl",
-            "critic/loss",
-        ):
-            if name in first:
-                assert second[name] == pytest.approx(first[name], rel=1e-3, abs=1e-5), name
+        for name in first.keys() & {*compared}:
+            assert second[name] == pytest.approx(first[name], rel=1e-3, abs=1e-5), name
     assert any(abs(entry.get("rewards/kl/mean", 0.0)) > 1e-3 for entry in one["log"])
     assert any(entry.get("ratio/outside_high", 0.0) > 0 for entry in one["log"])
     assert torch.equal(resumed_one["parameters"], one["parameters"])
