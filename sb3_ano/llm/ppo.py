@@ -136,6 +136,13 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
         scored = ~scores.isnan().unsqueeze(1)
         batch["values"], batch["returns"] = values, values + advantages * scored
         batch["advantages"] = whiten(advantages, mask * scored, lambda sums: self.accelerator.reduce(sums, "sum"))
+        # TRL has logged what groups of one completion come to: advantages of 0, and no deviation.
+        means = self.accelerator.gather(batch["advantages"].sum(1) / mask.sum(1).clamp(min=1)).tolist()
+        logged = self._logs["advantages"]
+        earlier = list(logged)[: -len(means)]
+        logged.clear()
+        logged.extend([*earlier, *means])
+        self._mode_metrics().pop("frac_reward_zero_std", None)
         return batch
 
     def _values(self, critic: Any, batch: dict[str, Any]) -> torch.Tensor:

@@ -107,6 +107,9 @@ def test_rewards_advantages_and_loss_are_those_of_the_models_own_outputs(trainer
     torch.testing.assert_close((batch["returns"] - batch["values"]) * mask, expected, rtol=1e-3, atol=1e-3)
     own = expected[mask.bool()]
     torch.testing.assert_close(batch["advantages"], (expected - own.mean()) / own.std() * mask, rtol=1e-3, atol=1e-3)
+    means = batch["advantages"].sum(1) / mask.sum(1)
+    assert list(trainer._logs["advantages"]) == pytest.approx(means.tolist(), rel=1e-5)
+    assert len(means) == len(trainer._logs["prompt"]) == 16
     assert trainer._metrics["train"]["rewards/kl/mean"] == [pytest.approx(kl.sum(1).mean().item(), rel=1e-4)]
     assert trainer._metrics["train"]["rewards/missing_eos/mean"] == [pytest.approx(1 - ends.any(1).float().mean().item())]
 
