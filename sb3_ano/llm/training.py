@@ -80,9 +80,9 @@ class PolicyConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.use_peft: bool = self.use_peft or bool(self.lora_r)
-        for one in () if self.use_peft else fields(self):
-            if one.name.startswith("lora_") and getattr(self, one.name) != one.default:
-                raise ValueError(f"{one.name} has no effect without LoRA; add --use_peft")
+        for lora_option in () if self.use_peft else fields(self):
+            if lora_option.name.startswith("lora_") and getattr(self, lora_option.name) != lora_option.default:
+                raise ValueError(f"{lora_option.name} has no effect without LoRA; add --use_peft")
         self.lora_r = self.lora_r or 16
 
 
