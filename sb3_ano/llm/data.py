@@ -12,25 +12,24 @@ from transformers import AutoTokenizer
 FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
-def load_split(name: str, split: str, config: str | None = None, streaming: bool = False) -> Any:
+def load_split(name: str, config: str | None, split: str) -> Any:
     """Load one split of a data set, with a prompt in each row.
 
     :param name: Hub id, JSON, CSV or Parquet file, directory of such files, or directory that ``save_to_disk`` wrote
+    :param config: name of the configuration of a data set on the Hub, or None
     :param split: name of the split; a data set without splits is ``"train"``
-    :param config: name of the configuration of a data set on the Hub
-    :param streaming: whether rows are read while training
-    :return: a ``datasets.Dataset``, or an ``IterableDataset`` if streaming
+    :return: a ``datasets.Dataset``
     :raises ValueError: if there is no such file or split, or a prompt is missing
     """
     path = Path(name)
     if path.suffix in FORMATS:
-        loaded = datasets.load_dataset(FORMATS[path.suffix], data_files=name, streaming=streaming)
+        loaded = datasets.load_dataset(FORMATS[path.suffix], data_files=name)
     elif path.is_file():
         raise ValueError(f"dataset_name={name!r} cannot be read; allowed file names end in {', '.join(FORMATS)}")
     elif (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         loaded = datasets.load_from_disk(name)
     else:
-        loaded = datasets.load_dataset(name, config, streaming=streaming)
+        loaded = datasets.load_dataset(name, config)
     splits = {"train": loaded} if isinstance(loaded, datasets.Dataset) else loaded
     if split not in splits:
         raise ValueError(f"dataset_name={name!r} has no split {split!r}; it has {', '.join(map(repr, splits))}")

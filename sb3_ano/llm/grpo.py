@@ -14,17 +14,6 @@ from sb3_ano.llm.data import check_prompts
 from sb3_ano.llm.resume import EpochSampler, RestoresRenamedParameters, load_rollout, save_rollout
 from sb3_ano.shaping import MAX_LOG_RATIO, SHAPINGS, ShapingLike, ano, as_pair, measure, name_of, ppo, surrogate
 
-#: The paper of ANO, for model cards.
-PAPER = {
-    "title": "ANO: A Principled Approach to Robust Policy Optimization",
-    "citation": """\
-@article{zhang2026ano,
-    title  = {{ANO: A Principled Approach to Robust Policy Optimization}},
-    author = {Yiheng Zhang and Yiming Wang and Kaiyan Zhao and Zhenglin Wan and Jiayu Chen and Leong Hou U},
-    year   = 2026,
-}""",
-}
-
 
 class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
     """Train with TRL's ``GRPOTrainer``, with ``f`` and ``g`` of Definition 3.2 instead of the clip of the ratio.
@@ -97,7 +86,8 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
         self._kl_in_reward = args.kl_in == "reward" and args.beta != 0.0
         if args.use_bias_correction_kl is None:
             args.use_bias_correction_kl = not self._replaces_clip and not self._kl_in_reward
-        self._name, self._paper = self._describe(args)
+        self._name = self._method(args)
+        self._paper = GRPOTrainer._paper if self._name == "GRPO" else {}  # which the model card says that it introduced
         self._loss_inputs: dict[str, Any] | None = None
         self._calls = 0  # of the hook, in the current loss
         # Arguments, keyword arguments and log-probabilities of each forward pass over the completions being scored.
@@ -118,11 +108,10 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
             self._add_kl_to_rewards()
         self._warn_where_the_ratio_stays_1()
 
-    def _describe(self, args: ShapedGRPOConfig) -> tuple[str, dict[str, str]]:
-        """Return the name of the method and its paper, for the model card."""
-        place = " and the KL divergence in the reward" if self._kl_in_reward else ""
-        name = f"GRPO with shaping={args.shaping!r}{place}"
-        return (name, {}) if self._replaces_clip or place else ("GRPO", GRPOTrainer._paper)
+    def _method(self, args: ShapedGRPOConfig) -> str:
+        """Return the name of the method, for the model card."""
+        shape = f" with shaping={args.shaping!r}" if self._replaces_clip else ""
+        return f"GRPO{shape}{', KL divergence in the reward' if self._kl_in_reward else ''}"
 
     def _add_kl_to_rewards(self) -> None:
         self._add_reward(lambda **_: self._kl_to_reference().sum(-1).tolist(), "kl", self.beta)
@@ -299,11 +288,11 @@ class GANOTrainer(ShapedGRPOTrainer):
 
     config_class = GANOConfig
 
-    def _describe(self, args: ShapedGRPOConfig) -> tuple[str, dict[str, str]]:
+    def _method(self, args: ShapedGRPOConfig) -> str:
         if not (self.shape.f is self.shape.g is ano and self._kl_in_reward):  # the settings allow others
-            return super()._describe(args)
+            return super()._method(args)
         self._tag_names = [*self._tag_names, "gano"]
-        return "GANO", PAPER
+        return "GANO"
 
 
 def policy_mask(batch: dict[str, Any]) -> torch.Tensor:

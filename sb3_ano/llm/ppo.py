@@ -11,9 +11,8 @@ from transformers import PreTrainedModel, TrainerCallback
 from trl.trainer.utils import disable_dropout_in_model
 
 from sb3_ano.llm.config import ShapedGRPOConfig, ShapedPPOConfig
-from sb3_ano.llm.grpo import PAPER, ShapedGRPOTrainer, policy_mask
+from sb3_ano.llm.grpo import ShapedGRPOTrainer, policy_mask
 from sb3_ano.llm.rewards import LearnedReward, load_classifier
-from sb3_ano.shaping import ano
 
 
 class Critic(torch.nn.Module):
@@ -88,9 +87,8 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
         self.critic = self.accelerator.prepare_model(critic)
         self.add_callback(_CriticGradients(critic, self.args.max_grad_norm))
 
-    def _describe(self, args: ShapedGRPOConfig) -> tuple[str, dict[str, str]]:
-        name = f"PPO with a critic and shaping={args.shaping!r}" if self.algorithm is None else self.algorithm.upper()
-        return name, PAPER if self.shape.f is self.shape.g is ano else {}
+    def _method(self, args: ShapedGRPOConfig) -> str:
+        return f"PPO with shaping={args.shaping!r}" if self.algorithm is None else self.algorithm.upper()
 
     def _add_kl_to_rewards(self) -> None:
         """Leave the rewards of completions alone; tokens pay for the KL divergence."""

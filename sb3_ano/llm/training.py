@@ -56,7 +56,6 @@ class Options:
     dataset_test_split: str | None = option(
         None, "Split for evaluations, 'test' with --eval_strategy.", aliases=["--eval_split"]
     )
-    dataset_streaming: bool = option(False, "Read the data set while training.")
     reward_model: str | None = option(None, "Hub id or directory of a reward model.", aliases=["--reward_model_name_or_path"])
     reward_funcs: list[str] | None = field(
         default=None, metadata={"help": "Reward functions as module:function, or TRL's.", "aliases": ["--reward_function"]}
@@ -177,11 +176,9 @@ def parse(parser: TrlParser, arguments: Sequence[str]) -> tuple[Options, PolicyC
 
 
 def _make_trainer(options: Options, policy: PolicyConfig, config: ShapedGRPOConfig) -> ShapedGRPOTrainer:
-    splits = [options.dataset_train_split, options.dataset_test_split]
-    source = (options.dataset_config, options.dataset_streaming)
-    train_dataset, eval_dataset = [
-        None if split is None else load_split(str(options.dataset_name), split, *source) for split in splits
-    ]
+    data = (str(options.dataset_name), options.dataset_config)
+    train_dataset = load_split(*data, options.dataset_train_split)
+    eval_dataset = load_split(*data, options.dataset_test_split) if options.dataset_test_split else None
     model: Any = policy.model_name_or_path
     code = {"trust_remote_code": config.trust_remote_code}
     tokenizer = load_tokenizer(model, revision=policy.model_revision, **code)

@@ -239,22 +239,21 @@ def test_what_the_trainers_do_not_take(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "name", "paper"),
+    ("settings", "name"),
     [
-        ({"beta": 0.1}, "GANO", "ANO: A Principled Approach"),
-        ({"beta": 0.1, "shaping": "ppo", "kl_in": "loss"}, "GRPO", "DeepSeekMath"),
-        ({"beta": 0.1, "shaping": "spo"}, "GRPO with shaping='spo' and the KL divergence in the reward", None),
+        ({"beta": 0.1}, "GANO."),
+        ({"beta": 0.1, "shaping": "ppo", "kl_in": "loss"}, "GRPO, a method introduced in [DeepSeekMath"),
+        ({"beta": 0.1, "shaping": "spo"}, "GRPO with shaping='spo', KL divergence in the reward."),
     ],
     ids=str,
 )
-def test_model_cards_say_how_the_model_was_trained(settings, name, paper, tmp_path):
+def test_model_cards_say_how_the_model_was_trained(settings, name, tmp_path):
     """Review B5 and B14: a card that called the baseline GANO, and attributed GANO to the paper of GRPO."""
     make(tmp_path, GANOTrainer, GANOConfig, **settings).create_model_card("it")
     card = (tmp_path / "README.md").read_text()
-    assert f"This model was trained with {name}{', a method' if paper == 'DeepSeekMath' else '.'}" in card
-    assert ("- gano\n" in card) == (name == "GANO")
-    assert ("DeepSeekMath" in card) == (paper == "DeepSeekMath")
-    assert paper is None or paper in card
+    assert f"This model was trained with {name}" in card
+    assert ("- gano\n" in card) == (name == "GANO.")
+    assert ("DeepSeekMath" in card) == ("DeepSeekMath" in name)
 
 
 def test_completions_end_with_any_eos_token_of_the_model(tmp_path):

@@ -26,15 +26,15 @@ def test_a_dataset_is_read_from_a_directory_or_a_file(tmp_path):
     for path in (tmp_path / "rows.jsonl", tmp_path / "files" / "train.jsonl"):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in ("one", "two", "rows.jsonl", "files"):
-        assert load_split(str(tmp_path / name), "train").to_list() == rows, name
-    assert load_split(str(tmp_path / "two"), "test").to_list() == rows[1:]
+        assert load_split(str(tmp_path / name), None, "train").to_list() == rows, name
+    assert load_split(str(tmp_path / "two"), None, "test").to_list() == rows[1:]
     with pytest.raises(ValueError, match="one' has no split 'test'; it has 'train'"):
-        load_split(str(tmp_path / "one"), "test")
+        load_split(str(tmp_path / "one"), None, "test")
     with pytest.raises(OSError, match="someone/nothing"):
-        load_split("someone/nothing", "train")
+        load_split("someone/nothing", None, "train")
     (tmp_path / "notes.txt").write_text("prompt")
     with pytest.raises(ValueError, match="notes.txt' cannot be read; allowed file names end in .json"):
-        load_split(str(tmp_path / "notes.txt"), "train")
+        load_split(str(tmp_path / "notes.txt"), None, "train")
 
 
 @pytest.mark.parametrize(

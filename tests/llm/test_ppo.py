@@ -136,11 +136,13 @@ def test_completions_without_a_score_teach_nothing(tmp_path):
     def sometimes(completion_ids, **_):
         return [None if index % 4 == 1 else 1.0 for index in range(len(completion_ids))]
 
-    batch = rollout(critic_trainer(tmp_path, reward=sometimes, missing_eos_penalty=0.0, beta=0.0))
-    unscored = torch.tensor([1, 5, 9, 13])
-    assert (batch["advantages"][unscored] == 0.0).all()
-    assert torch.equal(batch["returns"][unscored], batch["values"][unscored])
-    assert (batch["advantages"] != 0.0).any(1).sum() == 12
+    # With the KL divergence in the loss, the others have nothing but their score.
+    batch = rollout(critic_trainer(tmp_path, reward=sometimes, missing_eos_penalty=0.0, beta=0.3, kl_in="loss"))
+    mask, scored = batch["completion_mask"], torch.arange(16) % 4 != 1
+    expected = gae(token_rewards(torch.ones(16), None, mask, 0.0), batch["values"], mask, 1.0, 0.95) * scored.unsqueeze(1)
+    torch.testing.assert_close(batch["returns"], batch["values"] + expected)
+    assert (batch["advantages"][~scored] == 0.0).all()
+    assert (batch["advantages"][scored] != 0.0).any(1).all()
 
 
 def test_gradients_are_accumulated_clipped_and_cleared(tmp_path):
@@ -152,6 +154,7 @@ def test_gradients_are_accumulated_clipped_and_cleared(tmp_path):
     for start, end in zip(before, (flat(trainer.model), flat(trainer.critic)), strict=True):
         steps.append((end - start).norm().item())
     assert all(1e-3 < step <= 3.001e-3 for step in steps)
+    assert all(parameter.grad is None for parameter in trainer.critic.parameters())
     # Without clipping, both passes of an update count.
     settings = {"optim": "sgd", "max_grad_norm": 0.0, "learning_rate": 1.0, "max_steps": 1}
     fresh, trainer = (critic_trainer(tmp_path, **settings) for _ in range(2))
