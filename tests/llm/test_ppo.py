@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, Trainer
+from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2ForSequenceClassification, Trainer
 
 from sb3_ano.llm import ANOTrainer, GANOConfig, LearnedReward, PPOTrainer, ShapedPPOTrainer, SPOTrainer
-from sb3_ano.llm.ppo import gae, token_rewards, value_loss, whiten
+from sb3_ano.llm.ppo import Critic, gae, token_rewards, value_loss, whiten
 from sb3_ano.llm.training import run
 from sb3_ano.shaping import surrogate
 from tests.llm.tiny import (
@@ -70,6 +70,8 @@ def test_advantages_are_the_sums_of_their_definition():
 def test_the_critic_starts_as_the_reward_model(tmp_path):
     """Its value at the last token, left padding included, is the score of prompt and completion."""
     scores = LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")
+    for module in scores.model.modules():
+        module.p = 0.5  # of dropout, which would make values differ between generation and loss
     trainer = critic_trainer(tmp_path, reward=[reward, scores], value_model=None)
     texts = prompts()["prompt"][:3]
     completions = [tokenizer()(text)["input_ids"] for text in (" anna won boat .", " ben", " ben likes rain .")]
@@ -79,6 +81,13 @@ def test_the_critic_starts_as_the_reward_model(tmp_path):
         values = trainer.critic(batch["input_ids"], batch["attention_mask"])[:, -1]
     assert values.tolist() == pytest.approx(scores(texts, completions), abs=1e-5)
     assert scores.model is not trainer.accelerator.unwrap_model(trainer.critic).model
+
+
+def test_padding_on_the_left_shifts_no_positions():
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 4, "n_positions": 16, "vocab_size": 33, "num_labels": 1}
+    critic = Critic(GPT2ForSequenceClassification(GPT2Config(**sizes)).eval())  # which learns positions
+    ids, mask = torch.tensor([[1, 1, 7, 8, 9]]), torch.tensor([[0, 0, 1, 1, 1]])
+    torch.testing.assert_close(critic(ids, mask)[:, 2:], critic(ids[:, 2:], mask[:, 2:]))
 
 
 @pytest.mark.parametrize("loss_type", ["bnpo", "dapo"])
@@ -173,6 +182,8 @@ def test_a_training_improves_the_critic_and_its_checkpoint_starts_another(tmp_pa
     assert losses[-1] < 0.5 * losses[0]
     decays = [group["weight_decay"] for group in trainer.optimizer.param_groups]
     assert decays == [0.1, 0.0, 0.1, 0.0]
+    assert all(parameter.dim() == 2 for parameter in trainer.optimizer.param_groups[2]["params"])
+    assert all(parameter.dim() == 1 for parameter in trainer.optimizer.param_groups[3]["params"])
     trainer.save_critic(tmp_path / "critic")
     again = critic_trainer(tmp_path, value_model=str(tmp_path / "critic"))
     assert torch.equal(flat(again.critic), flat(trainer.critic))
