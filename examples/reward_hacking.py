@@ -25,9 +25,10 @@ from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 from sb3_ano._io import cores, read_json, replace_directory, versions, write_file, write_json
 from sb3_ano.llm import GANOConfig, GANOTrainer, LearnedReward
 
-#: Variants, as settings of GANOConfig. grpo is TRL's loss; clip differs from it in the place of the KL divergence only.
+#: Variants, as settings of GANOConfig. grpo is the loss of TRL before 1.10, which weighted the KL divergence by no ratio; clip
+#: differs from it in the place of the KL divergence only.
 VARIANTS: dict[str, dict[str, Any]] = {
-    "grpo": {"shaping": "ppo", "kl_in": "loss"},
+    "grpo": {"shaping": "ppo", "kl_in": "loss", "use_bias_correction_kl": False},
     "gano": {"shaping": "ano", "kl_in": "reward"},
     "spo": {"shaping": "spo", "kl_in": "reward"},
     "clip": {"shaping": "ppo", "kl_in": "reward"},
@@ -105,7 +106,7 @@ def train_policy(out: Path, plan: dict[str, Any], variant: str, seed: int) -> No
     """Train a policy and write its curves to ``runs/VARIANT_SEED.json``."""
     torch.set_num_threads(1)
     tokenizer = llm_task.make_tokenizer()
-    proxy = LearnedReward.load(str(out / "reward"), tokenizer, "cpu", missing_eos_penalty=1.0)
+    proxy = LearnedReward.load(str(out / "reward"), tokenizer, "cpu")
     config = GANOConfig(
         str(out / "logs"),
         per_device_train_batch_size=COMPLETIONS,
@@ -115,6 +116,7 @@ def train_policy(out: Path, plan: dict[str, Any], variant: str, seed: int) -> No
         max_completion_length=llm_task.MAX_SUMMARY,
         learning_rate=1e-3,
         beta=plan["beta"],
+        missing_eos_penalty=1.0,
         temperature=1.0,
         reward_weights=[1.0, 0.0],  # the gold reward is logged, but not trained on
         logging_steps=1,

@@ -13,20 +13,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "sb3_ano"
 SB3 = {"numpy", "torch", "stable_baselines3", "gymnasium"}
 HUB = SB3 | {"cloudpickle", "safetensors", "huggingface_hub", "imageio", "imageio_ffmpeg", "yaml", "matplotlib", "pandas"}
 ZOO = HUB | {"rl_zoo3", "sb3_contrib", "optuna", "huggingface_sb3", "requests"}
-LLM = {
-    "torch",
-    "trl",
-    "transformers",
-    "datasets",
-    "safetensors",
-    "peft",
-    "openai",
-    "numpy",
-    "pandas",
-    "scipy",
-    "matplotlib",
-    "tqdm",
-}
+SCIENCE = {"numpy", "pandas", "scipy", "matplotlib", "tqdm"}
+LLM = SCIENCE | {"torch", "trl", "transformers", "datasets", "safetensors", "peft", "openai"}
 BASE = {"_io", "_compat", "extras"}
 AGENTS = BASE | {"_registry", "algorithms", "shaping", "envs", "checkpoints"}
 
@@ -103,16 +91,20 @@ def test_importing_the_package_pulls_no_optional_dependency():
         code = f"import sys, {package}; print(*{{name.split('.')[0] for name in sys.modules}})"
         return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
-    assert "stable_baselines3" in pulled_by("sb3_ano")
     # SB3 itself imports some where they are installed.
-    assert not OPTIONAL & (pulled_by("sb3_ano") - pulled_by("stable_baselines3"))
+    assert not OPTIONAL & (pulled_by("sb3_ano.algorithms") - pulled_by("stable_baselines3"))
 
 
 def test_shaping_is_usable_without_stable_baselines3():
+    """Review B18: ``sb3_ano/__init__.py`` imported both. tests/llm has the trainers, which need TRL."""
     code = (
-        "import sys, types; sys.modules['stable_baselines3'] = None; sys.modules['gymnasium'] = None\n"
-        "package = types.ModuleType('sb3_ano'); package.__path__ = [sys.argv[1]]; sys.modules['sb3_ano'] = package\n"
-        "import sb3_ano.shaping as shaping; print(shaping.check('ano').inflections)"
+        "import sys; sys.modules['stable_baselines3'] = None; sys.modules['gymnasium'] = None\n"
+        "import sb3_ano.llm.cli, sb3_ano.shaping as shaping; print(shaping.check('ano').inflections)"
     )
-    output = subprocess.run([sys.executable, "-c", code, str(PACKAGE)], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "1"
+    import sb3_ano
+
+    assert {"ANO", "PAPO", "SPO"} <= {name for name in sb3_ano.__all__ if getattr(sb3_ano, name)}
+    with pytest.raises(AttributeError, match="has no attribute 'PPO'"):
+        _ = sb3_ano.PPO

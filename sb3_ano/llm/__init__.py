@@ -1,4 +1,4 @@
-"""Align language models on TRL: GRPO with a shaping function, and the paper's GANO.
+"""Align language models on TRL with shaping functions: PPO, SPO and ANO with a critic, GRPO and GANO without.
 
 ``python -m sb3_ano.llm`` is the command line.
 """
@@ -10,27 +10,36 @@ from sb3_ano.extras import missing_extra
 
 if TYPE_CHECKING:
     from sb3_ano.llm.comparison import compare
-    from sb3_ano.llm.config import GANOConfig, ShapedGRPOConfig
+    from sb3_ano.llm.config import GANOConfig, ShapedGRPOConfig, ShapedPPOConfig
     from sb3_ano.llm.grpo import GANOTrainer, ShapedGRPOTrainer
+    from sb3_ano.llm.ppo import ANOTrainer, PPOTrainer, ShapedPPOTrainer, SPOTrainer
     from sb3_ano.llm.rewards import LearnedReward
     from sb3_ano.llm.training import train
 
-__all__ = ["GANOConfig", "GANOTrainer", "LearnedReward", "ShapedGRPOConfig", "ShapedGRPOTrainer", "compare", "train"]
-_MODULES = {
-    "GANOConfig": "config",
-    "ShapedGRPOConfig": "config",
-    "LearnedReward": "rewards",
-    "compare": "comparison",
-    "train": "training",
-}
+__all__ = [
+    "ANOTrainer",
+    "GANOConfig",
+    "GANOTrainer",
+    "LearnedReward",
+    "PPOTrainer",
+    "SPOTrainer",
+    "ShapedGRPOConfig",
+    "ShapedGRPOTrainer",
+    "ShapedPPOConfig",
+    "ShapedPPOTrainer",
+    "compare",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
     # TRL takes ten seconds to import, which the command line's help need not wait for.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    modules = {"LearnedReward": "rewards", "GANOTrainer": "grpo", "ShapedGRPOTrainer": "grpo"}
+    modules |= {"compare": "comparison", "train": "training"}
+    module = modules.get(name, "config" if name.endswith("Config") else "ppo")
     try:
-        module = importlib.import_module(f"sb3_ano.llm.{_MODULES.get(name, 'grpo')}")
+        return getattr(importlib.import_module(f"sb3_ano.llm.{module}"), name)
     except ModuleNotFoundError as error:
         raise missing_extra("llm", str(error.name).partition(".")[0]) from error
-    return getattr(module, name)

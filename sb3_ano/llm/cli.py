@@ -10,17 +10,17 @@ from sb3_ano.cli import check_command, run
 _USAGE = """\
 usage: {program} COMMAND ...
 
-Align language models on TRL, with GRPO and shaping functions.
+Align language models on TRL, with shaping functions.
 
 commands:
-  train     train a policy with GANO or GRPO against a reward model or a reward function
+  train     train a policy with PPO, SPO or ANO and a critic, or GRPO or GANO
   compare   win rates of policies against each other, by a chat model, a reward model or a function
 
 examples:
   trl sft --model_name_or_path EleutherAI/pythia-1b-deduped --dataset_name trl-lib/tldr --output_dir sft
   trl reward --model_name_or_path sft --dataset_name trl-lib/tldr-preference --output_dir reward
-  {program} train --model sft --reward_model reward --dataset trl-lib/tldr --output_dir gano
-  {program} train --shaping spo --model sft --reward_function my_rewards:brevity --dataset trl-lib/tldr
+  {program} train --algo ano --model_name_or_path sft --reward_model reward --dataset_name trl-lib/tldr --output_dir ano
+  {program} train --algo gano --model_name_or_path sft --reward_funcs my_rewards:brevity --dataset_name trl-lib/tldr
   {program} compare gano=gano/final sft --dataset_name trl-lib/tldr --reward_model reward --out comparison
 
 '{program} train --help' shows the options. Set SB3_ANO_TRACEBACK=1 to see where an error comes from."""

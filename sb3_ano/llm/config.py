@@ -2,83 +2,161 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from trl import GRPOConfig
 
-from sb3_ano.shaping import resolve
+from sb3_ano.shaping import ShapingPair, as_pair, ppo
 
 #: TRL's losses that are made of a clipped ratio, which is what a shape replaces.
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
+#: TRL's losses that average over tokens, which is what a critic's loss does: per batch (PPO), or per update.
+TOKEN_LOSS_TYPES = ("bnpo", "dapo")
 #: Where the KL divergence from the reference model is paid for.
 KL_PLACES = ("loss", "reward")
+_KL_HELP = "Place of beta * KL; 'reward' is before advantages are normalized."
+
+
+def option(default: Any, text: str, **metadata: Any) -> Any:
+    """Return a field of settings that are also options of the command line.
+
+    :param default: default value
+    :param text: text of its help
+    :param metadata: other arguments of ``argparse``'s ``add_argument``
+    """
+    return field(default=default, metadata={"help": text, **metadata})
 
 
 @dataclass
 class ShapedGRPOConfig(GRPOConfig):
     """Extend TRL's ``GRPOConfig`` by a shaping function, which replaces the clip of the ratio.
 
-    ``epsilon`` and ``epsilon_high`` are the radii for negative and positive advantages. ``use_bias_correction_kl`` is off,
-    unlike in TRL, because it weights the KL divergence by the ratio that the shape replaces.
+    ``epsilon`` and ``epsilon_high`` are the radii for negative and positive advantages. With PPO's shape, everything that TRL
+    accepts is allowed, because TRL's clip is that shape.
 
     :param shaping: name of a shape, or ``"module:function"``; the trainer also takes a callable
     :param kl_in: ``"loss"`` (TRL's way), or ``"reward"``: ``beta`` times the sum of ``log pi_old - log pi_ref`` over a
         completion is subtracted from its reward, before rewards are normalized within their group
-    :raises ValueError: if a setting is invalid, or cannot be combined with a shape
+    :param missing_eos_penalty: amount subtracted from the reward of a completion without EOS
+    :param use_bias_correction_kl: weight of the KL divergence in the loss by the ratio; None: as in TRL (yes) with PPO's
+        shape, and no with others, which replace that ratio
+    :raises ValueError: if a setting is invalid, has no effect, or cannot be combined with a shape
     """
 
-    shaping: str = field(default="ano", metadata={"help": "Shape: ano, spo, ppo, identity, or module:function."})
-    kl_in: str = field(
-        default="loss",
-        metadata={"choices": KL_PLACES, "help": "Place of beta * KL; 'reward' is before the normalization in groups."},
-    )
-    epsilon: float = field(default=0.2, metadata={"help": "Radius of the shape for negative advantages."})
-    epsilon_high: float | None = field(
-        default=None, metadata={"help": "Radius of the shape for positive advantages; epsilon by default."}
-    )
-    use_bias_correction_kl: bool = field(
-        default=False, metadata={"help": "Weight the KL divergence by the ratio; impossible with kl_in='loss'."}
+    _argument_group_name: ClassVar[str] = "training"
+
+    shaping: str | None = option("ano", "Shape: ano, spo, ppo, identity, or module:function.")
+    kl_in: str = option("loss", _KL_HELP, choices=KL_PLACES)
+    epsilon: float = option(0.2, "Radius of the shape for negative advantages.")
+    epsilon_high: float | None = option(None, "Radius of the shape for positive advantages; epsilon by default.")
+    missing_eos_penalty: float = option(0.0, "Reward penalty for completions without EOS.")
+    use_bias_correction_kl: bool | None = option(
+        None, "Weight the KL divergence in the loss by the ratio; by default with PPO's shape."
     )
 
     def __post_init__(self) -> None:
-        _check(self)
+        check(self, None if self.shaping is None else as_pair(self.shaping))
         super().__post_init__()
 
 
 @dataclass
-class GANOConfig(ShapedGRPOConfig):
+class _OfficialDefaults:
+    """Defaults of the official code for TL;DR; the paper's tables have the first two only."""
+
+    learning_rate: float = option(3e-6, "The initial learning rate for AdamW.")
+    lr_scheduler_type: str = option("cosine", "Schedule of the learning rate.")
+    max_completion_length: int | None = option(53, "Maximum number of tokens of a completion.")
+    temperature: float = option(0.7, "Sampling temperature.")
+    beta: float = option(0.05, "Coefficient of the KL divergence from the reference model.")
+    kl_in: str = option("reward", _KL_HELP, choices=KL_PLACES)
+
+
+@dataclass
+class GANOConfig(_OfficialDefaults, ShapedGRPOConfig):
     """Hold the settings of GANO, with 64 completions per update.
 
     Shape, radius, group size, iterations, batch, learning rate and schedule are the paper's (Section 5.2 and its table of
-    hyperparameters). The place of the KL divergence, ``beta``, temperature and length are those of the official code.
+    hyperparameters). The place of the KL divergence, ``beta``, temperature and length are those of the official code: the
+    paper has no equation of GANO, and does not mention them.
     """
 
-    learning_rate: float = field(default=3e-6, metadata={"help": "The initial learning rate for AdamW."})
-    lr_scheduler_type: str = field(default="cosine", metadata={"help": "Schedule of the learning rate."})
-    per_device_train_batch_size: int = field(default=16, metadata={"help": "Completions per device and forward pass."})
-    gradient_accumulation_steps: int = field(default=4, metadata={"help": "Forward passes per update."})
-    num_generations: int | None = field(default=4, metadata={"help": "Completions per prompt (G)."})
-    num_iterations: int = field(default=3, metadata={"help": "Updates with the same completions."})
-    max_completion_length: int | None = field(default=53, metadata={"help": "Maximum number of tokens of a completion."})
-    temperature: float = field(default=0.7, metadata={"help": "Sampling temperature."})
-    beta: float = field(default=0.05, metadata={"help": "Coefficient of the KL divergence from the reference model."})
-    kl_in: str = field(default="reward", metadata=ShapedGRPOConfig.__dataclass_fields__["kl_in"].metadata)
-    loss_type: str = field(default="grpo", metadata={"help": f"One of {', '.join(LOSS_TYPES)}."})
+    per_device_train_batch_size: int = option(16, "Completions per device and forward pass.")
+    gradient_accumulation_steps: int = option(4, "Forward passes per update.")
+    num_generations: int | None = option(4, "Completions per prompt (G).")
+    num_iterations: int = option(3, "Updates with the same completions.")
+    loss_type: str = option("grpo", f"One of {', '.join(LOSS_TYPES)}.")
 
 
-def _check(config: ShapedGRPOConfig) -> None:
-    resolve(config.shaping)
-    for name, allowed in (("loss_type", LOSS_TYPES), ("kl_in", KL_PLACES)):
-        if getattr(config, name) not in allowed:
-            options = ", ".join(map(repr, allowed))
-            raise ValueError(f"{name}={getattr(config, name)!r} is not allowed with a shape; allowed are {options}")
+@dataclass
+class ShapedPPOConfig(_OfficialDefaults, ShapedGRPOConfig):
+    """Hold the settings of PPO, SPO and ANO with a critic, with 64 completions per update.
+
+    Radius, iterations, batch, learning rate and schedule are the paper's; the others are those of the official code. With
+    ``kl_in="reward"``, ``beta * (log pi_old - log pi_ref)`` is subtracted from the reward of each token.
+
+    :param shaping: shape of :class:`~sb3_ano.llm.ShapedPPOTrainer`, ``"ano"`` by default; the other trainers have their own
+    :param gamma: discount factor
+    :param lam: lambda of generalized advantage estimation
+    :param vf_coef: coefficient of the value loss
+    :param cliprange_value: largest change of a value, relative to that at generation, that lowers the value loss
+    :param push_critic: whether the Hub also gets the critic, in the directory ``critic``
+    """
+
+    shaping: str | None = option(None, "Shape, if it is not that of the algorithm.")
+    per_device_train_batch_size: int = option(8, "Completions per device and forward pass.")
+    gradient_accumulation_steps: int = option(8, "Forward passes per update.")
+    num_generations: int | None = option(1, "Completions per prompt.")
+    num_generations_eval: int | None = option(1, "Completions per prompt in evaluations.")
+    num_iterations: int = option(4, "Updates with the same completions.")
+    missing_eos_penalty: float = option(1.0, "Reward penalty for completions without EOS.")
+    loss_type: str = option("bnpo", "bnpo: mean over the tokens of a batch; dapo: of an update.")
+    gamma: float = option(1.0, "Discount factor.")
+    lam: float = option(0.95, "Lambda of generalized advantage estimation.")
+    vf_coef: float = option(0.1, "Coefficient of the value loss.")
+    cliprange_value: float = option(0.2, "Clip range of the value loss.")
+    push_critic: bool = option(False, "Push the critic to the Hub, too.")
+
+    def __post_init__(self) -> None:
+        _check_critic(self)
+        # TRL compares completions within groups, and rejects groups of one. Any divisor of the batch passes its checks.
+        generations = self.num_generations
+        if generations == 1:
+            steps = self.steps_per_generation or self.gradient_accumulation_steps
+            self.num_generations = max(2, self.generation_batch_size or self.per_device_train_batch_size * steps)
+        super().__post_init__()
+        self.num_generations = generations
+
+
+def check(config: ShapedGRPOConfig, shape: ShapingPair | None) -> None:
+    """Check the settings that this package adds, or that cannot be combined with a shape.
+
+    :param config: settings
+    :param shape: shape of the trainer, or None if it is not known yet
+    :raises ValueError: if a setting is not allowed; the message says what is
+    """
+    _check_choices(config, "", kl_in=KL_PLACES, importance_sampling_level=("token", "sequence"))
+    for name in ("beta", "missing_eos_penalty"):
+        _require(config, name, getattr(config, name) >= 0, "finite numbers from 0")
+    _require(config, "num_iterations", config.num_iterations >= 1, "positive integers")
+    kl_in_reward = config.kl_in == "reward" and config.beta != 0.0
+    if (kl_in_reward or config.missing_eos_penalty) and config.multi_objective_aggregation != "sum_then_normalize":
+        raise ValueError(
+            f"multi_objective_aggregation={config.multi_objective_aggregation!r} is not allowed with kl_in='reward' or "
+            "missing_eos_penalty: it would normalize these rewards separately; allowed is 'sum_then_normalize'"
+        )
+    replaces_clip = shape is not None and not (shape.f is shape.g is ppo)
+    if config.use_bias_correction_kl and config.beta != 0.0 and (kl_in_reward or replaces_clip):
+        raise ValueError(
+            "use_bias_correction_kl=True is allowed with shaping='ppo' and kl_in='loss' only: it weights the KL divergence in "
+            "the loss by TRL's ratio; allowed are False and None"
+        )
+    if not replaces_clip:
+        return
+    _check_choices(config, " with a shape", loss_type=LOSS_TYPES)
     for name in ("epsilon", "epsilon_high"):
         radius = getattr(config, name)
         if radius is not None and not (math.isfinite(radius) and radius > 0):
             raise ValueError(f"{name}={radius} is not a radius; allowed are positive finite numbers")
-    if not (math.isfinite(config.beta) and config.beta >= 0):
-        raise ValueError(f"beta={config.beta} is not allowed; allowed are finite numbers from 0")
-    if config.num_iterations < 1:
-        raise ValueError(f"num_iterations={config.num_iterations} is not allowed; allowed are positive integers")
     # These act on TRL's ratio or on the sign of the advantage, where the trainer has put the shaped objective.
     for name, reason in (
         ("delta", "the shape replaces the clip of the ratio, and delta is a second one"),
@@ -86,13 +164,25 @@ def _check(config: ShapedGRPOConfig) -> None:
     ):
         if (value := getattr(config, name)) is not None:
             raise ValueError(f"{name}={value} is not allowed with a shape: {reason}; allowed is None")
-    if config.use_bias_correction_kl and config.beta != 0.0 and config.kl_in == "loss":
-        raise ValueError(
-            "use_bias_correction_kl=True is not allowed with a shape: it weights the KL divergence by the ratio that the "
-            "shape replaces; allowed is False, or kl_in='reward'"
-        )
-    if config.kl_in == "reward" and config.multi_objective_aggregation != "sum_then_normalize":
-        raise ValueError(
-            f"multi_objective_aggregation={config.multi_objective_aggregation!r} is not allowed with kl_in='reward': it would "
-            "normalize the KL divergence separately; allowed is 'sum_then_normalize'"
-        )
+
+
+def _check_critic(config: ShapedPPOConfig) -> None:
+    # The last two act on groups, within which a critic does not normalize.
+    groups = {"scale_rewards": ("group", True), "multi_objective_aggregation": ("sum_then_normalize",)}
+    _check_choices(config, " with a critic", loss_type=TOKEN_LOSS_TYPES, **groups)
+    for name in ("gamma", "lam"):
+        _require(config, name, 0.0 <= getattr(config, name) <= 1.0, "numbers from 0 to 1")
+    _require(config, "vf_coef", config.vf_coef >= 0, "finite numbers from 0")
+    _require(config, "cliprange_value", config.cliprange_value > 0, "positive finite numbers")
+
+
+def _check_choices(config: ShapedGRPOConfig, when: str, **allowed: tuple[Any, ...]) -> None:
+    for name, options in allowed.items():
+        if (value := getattr(config, name)) not in options:
+            raise ValueError(f"{name}={value!r} is not allowed{when}; allowed are {', '.join(map(repr, options))}")
+
+
+def _require(config: ShapedGRPOConfig, name: str, is_allowed: bool, allowed: str) -> None:
+    value = getattr(config, name)
+    if not (math.isfinite(value) and is_allowed):
+        raise ValueError(f"{name}={value} is not allowed; allowed are {allowed}")

@@ -12,10 +12,11 @@ from transformers import AutoTokenizer
 FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
-def load_split(name: str, split: str) -> Any:
+def load_split(name: str, config: str | None, split: str) -> Any:
     """Load one split of a data set, with a prompt in each row.
 
     :param name: Hub id, JSON, CSV or Parquet file, directory of such files, or directory that ``save_to_disk`` wrote
+    :param config: name of the configuration of a data set on the Hub, or None
     :param split: name of the split; a data set without splits is ``"train"``
     :return: a ``datasets.Dataset``
     :raises ValueError: if there is no such file or split, or a prompt is missing
@@ -24,15 +25,15 @@ def load_split(name: str, split: str) -> Any:
     if path.suffix in FORMATS:
         loaded = datasets.load_dataset(FORMATS[path.suffix], data_files=name)
     elif path.is_file():
-        raise ValueError(f"dataset={name!r} cannot be read; allowed file names end in {', '.join(FORMATS)}")
+        raise ValueError(f"dataset_name={name!r} cannot be read; allowed file names end in {', '.join(FORMATS)}")
     elif (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         loaded = datasets.load_from_disk(name)
     else:
-        loaded = datasets.load_dataset(name)
+        loaded = datasets.load_dataset(name, config)
     splits = {"train": loaded} if isinstance(loaded, datasets.Dataset) else loaded
     if split not in splits:
-        raise ValueError(f"dataset={name!r} has no split {split!r}; it has {', '.join(map(repr, splits))}")
-    check_prompts(splits[split], f"dataset={name!r}, split {split!r},")
+        raise ValueError(f"dataset_name={name!r} has no split {split!r}; it has {', '.join(map(repr, splits))}")
+    check_prompts(splits[split], f"dataset_name={name!r}, split {split!r},")
     return splits[split]
 
 
@@ -74,12 +75,13 @@ def load_tokenizer(name: str, **options: Any) -> Any:
 def load_reward_function(name: str) -> Callable[..., list[float]]:
     """Import a reward function.
 
-    :param name: ``module:function``, or a dotted path
+    :param name: ``module:function``, a dotted path, or the name of a function of ``trl.rewards``
     :raises ValueError: if it cannot be imported
     """
     try:
-        return pkgutil.resolve_name(name)
+        return pkgutil.resolve_name(name if "." in name or ":" in name else f"trl.rewards:{name}")
     except Exception as error:  # importing runs the module, which may raise anything
         raise ValueError(
-            f"reward_function={name!r} cannot be imported ({type(error).__name__}: {error}); allowed is module:function"
+            f"reward_funcs={name!r} cannot be imported ({type(error).__name__}: {error}); allowed are module:function "
+            "and names from trl.rewards"
         ) from error

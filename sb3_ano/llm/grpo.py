@@ -1,5 +1,6 @@
 """GRPO with a shaping function: TRL's trainer with another objective of the ratio."""
 
+import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,10 @@ import torch
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
-from sb3_ano.llm.config import GANOConfig, ShapedGRPOConfig
+from sb3_ano.llm.config import GANOConfig, ShapedGRPOConfig, ShapedPPOConfig, check
 from sb3_ano.llm.data import check_prompts
 from sb3_ano.llm.resume import EpochSampler, RestoresRenamedParameters, load_rollout, save_rollout
-from sb3_ano.shaping import MAX_LOG_RATIO, ShapingLike, as_pair, name_of, ppo, surrogate
+from sb3_ano.shaping import MAX_LOG_RATIO, SHAPINGS, ShapingLike, ano, as_pair, measure, name_of, ppo, surrogate
 
 
 class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
@@ -25,7 +26,8 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
     It logs ``ratio/mean``, ``ratio/max``, ``ratio/outside_low``, ``ratio/outside_high`` and ``approx_kl`` in addition to
     TRL's metrics, at the level of ``importance_sampling_level``; in evaluations the ratio is 1. With ``kl_in="reward"``,
     ``rewards/kl/mean`` is the sum over a completion, and ``kl`` is what TRL logs with the KL divergence in the loss.
-    Checkpoints also contain the completions in use, so that a training can resume from any of them.
+    ``rewards/missing_eos/mean`` is the fraction of completions without EOS, if they are penalized. Checkpoints also contain
+    the completions in use, so that a training can resume from any of them.
 
     :param model: model, or its Hub id or directory
     :param reward_funcs: reward models and functions, as in TRL
@@ -35,11 +37,13 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
     :param processing_class: tokenizer or processor; the model's by default
     :param shaping: callable ``h(x)`` or anything else that :func:`sb3_ano.shaping.resolve` takes; ``args.shaping`` by default
     :param kwargs: the other arguments of ``GRPOTrainer``
-    :raises ValueError: if the tokenizer has no EOS token, or the data set has no prompts
+    :raises ValueError: if the tokenizer has no EOS token, the data set has no prompts, or a setting or the shape is invalid
     :raises TypeError: if ``args`` are settings of another trainer
     """
 
     config_class: type[ShapedGRPOConfig] = ShapedGRPOConfig
+    #: Name of the shape of the algorithm; None: the settings have it.
+    algorithm: str | None = None
     args: ShapedGRPOConfig
     beta: float
     reward_funcs: list[Any]
@@ -47,7 +51,6 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
     reward_processing_classes: list[Any]
     reward_weights: torch.Tensor
     _tag_names = ["trl", "grpo", "sb3-ano"]  # noqa: RUF012
-    _name = "GRPO with a shaping function"
 
     def __init__(
         self,
@@ -61,18 +64,36 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
         shaping: ShapingLike | None = None,
         **kwargs: Any,
     ) -> None:
-        if args is None:
-            args = self.config_class("trainer_output")
-        if not isinstance(args, ShapedGRPOConfig):
-            raise TypeError(f"args is a {type(args).__name__}; allowed are ShapedGRPOConfig and GANOConfig")
-        self.shape = as_pair(args.shaping if shaping is None else shaping)
-        if shaping is not None:
-            args.shaping = str(name_of(shaping))  # for logs and checkpoints
+        # A copy, because another trainer may use the same settings with another shape.
+        args = self.config_class("trainer_output") if args is None else copy.copy(args)
+        has_critic = issubclass(self.config_class, ShapedPPOConfig)
+        if not isinstance(args, self.config_class) or isinstance(args, ShapedPPOConfig) != has_critic:
+            raise TypeError(f"args is a {type(args).__name__}; allowed are settings of class {self.config_class.__name__}")
+        shaping = args.shaping if shaping is None else shaping
+        if self.algorithm is not None and shaping not in (None, self.algorithm):
+            raise ValueError(
+                f"shaping={shaping!r} is not allowed with {type(self).__name__}, whose shape is {self.algorithm!r}; "
+                "ShapedPPOTrainer takes any shape"
+            )
+        shaping = self.algorithm or shaping or "ano"
+        args.shaping = str(name_of(shaping))  # for logs and checkpoints
+        self.shape = as_pair(shaping)
+        for shape in self.shape:
+            if shape not in SHAPINGS.values() and (complaint := measure(shape).complaint) is not None:
+                raise ValueError(complaint)
+        check(args, self.shape)
         self._replaces_clip = not (self.shape.f is self.shape.g is ppo)
+        self._kl_in_reward = args.kl_in == "reward" and args.beta != 0.0
+        if args.use_bias_correction_kl is None:
+            args.use_bias_correction_kl = not self._replaces_clip and not self._kl_in_reward
+        self._name = self._method(args)
+        self._paper = GRPOTrainer._paper if self._name == "GRPO" else {}  # which the model card says that it introduced
         self._loss_inputs: dict[str, Any] | None = None
+        self._calls = 0  # of the hook, in the current loss
         # Arguments, keyword arguments and log-probabilities of each forward pass over the completions being scored.
         self._scored: list[tuple[tuple[Any, ...], dict[str, Any], torch.Tensor]] = []
         self._is_scoring = False
+        self._completion_ids: list[list[int]] = []
         self._tool_mask: list[list[int]] | None = None
         if train_dataset is not None and kwargs.get("environment_factory") is None:
             check_prompts(train_dataset, "train_dataset")
@@ -80,17 +101,29 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
         if self._tokenizer.eos_token_id is None:
             name = self._tokenizer.name_or_path or "the model"
             raise ValueError(f"the tokenizer of {name!r} has no eos_token, without which no completion ends; set eos_token")
-        self._kl_in_reward = args.kl_in == "reward" and self.beta != 0.0
+        self._given_rewards = len(self.reward_funcs)
+        if args.missing_eos_penalty:
+            self._add_reward(self._missing_eos, "missing_eos", args.missing_eos_penalty)
         if self._kl_in_reward:
             self._add_kl_to_rewards()
         self._warn_where_the_ratio_stays_1()
 
+    def _method(self, args: ShapedGRPOConfig) -> str:
+        """Return the name of the method, for the model card."""
+        shape = f" with shaping={args.shaping!r}" if self._replaces_clip else ""
+        return f"GRPO{shape}{', KL divergence in the reward' if self._kl_in_reward else ''}"
+
     def _add_kl_to_rewards(self) -> None:
-        """Add the KL divergence as a reward, so that weighting, gathering, normalization and logging stay TRL's."""
-        self.reward_funcs = [*self.reward_funcs, self._kl_to_reference]
-        self.reward_func_names = [*self.reward_func_names, "kl"]
+        self._add_reward(lambda **_: self._kl_to_reference().sum(-1).tolist(), "kl", self.beta)
+
+    def _add_reward(self, function: Any, name: str, penalty: float) -> None:
+        """Add something to subtract as a reward function, so that weights, gathering, groups and logging stay TRL's."""
+        if name in self.reward_func_names:
+            raise ValueError(f"a reward function is called {name!r}, like one of this package; rename the function")
+        self.reward_funcs = [*self.reward_funcs, function]
+        self.reward_func_names = [*self.reward_func_names, name]
         self.reward_processing_classes = [*self.reward_processing_classes, None]
-        self.reward_weights = torch.cat([self.reward_weights, torch.tensor([-self.beta])])
+        self.reward_weights = torch.cat([self.reward_weights, torch.tensor([-penalty])])
 
     def _warn_where_the_ratio_stays_1(self) -> None:
         passes = self.args.steps_per_generation * self.num_iterations
@@ -103,24 +136,34 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
             )
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        inputs = self._loss_inputs = dict(inputs)  # a copy, because TRL reads the originals again in the next iteration
+        # A copy, because TRL reads the originals again in the next iteration.
+        self._loss_inputs, self._calls = dict(inputs), 0
         beta, self.beta = self.beta, 0.0 if self._kl_in_reward else self.beta  # TRL adds beta * KL to the loss
         try:
-            loss = super()._compute_loss(model, inputs)
+            loss = super()._compute_loss(model, self._loss_inputs)
         finally:
             self._loss_inputs, self.beta = None, beta
+        if self._calls != 1:
+            raise RuntimeError(
+                f"the loss has asked for log-probabilities {self._calls} times, not once, so that shaping="
+                f"{self.args.shaping!r} has not acted as it should; is this TRL's own loss?"
+            )
         if self._replaces_clip:
-            if not inputs.get("is_shaped"):
-                raise RuntimeError(
-                    "the loss has not asked for log-probabilities, so that no shape acts; is this TRL's own loss?"
-                )
             for name in [name for name in self._mode_metrics() if name.startswith("clip_ratio/")]:
                 del self._mode_metrics()[name]  # TRL's clip has only seen a ratio of 1
         return loss
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **keywords: Any) -> Any:
+        if self._is_scoring and self._kl_in_reward and self.mask_truncated_completions:
+            # TRL masks truncated completions even for the model, so that their KL divergence would be 0.
+            model, ids, attention_mask, length = arguments
+            attention_mask = attention_mask.clone()
+            for row, completion in zip(attention_mask[:, -length:], self._completion_ids, strict=True):
+                row[: len(completion)] = 1
+            arguments = (model, ids, attention_mask, length)
         result = super()._get_per_token_logps_and_entropies(*arguments, **keywords)
         if self._loss_inputs is not None:
+            self._calls += 1
             self._shape(self._loss_inputs, result[0])
         elif self._is_scoring:
             self._scored.append((arguments, keywords, result[0]))
@@ -132,9 +175,7 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
         :param inputs: the batch that TRL's loss is about to read
         :param logps: current log-probabilities, ``(batch, tokens)``
         """
-        mask = inputs["completion_mask"]
-        if "tool_mask" in inputs:
-            mask = mask * inputs["tool_mask"]
+        mask = policy_mask(inputs)
         old_logps = inputs.get("old_per_token_logps")
         log_ratio = logps - (logps.detach() if old_logps is None else old_logps)
         seen = mask
@@ -147,10 +188,11 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
             return
         advantages = inputs["advantages"]
         advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
+        log_ratio = log_ratio.expand(torch.broadcast_shapes(log_ratio.shape, advantages.shape))
         radii = {"eps_low": self.epsilon_low, "eps_high": self.epsilon_high}
         inputs["advantages"] = surrogate(log_ratio, advantages, self.shape, **radii)
         # Not detached: the gradients through both then cancel, and the objective's own gradient remains.
-        inputs.update(old_per_token_logps=logps, is_shaped=True)
+        inputs["old_per_token_logps"] = logps
 
     def _mode_metrics(self) -> dict[str, list[float]]:
         return self._metrics["train" if self.model.training else "eval"]
@@ -166,7 +208,8 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
         """
         log_ratio = torch.where(seen, log_ratio.float(), 0.0).clamp(max=MAX_LOG_RATIO)
         deviation = torch.expm1(log_ratio)  # r - 1, zero where it does not count
-        kl = (torch.expm1(to_ref) - to_ref) * mask
+        to_ref = to_ref * mask
+        kl = torch.expm1(to_ref) - to_ref
         columns = (deviation + seen, deviation < -self.epsilon_low, deviation > self.epsilon_high, deviation - log_ratio)
         local = torch.stack([values.float().sum() for values in (seen, mask, kl, *columns)])
         count, tokens, kl_sum, *sums = self.accelerator.reduce(local, reduction="sum").tolist()
@@ -180,27 +223,33 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
 
     def _generate(self, prompts: list[Any]) -> Any:
         generated = super()._generate(prompts)
-        self._tool_mask = generated[2]
+        _, self._completion_ids, self._tool_mask, *_ = generated
         self._scored.clear()  # a rollout_func may have asked for log-probabilities
         return generated
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._is_scoring = True
         try:
-            return super()._generate_and_score_completions(inputs)
+            batch = super()._generate_and_score_completions(inputs)
         finally:
-            self._is_scoring, self._tool_mask = False, None
+            self._is_scoring = False
             self._scored.clear()
+        if self._kl_in_reward:
+            for name in {"old_per_token_logps", "ref_per_token_logps"} & batch.keys():
+                batch[name] *= batch["completion_mask"]  # TRL's loss sees zeros for the tokens of truncated completions, too
+        return batch
 
     def _calculate_rewards(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
         rewards = super()._calculate_rewards(*arguments, **keywords)
-        if self._kl_in_reward:
-            # TRL ignores completions that no reward function could score; the KL divergence alone is not a score.
-            rewards[:, -1].masked_fill_(rewards[:, :-1].isnan().all(dim=1), torch.nan)
-        return rewards
+        # TRL ignores completions that no reward function could score; what this package adds is not a score.
+        unscored = rewards[:, : self._given_rewards].isnan().all(dim=1, keepdim=True)
+        return rewards.masked_fill(unscored, torch.nan)
 
-    def _kl_to_reference(self, **_: Any) -> list[float]:
-        """Return ``log pi_old - log pi_ref`` of each completion, summed over the tokens that the policy wrote."""
+    def _missing_eos(self, completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return [float({*self.eos_token_ids}.isdisjoint(ids)) for ids in completion_ids]
+
+    def _kl_to_reference(self) -> torch.Tensor:
+        """Return ``log pi_old - log pi_ref`` of the completions being scored, 0 for tokens that the policy did not write."""
         # TRL computes the policy's log-probabilities first, unless it needs none, and those of the reference last.
         arguments, keywords, ref_logps = self._scored[-1]
         if len(self._scored) > 1:
@@ -212,26 +261,41 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
         mask = attention_mask[:, -length:].clone()
         for row, own in zip(mask, self._tool_mask or (), strict=False):
             row[: len(own)] *= torch.tensor(own, device=row.device)
-        return ((old_logps - ref_logps) * mask).sum(-1).tolist()
+        return (old_logps - ref_logps) * mask
 
     def _get_train_sampler(self, dataset: Any = None) -> EpochSampler:
         return EpochSampler(super()._get_train_sampler(dataset), lambda: int(self.state.epoch or 0))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if not self.args.save_only_model:
-            name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            save_rollout(self, Path(self._get_output_dir(trial=trial), name))
-        super()._save_checkpoint(model, trial)
+            self._save_extras(Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"))
+        super()._save_checkpoint(model, trial)  # which ends with the state that makes a checkpoint complete
+
+    def _save_extras(self, checkpoint: Path) -> None:
+        save_rollout(self, checkpoint)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            load_rollout(self, Path(checkpoint))
+            self._load_extras(Path(checkpoint))
+
+    def _load_extras(self, checkpoint: Path) -> None:
+        load_rollout(self, checkpoint)
 
 
 class GANOTrainer(ShapedGRPOTrainer):
     """Train with GANO: GRPO with ANO's shape and the KL divergence in the reward (:class:`GANOConfig`)."""
 
     config_class = GANOConfig
-    _tag_names = ["trl", "grpo", "gano", "sb3-ano"]  # noqa: RUF012
-    _name = "GANO"
+
+    def _method(self, args: ShapedGRPOConfig) -> str:
+        if not (self.shape.f is self.shape.g is ano and self._kl_in_reward):  # the settings allow others
+            return super()._method(args)
+        self._tag_names = [*self._tag_names, "gano"]
+        return "GANO"
+
+
+def policy_mask(batch: dict[str, Any]) -> torch.Tensor:
+    """Return which tokens of the completions the policy wrote, ``(batch, tokens)``; results of tools are not its own."""
+    mask = batch["completion_mask"]
+    return mask * batch["tool_mask"] if "tool_mask" in batch else mask

@@ -95,7 +95,8 @@ def save_rollout(trainer: Any, checkpoint: Path) -> None:
     """
     checkpoint.mkdir(parents=True, exist_ok=True)
     in_use = trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) != 0
-    content = {"step": trainer._step, "inputs": trainer._buffered_inputs if in_use else None, "layout": _layout(trainer)}
+    inputs = trainer._buffered_inputs if in_use else None
+    content = {"step": trainer._step, "inputs": inputs, "settings": _settings(trainer)}
     torch.save(content, _rollout_file(trainer, checkpoint))
 
 
@@ -115,10 +116,12 @@ def load_rollout(trainer: Any, checkpoint: Path) -> None:
         content = torch.load(path, map_location="cpu" if device.type == "cpu" else device, weights_only=True)
     except Exception as error:  # torch's messages have many lines
         raise ValueError(f"{path} is damaged, or holds more than tensors; remove it to resume without it") from error
-    # Parts of a batch fit no other number of processes or batch size. Every process decides alike: those without a file
+    stored = content.get("settings", {})
+    # Parts of a batch fit no other batch, and advantages no other objective. Every process decides alike: those without a file
     # have been added since, so the others find another number of processes.
-    if content.get("layout", _layout(trainer)) != _layout(trainer):
-        warnings.warn(f"{checkpoint} was written with other batches; completions are generated again", stacklevel=2)
+    if changed := [name for name, value in _settings(trainer).items() if stored.get(name) != value]:
+        then = ", ".join(f"{name}={stored.get(name)}" for name in changed)
+        warnings.warn(f"{checkpoint} was written with {then}; completions are generated again", stacklevel=2)
         return
     trainer._step, trainer._buffered_inputs = content["step"], content["inputs"]
 
@@ -127,7 +130,8 @@ def _rollout_file(trainer: Any, checkpoint: Path) -> Path:
     return checkpoint / f"rollout_{trainer.accelerator.process_index}.pt"
 
 
-def _layout(trainer: Any) -> list[int]:
+def _settings(trainer: Any) -> dict[str, Any]:
     args = trainer.args
-    uses = [args.steps_per_generation, trainer.num_iterations]
-    return [trainer.accelerator.num_processes, args.per_device_train_batch_size, args.gradient_accumulation_steps, *uses]
+    batches = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "num_iterations")
+    names = (*batches, "shaping", "kl_in", "beta")
+    return {"num_processes": trainer.accelerator.num_processes, **{name: getattr(args, name) for name in names}}

@@ -1,9 +1,12 @@
-"""A reward model as a reward function."""
+"""Reward models: as reward functions, and as the start of a critic."""
 
 from typing import Any
 
 import torch
+from peft import AutoPeftModelForSequenceClassification
 from transformers import AutoModelForSequenceClassification
+from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.utils import find_adapter_config_file
 
 from sb3_ano.llm.data import load_tokenizer
 
@@ -17,44 +20,64 @@ class LearnedReward:
     the padding token, transformers' classifiers skip it, and the score is that of the text without its end.)
 
     :param model: sequence classifier with one label
-    :param tokenizer: tokenizer of the model, which is also the policy's
-    :param missing_eos_penalty: amount subtracted from the score of a completion without EOS
+    :param tokenizer: tokenizer of the model; it has the policy's vocabulary and, for prompts of messages, its chat template
     """
 
-    def __init__(self, model: Any, tokenizer: Any, missing_eos_penalty: float = 0.0) -> None:
+    def __init__(self, model: Any, tokenizer: Any) -> None:
         self.__name__ = "reward_model"  # TRL logs the reward under this name
         self.model = model.eval()
         self.model.config.pad_token_id = tokenizer.pad_token_id
         self.tokenizer = tokenizer
-        self.missing_eos_penalty = missing_eos_penalty
 
     @classmethod
-    def load(cls, name: str, tokenizer: Any, device: torch.device | str, missing_eos_penalty: float = 0.0) -> "LearnedReward":
+    def load(cls, name: str, tokenizer: Any, device: torch.device | str, trust_remote_code: bool = False) -> "LearnedReward":
         """Load a reward model.
 
-        :param name: Hub id or directory
+        :param name: Hub id or directory of a model or of a LoRA adapter
         :param tokenizer: tokenizer of the policy
         :param device: device of the model
-        :param missing_eos_penalty: see the class
+        :param trust_remote_code: whether code that comes with the model may run
         :raises ValueError: if it cannot be loaded, lacks a score, or has another tokenizer than the policy
         """
-        own = load_tokenizer(name)
-        if tokenizer.get_vocab() != own.get_vocab():
-            raise ValueError(
-                f"reward_model={name!r} has another tokenizer ({len(own)} tokens) than the policy ({len(tokenizer)} tokens); "
-                "allowed are reward models that were trained with the same tokenizer"
-            )
-        model, report = AutoModelForSequenceClassification.from_pretrained(name, num_labels=1, output_loading_info=True)
-        if missing := sorted(report["missing_keys"]):
+        if is_deepspeed_zero3_enabled():
+            raise ValueError("reward_model is not allowed with DeepSpeed ZeRO-3, which would load a part of it; use ZeRO-2")
+        model, own, missing = load_classifier(name, tokenizer, "reward_model", trust_remote_code)
+        if missing:
             raise ValueError(f"reward_model={name!r} is not a reward model: it lacks {', '.join(missing)}")
-        return cls(model.to(device), own, missing_eos_penalty)
+        own.chat_template = tokenizer.chat_template
+        return cls(model.to(device), own)
 
     @torch.inference_mode()
-    def __call__(self, prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+    def __call__(self, prompts: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:
         """Return one score per completion."""
-        prompt_ids = self.tokenizer(text=prompts)["input_ids"]
+        if isinstance(prompts[0], str):
+            prompt_ids = self.tokenizer(text=prompts)["input_ids"]
+        else:
+            options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+            prompt_ids = self.tokenizer.apply_chat_template(prompts, **options)["input_ids"]
         rows = [[*prompt, *completion] for prompt, completion in zip(prompt_ids, completion_ids, strict=True)]
         batch = self.tokenizer.pad({"input_ids": rows}, padding_side="right", return_tensors="pt").to(self.model.device)
-        scores = self.model(**batch).logits[:, 0].float().tolist()
-        ended = [self.tokenizer.eos_token_id in ids for ids in completion_ids]
-        return [score - (0.0 if end else self.missing_eos_penalty) for score, end in zip(scores, ended, strict=True)]
+        return self.model(**batch).logits[:, 0].float().tolist()
+
+
+def load_classifier(name: str, tokenizer: Any, argument: str, trust_remote_code: bool = False) -> tuple[Any, Any, list[str]]:
+    """Load a model with a score, and its tokenizer.
+
+    :param name: Hub id or directory of a model, or of a LoRA adapter, which is merged into its base model
+    :param tokenizer: tokenizer of the policy
+    :param argument: name of the argument in messages
+    :param trust_remote_code: whether code that comes with the model may run
+    :return: the model, its tokenizer, and the names of the parameters that it lacked and that are new
+    :raises ValueError: if it cannot be loaded, or has another tokenizer than the policy
+    """
+    own = load_tokenizer(name, trust_remote_code=trust_remote_code)
+    if tokenizer.get_vocab() != own.get_vocab():
+        raise ValueError(
+            f"{argument}={name!r} has another tokenizer ({len(own)} tokens) than the policy ({len(tokenizer)} tokens); "
+            "allowed are models that were trained with the same tokenizer"
+        )
+    options = {"num_labels": 1, "trust_remote_code": trust_remote_code}
+    if find_adapter_config_file(name) is not None:
+        return AutoPeftModelForSequenceClassification.from_pretrained(name, **options).merge_and_unload(), own, []
+    model, report = AutoModelForSequenceClassification.from_pretrained(name, output_loading_info=True, **options)
+    return model, own, sorted(report["missing_keys"])

@@ -1,30 +1,38 @@
-"""The command ``train``: GANO and GRPO."""
+"""The command ``train``: PPO, SPO and ANO with a critic, GRPO and GANO."""
 
 import argparse
 import os
-import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from peft import AutoPeftModelForCausalLM
+from transformers.utils import find_adapter_config_file
 from trl import GRPOConfig, ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
+from sb3_ano._io import replace_directory
 from sb3_ano.cli import Parser
-from sb3_ano.llm.config import GANOConfig
+from sb3_ano.llm.config import ShapedGRPOConfig, option
 from sb3_ano.llm.data import FORMATS, load_reward_function, load_split, load_tokenizer
 from sb3_ano.llm.grpo import GANOTrainer, ShapedGRPOTrainer
+from sb3_ano.llm.ppo import ANOTrainer, PPOTrainer, ShapedPPOTrainer, SPOTrainer
 from sb3_ano.llm.resume import last_checkpoint
 from sb3_ano.llm.rewards import LearnedReward
 
-#: Trainer of each algorithm, and its differences from GANOConfig. The paper's GRPO uses each completion for one update.
+#: 1,000,000 completions by 64, which the paper calls steps; a critic's algorithms make four updates of each of them.
+_CRITIC_STEPS = {"max_steps": 62_500}
+#: Trainer of each algorithm, and differences from its settings' defaults. The paper's GRPO makes one update per completion.
 ALGORITHMS: dict[str, tuple[type[ShapedGRPOTrainer], dict[str, Any]]] = {
+    "ppo": (PPOTrainer, _CRITIC_STEPS),
+    "spo": (SPOTrainer, _CRITIC_STEPS),
+    "ano": (ANOTrainer, _CRITIC_STEPS),
+    "grpo": (GANOTrainer, {"shaping": "ppo", "kl_in": "loss", "num_iterations": 1}),
     "gano": (GANOTrainer, {}),
-    "grpo": (ShapedGRPOTrainer, {"shaping": "ppo", "kl_in": "loss", "num_iterations": 1}),
 }
-#: Other defaults than in Python. 15,625 updates are the paper's 1,000,000 completions by 64.
+#: Other defaults than in Python.
 DEFAULTS = {
     "max_steps": 15_625,
     "report_to": "tensorboard",
@@ -38,35 +46,42 @@ CPU_DEFAULTS = {"use_cpu": True, "bf16": False, "dataloader_pin_memory": False}
 
 @dataclass
 class Options:
-    """Hold the options that neither TRL nor the trainer's settings have."""
+    """Hold the options that are neither of the model nor of the trainer's settings, under TRL's names where it has them."""
 
-    _argument_group_name: ClassVar[str] = "options added by sb3_ano"
-    algo: str = field(
-        default="gano", metadata={"choices": list(ALGORITHMS), "help": "Algorithm; it sets defaults, which --help shows."}
+    _argument_group_name: ClassVar[str] = "task"
+    algo: str = option("gano", "Algorithm; it sets defaults, which --help shows.", choices=list(ALGORITHMS))
+    dataset_name: str | None = option(None, "Hub id, directory or file; it has a column 'prompt'.", aliases=["--dataset"])
+    dataset_config: str | None = option(None, "Configuration of a data set on the Hub.")
+    dataset_train_split: str = option("train", "Split to train on.", aliases=["--split"])
+    dataset_test_split: str | None = option(
+        None, "Split for evaluations, 'test' with --eval_strategy.", aliases=["--eval_split"]
     )
-    dataset: str | None = field(default=None, metadata={"help": "Hub id, directory or file; it has a column 'prompt'."})
-    split: str = field(default="train", metadata={"help": "Split to train on."})
-    eval_split: str | None = field(default=None, metadata={"help": "Split for evaluations (with --eval_strategy)."})
-    reward_model: str | None = field(default=None, metadata={"help": "Hub id or directory of a reward model."})
-    reward_function: str | None = field(default=None, metadata={"help": "module:function, a reward function as in TRL."})
-    missing_eos_penalty: float = field(default=0.0, metadata={"help": "Score penalty for completions without EOS."})
-    resume: bool = field(default=False, metadata={"help": "Resume from the last complete checkpoint in --output_dir."})
+    reward_model: str | None = option(None, "Hub id or directory of a reward model.", aliases=["--reward_model_name_or_path"])
+    reward_funcs: list[str] | None = field(
+        default=None, metadata={"help": "Reward functions as module:function, or TRL's.", "aliases": ["--reward_function"]}
+    )
+    value_model: str | None = option(None, "Start of the critic (ppo, spo, ano); the reward model by default.")
+    resume: bool = option(False, "Resume from the last complete checkpoint in --output_dir.")
 
 
 @dataclass
 class PolicyConfig(ModelConfig):
     """Hold TRL's options of the model, with the defaults of this package."""
 
-    model_name_or_path: str = field(
-        default="EleutherAI/pythia-1b-deduped", metadata={"aliases": ["--model"], "help": "Hub id or directory."}
+    _argument_group_name: ClassVar[str] = "model"
+    model_name_or_path: str = option(
+        "EleutherAI/pythia-1b-deduped", "Hub id or directory of a model or of a LoRA adapter.", aliases=["--model"]
     )
-    lora_r: int | None = field(default=None, metadata={"help": "Rank of LoRA adapters; 16 with --use_peft."})
+    lora_r: int | None = option(None, "Rank of LoRA adapters; 16 with --use_peft.")
     # Dropout would make the ratio differ from 1 before the first update.
-    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout of LoRA adapters."})
+    lora_dropout: float = option(0.0, "Dropout of LoRA adapters.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.use_peft: bool = self.use_peft or bool(self.lora_r)
+        for lora_option in () if self.use_peft else fields(self):
+            if lora_option.name.startswith("lora_") and getattr(self, lora_option.name) != lora_option.default:
+                raise ValueError(f"{lora_option.name} has no effect without LoRA; add --use_peft")
         self.lora_r = self.lora_r or 16
 
 
@@ -83,11 +98,13 @@ def train(arguments: Sequence[str], program: str) -> None:
     :param program: name of the program in help texts
     :raises ValueError: if an option is invalid, or the output directory holds another training
     """
-    parser = _TrlParser((Options, PolicyConfig, GANOConfig), prog=f"{program} train", allow_abbrev=False, add_help=False)
     sys.path.append(os.getcwd())  # for module:function; only "python -m" looks in the current directory
+    names = {"prog": f"{program} train", "allow_abbrev": False, "add_help": False}
+    algo = _TrlParser(Options, **names).parse_known_args(list(arguments))[0].algo
+    trainer_class, defaults = ALGORITHMS[algo]
+    parser = _TrlParser((Options, PolicyConfig, trainer_class.config_class), **names)
     parser.set_defaults(**DEFAULTS, **({} if torch.accelerator.is_available() else CPU_DEFAULTS))
-    algo = parser.parse_known_args(list(arguments))[0].algo
-    parser.set_defaults(**ALGORITHMS[algo][1])
+    parser.set_defaults(algo=algo, **defaults)
     if {"-h", "--help"} & set(arguments):
         _print_help(parser)
         return
@@ -108,52 +125,76 @@ def _print_help(parser: TrlParser) -> None:
         if (action.dest, parser.get_default(action.dest), action.help) in unchanged:
             others.append(action.dest)
             action.help = argparse.SUPPRESS
-    parser.usage = f"{parser.prog} --dataset NAME [OPTIONS]"
-    example = f"{parser.prog} --model sft --reward_model reward --dataset trl-lib/tldr --output_dir gano"
-    parser.description = f"Train a policy with GANO or GRPO. Example: {example}"
+    parser.usage = f"{parser.prog} --dataset_name NAME [OPTIONS]"
+    algo = parser.get_default("algo")
+    example = f"--algo {algo} --model_name_or_path sft --reward_model reward --dataset_name trl-lib/tldr --output_dir {algo}"
+    parser.description = f"Train a policy against a reward model or functions. Example: {parser.prog} {example}"
     parser.epilog = f"All other options are TRL's; 'trl grpo --help' describes them: {', '.join(sorted({*others}))}."
     parser.print_help()
 
 
-def parse(parser: TrlParser, arguments: Sequence[str]) -> tuple[Options, PolicyConfig, GANOConfig]:
+def parse(parser: TrlParser, arguments: Sequence[str]) -> tuple[Options, PolicyConfig, ShapedGRPOConfig]:
     """Parse the options, and check those that decide whether a training can start.
 
     :param parser: parser of the three classes of options
     :param arguments: command line
-    :raises ValueError: if an option is unknown or invalid, or the output directory holds another training
+    :raises ValueError: if an option is unknown, invalid or has no effect, or the output directory holds another training
     """
+    # The file of --config changes the defaults.
+    epochs, steps = parser.get_default("num_train_epochs"), parser.get_default("max_steps")
     options, policy, config, unknown = parser.parse_args_and_config(arguments, return_remaining_strings=True)
     if unknown:
         raise ValueError(f"unknown option {unknown[0]!r} ('{parser.prog} --help' shows the options)")
-    if options.dataset is None:
-        raise ValueError("dataset=None is not allowed; give --dataset")
-    if Path(options.dataset).suffix in FORMATS and not Path(options.dataset).is_file():
-        raise ValueError(f"dataset={options.dataset!r} does not exist")  # before anything asks the Hub
-    if options.reward_model is None and options.reward_function is None:
-        raise ValueError("nothing is rewarded; give --reward_model or --reward_function")
-    if config.num_train_epochs != parser.get_default("num_train_epochs") and config.max_steps == DEFAULTS["max_steps"]:
+    if options.dataset_name is None:
+        raise ValueError("dataset_name=None is not allowed; give --dataset_name")
+    if Path(options.dataset_name).suffix in FORMATS and not Path(options.dataset_name).is_file():
+        raise ValueError(f"dataset_name={options.dataset_name!r} does not exist")  # before anything asks the Hub
+    if options.reward_model is None and options.reward_funcs is None:
+        raise ValueError("nothing is rewarded; give --reward_model or --reward_funcs")
+    if options.value_model is not None and not issubclass(ALGORITHMS[options.algo][0], ShapedPPOTrainer):
+        raise ValueError(
+            f"value_model has no effect with algo={options.algo!r}, which has no critic; allowed are ppo, spo, ano"
+        )
+    if config.eval_strategy != "no":
+        options.dataset_test_split = options.dataset_test_split or "test"
+    elif options.dataset_test_split is not None:
+        raise ValueError(f"dataset_test_split={options.dataset_test_split!r} has no effect without --eval_strategy")
+    if config.max_steps == 0:
+        raise ValueError("max_steps=0 trains nothing; allowed are positive integers, and -1 for num_train_epochs")
+    if config.num_train_epochs != epochs and config.max_steps == steps:
         config.max_steps = -1  # or the default would decide over the given number of epochs
     output = Path(config.output_dir)
+    is_finished = (output / "final").exists()
     resumes = options.resume or config.resume_from_checkpoint is not None
-    if not resumes and (any(output.glob("checkpoint-*")) or (output / "final").exists()):
+    if not resumes and (any(output.glob("checkpoint-*")) or is_finished):
         raise ValueError(f"output_dir={config.output_dir!r} holds a training; add --resume, or choose another directory")
+    if options.resume and is_finished and last_checkpoint(output) is None:
+        raise ValueError(f"output_dir={config.output_dir!r} has no checkpoint to resume from, only the final model")
     loading = {"revision": policy.model_revision, "attn_implementation": policy.attn_implementation, "dtype": policy.dtype}
     config.model_init_kwargs = loading | (config.model_init_kwargs or {})
     return options, policy, config
 
 
-def _make_trainer(options: Options, policy: PolicyConfig, config: GANOConfig) -> ShapedGRPOTrainer:
-    train_dataset = load_split(str(options.dataset), options.split)
-    eval_dataset = None if options.eval_split is None else load_split(str(options.dataset), options.eval_split)
-    name = policy.model_name_or_path
-    tokenizer = load_tokenizer(name, revision=policy.model_revision, trust_remote_code=config.trust_remote_code)
-    rewards: list[Any] = []
+def _make_trainer(options: Options, policy: PolicyConfig, config: ShapedGRPOConfig) -> ShapedGRPOTrainer:
+    data = (str(options.dataset_name), options.dataset_config)
+    train_dataset = load_split(*data, options.dataset_train_split)
+    eval_dataset = load_split(*data, options.dataset_test_split) if options.dataset_test_split else None
+    model: Any = policy.model_name_or_path
+    code = {"trust_remote_code": config.trust_remote_code}
+    tokenizer = load_tokenizer(model, revision=policy.model_revision, **code)
+    rewards: list[Any] = [load_reward_function(name) for name in options.reward_funcs or ()]
     if options.reward_model is not None:
-        rewards.append(LearnedReward.load(options.reward_model, tokenizer, config.device, options.missing_eos_penalty))
-    if options.reward_function is not None:
-        rewards.append(load_reward_function(options.reward_function))
-    adapters = {"quantization_config": get_quantization_config(policy), "peft_config": get_peft_config(policy)}
-    return ALGORITHMS[options.algo][0](name, rewards, config, train_dataset, eval_dataset, tokenizer, **adapters)
+        rewards.insert(0, LearnedReward.load(options.reward_model, tokenizer, config.device, **code))
+    quantization = get_quantization_config(policy)
+    if find_adapter_config_file(model, revision=policy.model_revision) is not None:
+        # The adapter is trained further, and TRL's reference is a copy of it.
+        loading = code | config.model_init_kwargs | {"quantization_config": quantization}
+        model = AutoPeftModelForCausalLM.from_pretrained(model, is_trainable=True, **loading)
+        quantization = config.model_init_kwargs = None
+    extras: dict[str, Any] = {"quantization_config": quantization, "peft_config": get_peft_config(policy)}
+    if options.value_model is not None:
+        extras["value_model"] = options.value_model
+    return ALGORITHMS[options.algo][0](model, rewards, config, train_dataset, eval_dataset, tokenizer, **extras)
 
 
 def run(trainer: Any, resume: bool = False) -> None:
@@ -166,13 +207,17 @@ def run(trainer: Any, resume: bool = False) -> None:
     checkpoint = last_checkpoint(output) if resume else trainer.args.resume_from_checkpoint
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     unfinished, final = output / ".final", output / "final"
-    trainer.save_model(str(unfinished))  # every process saves, because each may hold a part of the model
+    # Every process saves, because each may hold a part of the model. Without _internal_call, this would push the directory.
+    trainer.save_model(str(unfinished), _internal_call=True)
     trainer.accelerator.wait_for_everyone()
     if trainer.accelerator.is_main_process:
-        previous = output / ".previous"
-        shutil.rmtree(previous, ignore_errors=True)
-        if final.exists():
-            os.replace(final, previous)
-        os.replace(unfinished, final)
-        shutil.rmtree(previous, ignore_errors=True)
+        with replace_directory(final) as directory:
+            directory.rmdir()
+            unfinished.rename(directory)
+        if isinstance(trainer, ShapedPPOTrainer):
+            with replace_directory(output / "critic") as directory:
+                trainer.save_critic(directory)
     trainer.accelerator.wait_for_everyone()
+    if trainer.args.push_to_hub:
+        trainer.args.output_dir = str(final)  # which is pushed; the rest of OUT is for resumption
+        trainer.push_to_hub(model_name=output.name)

@@ -7,10 +7,22 @@ import torch
 from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
-from sb3_ano.llm import GANOConfig, GANOTrainer, ShapedGRPOConfig, ShapedGRPOTrainer
+from sb3_ano.llm import GANOConfig, GANOTrainer, ShapedGRPOConfig, ShapedGRPOTrainer, ShapedPPOConfig
 from sb3_ano.llm.config import LOSS_TYPES
 from sb3_ano.shaping import ano, ratio_form, surrogate
-from tests.llm.tiny import SMALL, log_probabilities, loss, make, model, parameters, prompts, reward, rollout, tokenizer
+from tests.llm.tiny import (
+    SMALL,
+    critic_trainer,
+    log_probabilities,
+    loss,
+    make,
+    model,
+    parameters,
+    prompts,
+    reward,
+    rollout,
+    tokenizer,
+)
 
 LEVELS = ["token", "sequence"]
 
@@ -67,12 +79,23 @@ def test_a_training_with_ppos_shape_is_trls_bit_for_bit(loss_type, level, tmp_pa
         assert not torch.equal(parameters(trained(shaped(tmp_path, "spo", **settings))), parameters(stock))
 
 
-def test_a_training_with_a_clip_as_shape_is_trls_to_rounding(tmp_path):
-    settings = {"max_steps": 6, "learning_rate": 3e-3}
-    before = parameters(make(tmp_path))
-    stock, ours = trained(make(tmp_path, **settings)), trained(shaped(tmp_path, clip, **settings))
-    assert difference(parameters(ours) - before, parameters(stock) - before) < 1e-3
-    assert max(entry.get("ratio/outside_high", 0.0) for entry in ours.state.log_history) > 0.0
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"beta": 0.1, "use_bias_correction_kl": None},  # which stands for TRL's default
+        {"delta": 1.2, "off_policy_mask_threshold": 0.01},
+        {"loss_type": "cispo", "epsilon_high": 5.0},
+        {"loss_type": "sapo"},
+        {"loss_type": "vespo"},
+    ],
+    ids=str,
+)
+def test_ppos_shape_takes_what_trl_takes(settings, tmp_path):
+    ours = trained(make(tmp_path, ShapedGRPOTrainer, ShapedGRPOConfig, shaping="ppo", max_steps=3, **settings))
+    default = {"use_bias_correction_kl": True} if "beta" in settings else {}
+    assert torch.equal(parameters(ours), parameters(trained(make(tmp_path, max_steps=3, **{**settings, **default}))))
+    with pytest.raises(ValueError, match="is not allowed with a shape|is allowed with shaping='ppo'"):
+        shaped(tmp_path, "ano", **{**settings, **default})
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -155,13 +178,18 @@ def test_evaluation_and_metrics(tmp_path):
     assert train[2]["approx_kl"] > 1e-5
 
 
-def test_lora_trains_the_adapter_alone(tmp_path):
-    lora = LoraConfig(r=4, target_modules=["query_key_value"], task_type="CAUSAL_LM")
-    trainer = trained(make(tmp_path, GANOTrainer, GANOConfig, beta=0.05, max_steps=3, named={"peft_config": lora}))
+@pytest.mark.parametrize("critic", [False, True])
+def test_lora_trains_the_adapter_and_all_of_the_critic(critic, tmp_path):
+    named = {"peft_config": LoraConfig(r=4, target_modules=["query_key_value"], task_type="CAUSAL_LM")}
+    settings = {"beta": 0.05, "max_steps": 3, "named": named}
+    trainer = critic_trainer(tmp_path, **settings) if critic else make(tmp_path, GANOTrainer, GANOConfig, **settings)
+    start = [parameter.clone() for parameter in trainer.critic.parameters()] if critic else []
+    trainer.train()
     base = {name: value for name, value in trainer.model.get_base_model().state_dict().items() if "lora" not in name}
     for name, value in model(tmp_path).state_dict().items():
         assert torch.equal(base[name.replace("query_key_value.", "query_key_value.base_layer.")], value), name
     assert any(value.abs().sum() > 0 for name, value in trainer.model.state_dict().items() if "lora_B" in name)
+    assert not any(torch.equal(*pair) for pair in zip(start, trainer.critic.parameters() if critic else (), strict=True))
     # The adapter is off in the reference: at first it equals the policy, later it does not.
     divergence = [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
     assert divergence[0] == pytest.approx(0.0, abs=1e-6)
@@ -175,14 +203,66 @@ def test_a_shape_that_cannot_act_is_warned_about(settings, tmp_path):
     shaped(tmp_path, "ppo", **settings)  # which loses nothing
 
 
-def test_a_loss_that_no_shape_has_acted_on_is_an_error(tmp_path, monkeypatch):
-    ours = shaped(tmp_path, "ano")
+@pytest.mark.parametrize("shaping", ["ano", "ppo"])
+@pytest.mark.parametrize("calls", [0, 2])
+def test_a_loss_that_the_shape_cannot_act_on_is_an_error(calls, shaping, tmp_path, monkeypatch):
+    ours = shaped(tmp_path, shaping)
     inputs = rollout(ours)
-    monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda self, model, inputs: inputs["advantages"].mean())
-    with pytest.raises(RuntimeError, match="so that no shape acts"):
+    compute = GRPOTrainer._compute_loss
+
+    def other(self, model, inputs):
+        return sum((compute(self, model, inputs) for _ in range(calls)), inputs["advantages"].mean())
+
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", other)
+    with pytest.raises(
+        RuntimeError, match=f"asked for log-probabilities {calls} times, not once, so that shaping='{shaping}'"
+    ):
         loss(ours, inputs)
 
 
-def test_settings_of_another_trainer_are_rejected(tmp_path):
-    with pytest.raises(TypeError, match="args is a GRPOConfig; allowed are ShapedGRPOConfig and GANOConfig"):
-        make(tmp_path, trainer=ShapedGRPOTrainer, config=GRPOConfig)
+def test_what_the_trainers_do_not_take(tmp_path):
+    for trainer, config, allowed in (
+        (ShapedGRPOTrainer, GRPOConfig, "ShapedGRPOConfig"),
+        (GANOTrainer, ShapedGRPOConfig, "GANOConfig"),  # review B14
+        (ShapedGRPOTrainer, ShapedPPOConfig, "ShapedGRPOConfig"),
+    ):
+        with pytest.raises(TypeError, match=f"args is a {config.__name__}; allowed are settings of class {allowed}"):
+            make(tmp_path, trainer, config)
+    with pytest.raises(ValueError, match=r"violates anchoring: h\(0\) = 1"):  # review N8
+        shaped(tmp_path, lambda x: x + 1)
+
+    def kl(completion_ids, **_):
+        return reward(completion_ids)
+
+    with pytest.raises(ValueError, match="a reward function is called 'kl', like one of this package"):  # review B15
+        make(tmp_path, GANOTrainer, GANOConfig, reward=[reward, kl], beta=0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"beta": 0.1}, "GANO."),
+        ({"beta": 0.1, "shaping": "ppo", "kl_in": "loss"}, "GRPO, a method introduced in [DeepSeekMath"),
+        ({"beta": 0.1, "shaping": "spo"}, "GRPO with shaping='spo', KL divergence in the reward."),
+    ],
+    ids=str,
+)
+def test_model_cards_say_how_the_model_was_trained(settings, name, tmp_path):
+    """Review B5 and B14: a card that called the baseline GANO, and attributed GANO to the paper of GRPO."""
+    make(tmp_path, GANOTrainer, GANOConfig, **settings).create_model_card("it")
+    card = (tmp_path / "README.md").read_text()
+    assert f"This model was trained with {name}" in card
+    assert ("- gano\n" in card) == (name == "GANO.")
+    assert ("DeepSeekMath" in card) == ("DeepSeekMath" in name)
+
+
+def test_completions_end_with_any_eos_token_of_the_model(tmp_path):
+    """Review B9: a penalty for completions that ended with another one than the tokenizer's."""
+    trainer = make(tmp_path, ShapedGRPOTrainer, ShapedGRPOConfig, missing_eos_penalty=0.5)
+    trainer.eos_token_ids = [tokenizer().eos_token_id, 7]
+    completions = [[5, 7], [5, tokenizer().eos_token_id], [5, 6]]
+    assert trainer._missing_eos(completions) == [0.0, 0.0, 1.0]
+    assert trainer.reward_weights.tolist() == [1.0, -0.5]
+    inputs = rollout(trainer)
+    missing = sum(7 not in row and tokenizer().eos_token_id not in row for row in inputs["completion_ids"].tolist()) / 16
+    assert trainer._metrics["train"]["rewards/missing_eos/mean"] == [pytest.approx(missing)]

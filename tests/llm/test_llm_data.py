@@ -5,11 +5,12 @@ import json
 import datasets
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import GPTNeoXForSequenceClassification, PreTrainedTokenizerFast
 
 from sb3_ano.llm import GANOConfig, GANOTrainer, LearnedReward
 from sb3_ano.llm.data import check_prompts, load_split
-from tests.llm.tiny import SMALL, model, prompts, reward, tokenizer
+from tests.llm.tiny import SMALL, classifier, model, prompts, reward, rollout, tokenizer
 
 
 def dataset(**columns):
@@ -25,15 +26,15 @@ def test_a_dataset_is_read_from_a_directory_or_a_file(tmp_path):
     for path in (tmp_path / "rows.jsonl", tmp_path / "files" / "train.jsonl"):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in ("one", "two", "rows.jsonl", "files"):
-        assert load_split(str(tmp_path / name), "train").to_list() == rows, name
-    assert load_split(str(tmp_path / "two"), "test").to_list() == rows[1:]
+        assert load_split(str(tmp_path / name), None, "train").to_list() == rows, name
+    assert load_split(str(tmp_path / "two"), None, "test").to_list() == rows[1:]
     with pytest.raises(ValueError, match="one' has no split 'test'; it has 'train'"):
-        load_split(str(tmp_path / "one"), "test")
+        load_split(str(tmp_path / "one"), None, "test")
     with pytest.raises(OSError, match="someone/nothing"):
-        load_split("someone/nothing", "train")
+        load_split("someone/nothing", None, "train")
     (tmp_path / "notes.txt").write_text("prompt")
     with pytest.raises(ValueError, match="notes.txt' cannot be read; allowed file names end in .json"):
-        load_split(str(tmp_path / "notes.txt"), "train")
+        load_split(str(tmp_path / "notes.txt"), None, "train")
 
 
 @pytest.mark.parametrize(
@@ -62,32 +63,56 @@ def test_a_tokenizer_without_eos_is_rejected(tmp_path):
         GANOTrainer(model(tmp_path), reward, GANOConfig(str(tmp_path), **SMALL), prompts(), None, without)
 
 
-@pytest.fixture
-def reward_model(tmp_path):
-    model(tmp_path)
-    made = GPTNeoXForSequenceClassification.from_pretrained(tmp_path / "model", num_labels=1)
-    made.save_pretrained(tmp_path / "reward")
-    tokenizer().save_pretrained(tmp_path / "reward")
-    return tmp_path / "reward"
-
-
-def test_a_reward_model_scores_what_the_policy_wrote_with_its_end(reward_model):
+def test_a_reward_model_scores_what_the_policy_wrote_with_its_end(tmp_path):
     """The same score as of the whole text, one at a time and without padding, at its last token."""
-    scores = LearnedReward.load(str(reward_model), tokenizer(), "cpu", missing_eos_penalty=0.5)
+    scores = LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")
     prompt = prompts()["prompt"][0]
     completions = [tokenizer()(text)["input_ids"] for text in (" anna won boat .", " ben")]
     completions[0].append(tokenizer().eos_token_id)
     found = scores([prompt, prompt], completions)
-    bare = GPTNeoXForSequenceClassification.from_pretrained(reward_model)
+    bare = GPTNeoXForSequenceClassification.from_pretrained(classifier(tmp_path))
     with torch.no_grad():
         alone = [bare(torch.tensor([tokenizer()(prompt)["input_ids"] + ids])).logits.item() for ids in completions]
-    assert found == pytest.approx([alone[0], alone[1] - 0.5], abs=1e-5)
-    assert scores([prompt], [completions[0][:-1]]) != pytest.approx([found[0] - 0.5], abs=1e-4)
+    assert found == pytest.approx(alone, abs=1e-5)
+    assert scores([prompt], [completions[0][:-1]]) != pytest.approx(found[:1], abs=1e-4)
 
 
-def test_a_reward_model_with_another_tokenizer_is_rejected(reward_model):
+def test_a_reward_model_with_another_tokenizer_is_rejected(tmp_path):
     other = tokenizer().backend_tokenizer.from_str(tokenizer().backend_tokenizer.to_str())
     other.add_tokens(["another"])
-    PreTrainedTokenizerFast(tokenizer_object=other, eos_token="<|endoftext|>").save_pretrained(reward_model)
-    with pytest.raises(ValueError, match="has another tokenizer .* than the policy .*; allowed are reward models"):
-        LearnedReward.load(str(reward_model), tokenizer(), "cpu")
+    PreTrainedTokenizerFast(tokenizer_object=other, eos_token="<|endoftext|>").save_pretrained(classifier(tmp_path))
+    with pytest.raises(ValueError, match="has another tokenizer .* than the policy .*; allowed are models"):
+        LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")
+
+
+def test_prompts_of_messages_are_scored_as_the_policy_has_seen_them(tmp_path):
+    """Review B7: they were an error of the tokenizer. The reward model's own tokenizer has no chat template."""
+    chat = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend_tokenizer, **tokenizer().special_tokens_map)
+    chat.chat_template = (
+        "{% for m in messages %}{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}TL;DR:{% endif %}"
+    )
+    scores = LearnedReward.load(classifier(tmp_path), chat, "cpu")
+    text = prompts()["prompt"][0].removesuffix("\nTL;DR:")
+    completion = tokenizer()(" anna won boat .")["input_ids"]
+    messages = [{"role": "user", "content": text}]
+    assert scores([messages], [completion]) == scores([text + "\nTL;DR:"], [completion])
+    data = dataset(prompt=[messages] * 4)
+    rollout(GANOTrainer(model(tmp_path), scores, GANOConfig(str(tmp_path), **SMALL), data, None, chat))
+
+
+def test_adapters_are_reward_models_and_zero_3_is_rejected(tmp_path, monkeypatch):
+    """Review B1 and B16."""
+    base = GPTNeoXForSequenceClassification.from_pretrained(classifier(tmp_path))
+    adapted = get_peft_model(base, LoraConfig(r=2, target_modules=["query_key_value"], task_type="SEQ_CLS"))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            parameter.add_(0.1 if "lora_B" in name or "modules_to_save" in name else 0.0)
+    adapted.save_pretrained(tmp_path / "adapter")
+    tokenizer().save_pretrained(tmp_path / "adapter")
+    args = [prompts()["prompt"][0]], [tokenizer()(" ben")["input_ids"]]
+    expected = LearnedReward(adapted.merge_and_unload(), tokenizer())(*args)
+    assert LearnedReward.load(str(tmp_path / "adapter"), tokenizer(), "cpu")(*args) == pytest.approx(expected, abs=1e-5)
+    assert LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")(*args) != pytest.approx(expected, abs=1e-3)
+    monkeypatch.setattr("sb3_ano.llm.rewards.is_deepspeed_zero3_enabled", lambda: True)
+    with pytest.raises(ValueError, match="reward_model is not allowed with DeepSpeed ZeRO-3"):
+        LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")

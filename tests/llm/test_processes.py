@@ -5,22 +5,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.llm.tiny import model, python
+from tests.llm.tiny import classifier, model, python
 
 # A group is as large as a generation, so that two processes hold half of it each. Completions depend on the prompt and on
 # which of its group it is, so that they are the same on any number of processes.
 SCRIPT = """
 import os, sys
 import torch
-from tests.llm.tiny import SMALL, parameters, prompts, tokenizer, model, reward
+from tests.llm.tiny import SMALL, critic_trainer, make, parameters, tokenizer
 from sb3_ano.llm import GANOConfig, GANOTrainer
 
 folder, out, processes = sys.argv[1], sys.argv[2], int(os.environ.get("WORLD_SIZE", 1))
+algo, loss_type = sys.argv[3].split("-")
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 torch.set_num_threads(1)
-settings = {**SMALL, "beta": 0.3, "max_steps": 6, "num_generations": 16, "gradient_accumulation_steps": 1, "save_steps": 4,
-            "per_device_train_batch_size": 16 // processes, "ddp_find_unused_parameters": False, "loss_type": sys.argv[3],
-            "save_strategy": "steps"}
+settings = {"beta": 0.3, "max_steps": 6, "num_generations": 16, "gradient_accumulation_steps": 1, "save_steps": 4,
+            "per_device_train_batch_size": 16 // processes, "ddp_find_unused_parameters": False, "loss_type": loss_type,
+            "save_strategy": "steps", "output_dir": out}
 
 def rollout(prompts, trainer):
     completions = []
@@ -31,8 +32,12 @@ def rollout(prompts, trainer):
     return {"prompt_ids": tokenizer()(text=prompts)["input_ids"], "completion_ids": completions, "logprobs": None}
 
 for checkpoint in (None, out + "/checkpoint-4"):
-    args = GANOConfig(out, **settings)
-    trainer = GANOTrainer(model(folder), reward, args, prompts(), None, tokenizer(), rollout_func=rollout)
+    if algo == "ano":  # in two processes, each update also has two passes, of which one averages gradients
+        settings["gradient_accumulation_steps"] = 2
+        settings["per_device_train_batch_size"] = 8 // processes
+        trainer = critic_trainer(folder, named={"rollout_func": rollout}, **settings)
+    else:
+        trainer = make(folder, GANOTrainer, GANOConfig, named={"rollout_func": rollout}, **settings)
     trainer.train(resume_from_checkpoint=checkpoint)
     if trainer.accelerator.is_main_process:
         result = {"parameters": parameters(trainer), "log": trainer.state.log_history}
@@ -40,29 +45,33 @@ for checkpoint in (None, out + "/checkpoint-4"):
 """
 
 
-def run(tmp_path: Path, processes: int, loss_type: str) -> tuple[dict, dict]:
-    script, out = tmp_path / "script.py", tmp_path / f"{processes}_{loss_type}"
+def run(tmp_path: Path, processes: int, kind: str) -> tuple[dict, dict]:
+    script, out = tmp_path / "script.py", tmp_path / f"{processes}_{kind}"
     script.write_text(SCRIPT)
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
-    done = python(*launch, script, tmp_path, out, loss_type)
+    done = python(*launch, script, tmp_path, out, kind)
     assert done.returncode == 0, done.stderr[-3000:]
     return torch.load(f"{out}.pt"), torch.load(f"{out}_resumed.pt")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
-def test_two_processes_are_one_also_after_resumption(loss_type, tmp_path):
-    """Parameters, and what is reported: the divergence in the reward, ratios and their extremes."""
+@pytest.mark.parametrize("kind", ["gano-grpo", "gano-dapo", "ano-dapo"])
+def test_two_processes_are_one_also_after_resumption(kind, tmp_path):
+    """Parameters, and what is reported: the divergence in the reward, ratios and their extremes, and the critic's loss."""
     before = torch.nn.utils.parameters_to_vector(model(tmp_path).parameters()).detach()
-    (one, resumed_one), (two, resumed_two) = run(tmp_path, 1, loss_type), run(tmp_path, 2, loss_type)
+    classifier(tmp_path)
+    (one, resumed_one), (two, resumed_two) = run(tmp_path, 1, kind), run(tmp_path, 2, kind)
+    assert (len(one["parameters"]) > len(before)) == kind.startswith("ano")  # the critic's follow
     # Adam divides by the size of a gradient, so that those next to 0 show rounding as differences of a whole step.
-    moved = (one["parameters"] - before).norm()
+    moved = (one["parameters"][: len(before)] - before).norm()
     assert moved > 0.01
-    assert (two["parameters"] - one["parameters"]).norm() < 1e-3 * moved
+    assert (two["parameters"] - one["parameters"]).norm() < (1e-5 if kind == "ano-dapo" else 1e-3) * moved
+    # Means over forward passes depend on which completions a pass has.
+    ratios = ("ratio/mean", "ratio/max", "ratio/outside_high", "approx_kl", "kl")
+    compared = ("reward", "rewards/kl/mean", *(ratios if kind.startswith("gano") else ()))
     for first, second in zip(one["log"][:-1], two["log"][:-1], strict=True):
-        for name in ("rewards/kl/mean", "reward", "ratio/mean", "ratio/max", "ratio/outside_high", "approx_kl", "kl"):
-            if name in first:
-                assert second[name] == pytest.approx(first[name], rel=1e-3, abs=1e-5), name
+        for name in first.keys() & {*compared}:
+            assert second[name] == pytest.approx(first[name], rel=1e-3, abs=1e-5), name
     assert any(abs(entry.get("rewards/kl/mean", 0.0)) > 1e-3 for entry in one["log"])
     assert any(entry.get("ratio/outside_high", 0.0) > 0 for entry in one["log"])
     assert torch.equal(resumed_one["parameters"], one["parameters"])

@@ -14,11 +14,13 @@ from trl.trainer.utils import RepeatSampler
 
 from sb3_ano.llm import GANOConfig, GANOTrainer
 from sb3_ano.llm.resume import last_checkpoint
-from tests.llm.tiny import ROOT, SMALL, model, parameters, prompts, reward, tokenizer
+from tests.llm.tiny import ROOT, SMALL, classifier, critic_trainer, model, parameters, prompts, reward, tokenizer
 
 
-def trainer(folder, data=None, **settings):
+def trainer(folder, data=None, critic=False, **settings):
     settings = {**SMALL, "beta": 0.05, "max_steps": 8, "save_strategy": "steps", "save_steps": 1, **settings}
+    if critic:
+        return critic_trainer(folder, **settings)
     args = GANOConfig(str(folder), **settings)
     return GANOTrainer(model(folder), reward, args, prompts() if data is None else data, None, tokenizer())
 
@@ -31,8 +33,8 @@ def resumed(folder, step, **settings) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("step", "settings", "between"),
-    [(3, {}, True), (4, {}, False), (5, {}, False), (4, {"steps_per_generation": 4}, False)],
-    ids=["between generations", "after one use", "after two uses", "in the middle of a long generation"],
+    [(3, {}, True), (4, {}, False), (5, {}, False), (4, {"steps_per_generation": 4}, False), (5, {"critic": True}, False)],
+    ids=["between generations", "after one use", "after two uses", "in the middle of a long generation", "with a critic"],
 )
 def test_every_checkpoint_leads_to_the_same_parameters(step, settings, between, tmp_path):
     whole = trainer(tmp_path, **settings)
@@ -46,8 +48,13 @@ def test_every_checkpoint_leads_to_the_same_parameters(step, settings, between, 
 def test_completions_that_fit_no_batch_are_generated_again(tmp_path):
     """Review B4: parts of a batch in a training with other batches were an IndexError."""
     trainer(tmp_path, max_steps=4).train()
-    with pytest.warns(UserWarning, match="checkpoint-4 was written with other batches; completions are generated again"):
+    with pytest.warns(
+        UserWarning,
+        match="checkpoint-4 was written with gradient_accumulation_steps=2, steps_per_generation=2; completions are",
+    ):
         resumed(tmp_path, 4, max_steps=5, gradient_accumulation_steps=4)
+    with pytest.warns(UserWarning, match="checkpoint-4 was written with shaping=ano; completions are"):  # review N7
+        resumed(tmp_path, 4, max_steps=5, shaping="spo")
     (tmp_path / "checkpoint-4" / "rollout_0.pt").write_bytes(b"damaged")
     with pytest.raises(ValueError, match="rollout_0.pt is damaged, or holds more than tensors; remove it"):
         resumed(tmp_path, 4)
@@ -79,13 +86,19 @@ def test_checkpoints_that_were_not_written_to_their_end_are_passed_over(tmp_path
 @pytest.mark.slow
 def test_a_killed_training_resumes_to_the_same_parameters(tmp_path):
     """``kill -9`` of a process of the command line, at no moment in particular, and the same command with ``--resume``."""
-    model(tmp_path)
+    classifier(tmp_path)
     prompts().save_to_disk(str(tmp_path / "data"))
     (tmp_path / "my_rewards.py").write_text(
         "def varied(completion_ids, **_):\n    return [sum(7 * token % 11 for token in ids) / 10 for ids in completion_ids]\n"
     )
     settings = {**SMALL, "max_steps": 60, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 3}
-    settings |= {"model": tmp_path / "model", "dataset": tmp_path / "data", "reward_function": "my_rewards:varied"}
+    settings |= {
+        "algo": "ano",
+        "value_model": tmp_path / "reward",
+        "model": tmp_path / "model",
+        "dataset": tmp_path / "data",
+        "reward_funcs": "my_rewards:varied",
+    }
     options = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -110,5 +123,6 @@ def test_a_killed_training_resumes_to_the_same_parameters(tmp_path):
     for process in (finished, start(cut, "--resume")):
         assert process.communicate(timeout=300)[1] is not None
         assert process.returncode == 0
-    assert (cut / "final/model.safetensors").read_bytes() == (whole / "final/model.safetensors").read_bytes()
+    for name in ("final/model.safetensors", "critic/model.safetensors"):
+        assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
     assert json.loads((cut / "final/config.json").read_text())["model_type"] == "gpt_neox"

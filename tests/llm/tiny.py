@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from trl import GRPOConfig, GRPOTrainer
+
+from sb3_ano.llm import ANOTrainer, ShapedPPOConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -73,7 +75,7 @@ def reward(completion_ids, **_):
 
 def make(folder, trainer=GRPOTrainer, config=GRPOConfig, noise=0.0, reward=reward, named=(), **settings):
     """A trainer; ``named`` are its keyword arguments, ``settings`` those of its configuration."""
-    args = config(str(folder), **{**SMALL, **settings})
+    args = config(**{"output_dir": str(folder), **SMALL, **settings})
     return trainer(model(folder, noise), reward, args, prompts(), None, tokenizer(), **dict(named))
 
 
@@ -86,7 +88,9 @@ def python(*arguments) -> subprocess.CompletedProcess:
 
 
 def parameters(trainer) -> torch.Tensor:
-    return torch.nn.utils.parameters_to_vector(trainer.model.parameters()).detach()
+    """Those of the policy and, if there is one, of the critic."""
+    models = [trainer.model, *([trainer.critic] if hasattr(trainer, "critic") else [])]
+    return torch.cat([parameter.detach().flatten() for part in models for parameter in part.parameters()])
 
 
 def rollout(trainer) -> dict:
@@ -110,3 +114,30 @@ def log_probabilities(policy, inputs) -> torch.Tensor:
     attention = torch.cat([inputs["prompt_mask"], mask], dim=1)
     logits = policy(input_ids=ids, attention_mask=attention).logits[:, -mask.shape[1] - 1 : -1]
     return logits.log_softmax(-1).gather(-1, inputs["completion_ids"].unsqueeze(-1)).squeeze(-1)
+
+
+#: Settings with a critic; each generation serves three updates of two forward passes, of prompts that are all different.
+SMALL_CRITIC = {**SMALL, "num_generations": 1, "beta": 0.05, "lr_scheduler_type": "linear", "temperature": 1.0}
+
+
+def classifier(folder) -> str:
+    """Make a reward model from the model, with its tokenizer; return its directory."""
+    path = Path(folder, "reward")
+    if not path.exists():
+        model(folder)
+        torch.manual_seed(1)
+        made = AutoModelForSequenceClassification.from_pretrained(Path(folder, "model"), num_labels=1, dtype=torch.float32)
+        with torch.no_grad():
+            made.score.weight.mul_(20.0)
+        made.save_pretrained(path)
+        tokenizer().save_pretrained(path)
+    return str(path)
+
+
+def critic_trainer(folder, trainer=None, noise=0.0, reward=reward, named=(), **settings):
+    """A trainer with a critic; ``value_model`` and ``shaping`` are its keyword arguments."""
+    named = {**dict(named), "value_model": classifier(folder)}
+    named |= {name: settings.pop(name) for name in ("value_model", "shaping") if name in settings}
+    args = ShapedPPOConfig(**{"output_dir": str(folder), **SMALL_CRITIC, **settings})
+    evaluated = prompts().select(range(8)) if "eval_strategy" in settings else None
+    return (trainer or ANOTrainer)(model(folder, noise), reward, args, prompts(), evaluated, tokenizer(), **named)

@@ -1,0 +1,298 @@
+"""PPO, SPO and ANO with a critic, as the paper trains language models: on the trainer of GRPO, with other advantages."""
+
+import contextlib
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, TrainerCallback
+from trl.trainer.utils import disable_dropout_in_model
+
+from sb3_ano.llm.config import ShapedGRPOConfig, ShapedPPOConfig
+from sb3_ano.llm.grpo import ShapedGRPOTrainer, policy_mask
+from sb3_ano.llm.rewards import LearnedReward, load_classifier
+
+
+class Critic(torch.nn.Module):
+    """Predict the return at every token with a reward model, whose score is read at every token instead of the last one.
+
+    :param model: sequence classifier with one label
+    :raises ValueError: if the model has no linear layer ``score`` with one output
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        if getattr(getattr(model, "score", None), "out_features", None) != 1:
+            raise ValueError(
+                f"value_model is a {type(model).__name__}; allowed are classifiers of sequences with one label and a layer "
+                "'score', which 'trl reward' trains"
+            )
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Return values, ``(batch, tokens)``."""
+        # Prompts are padded on the left, unlike in the training of reward models.
+        positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": positions}
+        hidden_states = self.model.base_model(**inputs, use_cache=False).last_hidden_state
+        return self.model.score(hidden_states).squeeze(-1)
+
+
+class ShapedPPOTrainer(ShapedGRPOTrainer):
+    """Train with PPO, with a critic and a shaping function: ANO's by default, or that of ``args.shaping`` or ``shaping``.
+
+    The reward of a token is ``-beta * (log pi_old - log pi_ref)``, plus the score for the last token of a completion.
+    Advantages are estimated by GAE and whitened over the tokens of all completions of a generation; TRL's loss takes one
+    per token. The critic is a second model, which starts as the reward model. Its parameters are in the policy's optimizer,
+    but its gradients are clipped apart from the policy's. Checkpoints contain it.
+
+    It logs ``critic/loss``, ``critic/clip_ratio`` (fraction of clipped values), ``critic/value`` and ``critic/return`` in
+    addition to the metrics of :class:`~sb3_ano.llm.ShapedGRPOTrainer`.
+
+    :param model: model, or its Hub id or directory
+    :param reward_funcs: reward models and functions, as in TRL
+    :param arguments: further arguments of :class:`~sb3_ano.llm.ShapedGRPOTrainer`: ``args``, ``train_dataset``,
+        ``eval_dataset`` and ``processing_class``
+    :param value_model: start of the critic, a classifier of sequences with one label, or its Hub id or directory; the first
+        reward model by default. A language model gets a new score.
+    :param keywords: further arguments of :class:`~sb3_ano.llm.ShapedGRPOTrainer` by name, ``shaping`` included
+    :raises ValueError: if there is no model to start the critic from, or it cannot be a critic
+    """
+
+    config_class = ShapedPPOConfig
+    args: ShapedPPOConfig
+    # Of the completions being scored: scores, and KL divergence of each token.
+    _rollout_rewards: tuple[torch.Tensor, torch.Tensor | None]
+    _tag_names = ["trl", "ppo", "sb3-ano"]  # noqa: RUF012
+
+    def __init__(
+        self, model: Any, reward_funcs: Any = None, *arguments: Any, value_model: Any = None, **keywords: Any
+    ) -> None:
+        # Before TRL wraps the reward models.
+        value_model = copy.deepcopy(_first_reward_model(reward_funcs) if value_model is None else value_model)
+        super().__init__(model, reward_funcs, *arguments, **keywords)
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            raise ValueError("a critic is not allowed with DeepSpeed or FSDP, which shard one model; use DDP, or GANO")
+        if self._is_vlm:
+            raise ValueError("a critic reads text only; allowed are policies with a tokenizer instead of a processor")
+        if isinstance(value_model, str):
+            value_model = load_classifier(value_model, self._tokenizer, "value_model", self.args.trust_remote_code)[0]
+        disable_dropout_in_model(value_model)
+        critic = Critic(value_model.to(torch.promote_types(value_model.dtype, torch.float32)).requires_grad_(True)).train()
+        if self.args.gradient_checkpointing:
+            value_model.gradient_checkpointing_enable(self.args.gradient_checkpointing_kwargs)
+        # Not a part of the policy: vLLM's weights, LoRA and saved models are made of the policy's parameters.
+        self.critic = self.accelerator.prepare_model(critic)
+        self.add_callback(_CriticGradients(critic, self.args.max_grad_norm))
+
+    def _method(self, args: ShapedGRPOConfig) -> str:
+        return f"PPO with shaping={args.shaping!r}" if self.algorithm is None else self.algorithm.upper()
+
+    def _add_kl_to_rewards(self) -> None:
+        """Leave the rewards of completions alone; tokens pay for the KL divergence."""
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """Add the critic's parameters to the policy's optimizer, with weight decay for the same kinds of parameters."""
+        optimizer = super().create_optimizer(model)
+        known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if id(next(self.critic.parameters())) not in known:  # in a second training they are
+            decaying = self.get_decay_parameter_names(self.critic)
+            for decay, decays in ((self.args.weight_decay, True), (0.0, False)):
+                params = [value for name, value in self.critic.named_parameters() if (name in decaying) == decays]
+                optimizer.add_param_group({"params": params, "weight_decay": decay})
+        return optimizer
+
+    def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        """Run a forward and a backward pass; processes average the critic's gradients before updates only."""
+        waits = not self.accelerator.sync_gradients
+        with self.accelerator.no_sync(self.critic) if waits else contextlib.nullcontext():
+            return super().training_step(*arguments, **keywords)
+
+    def _calculate_rewards(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        rewards = super()._calculate_rewards(*arguments, **keywords)  # of all processes
+        scores = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
+        scores[rewards.isnan().all(dim=1)] = torch.nan
+        count = len(rewards) // self.accelerator.num_processes
+        start = count * self.accelerator.process_index
+        kl = self._kl_to_reference() if self._kl_in_reward else None
+        if kl is not None:
+            self._mode_metrics()["rewards/kl/mean"].append(self.accelerator.gather(kl.sum(1)).mean().item())
+        self._rollout_rewards = scores[start : start + count], kl
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = super()._generate_and_score_completions(inputs)
+        scores, kl = self._rollout_rewards
+        mask = policy_mask(batch)
+        with torch.no_grad():
+            values = self._values(self.accelerator.unwrap_model(self.critic), batch)
+        rewards = token_rewards(scores.nan_to_num(), kl, mask, self.beta)
+        advantages = gae(rewards, values, mask, self.args.gamma, self.args.lam)
+        # A completion without a score teaches neither policy nor critic.
+        scored = ~scores.isnan().unsqueeze(1)
+        batch["values"], batch["returns"] = values, values + advantages * scored
+        batch["advantages"] = whiten(advantages, mask * scored, lambda sums: self.accelerator.reduce(sums, "sum"))
+        # TRL has logged what groups of one completion come to: advantages of 0, and no deviation.
+        means = self.accelerator.gather(batch["advantages"].sum(1) / mask.sum(1).clamp(min=1)).tolist()
+        logged = self._logs["advantages"]
+        earlier = list(logged)[: -len(means)]
+        logged.clear()
+        logged.extend([*earlier, *means])
+        self._mode_metrics().pop("frac_reward_zero_std", None)
+        return batch
+
+    def _values(self, critic: Any, batch: dict[str, Any]) -> torch.Tensor:
+        """Return the value before each token of the completions, ``(batch, tokens)``."""
+        size = self.args.per_device_train_batch_size
+        ids, masks = (torch.cat([batch[f"prompt_{of}"], batch[f"completion_{of}"]], 1).split(size) for of in ("ids", "mask"))
+        values = torch.cat([critic(*part) for part in zip(ids, masks, strict=True)])
+        return values[:, -batch["completion_ids"].shape[1] - 1 : -1]
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        loss = super()._compute_loss(model, inputs)
+        mask = policy_mask(inputs)
+        values = self._values(self.critic, inputs)
+        losses, clipped = value_loss(values, inputs["values"], inputs["returns"], self.args.cliprange_value)
+        sums = torch.stack([(x * mask).sum() for x in (torch.ones_like(losses), losses, clipped, values, inputs["returns"])])
+        count, *totals = self.accelerator.reduce(sums.detach(), "sum").tolist()
+        for name, total in zip(("loss", "clip_ratio", "value", "return"), totals, strict=True):
+            self._mode_metrics()[f"critic/{name}"].append(total / max(count, 1.0))
+        # The mean that TRL takes of the policy's loss.
+        steps = self.current_gradient_accumulation_steps if self.model.training else 1
+        if self.loss_type == "bnpo":
+            return loss + self.args.vf_coef * sums[1] / sums[0].clamp(min=1.0) / steps
+        tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
+        if self.model.training:
+            tokens = tokens * steps / self.args.steps_per_generation
+        return loss + self.args.vf_coef * sums[1] / tokens
+
+    def save_critic(self, directory: str | Path) -> None:
+        """Save the critic and its tokenizer in a directory, which ``value_model`` can name.
+
+        :param directory: directory to write
+        """
+        if self.args.should_save:
+            self.accelerator.unwrap_model(self.critic).model.save_pretrained(directory)
+            self._tokenizer.save_pretrained(directory)
+
+    def push_to_hub(self, *arguments: Any, **keywords: Any) -> Any:
+        """Push the policy, and with ``push_critic`` the critic in the directory ``critic``, to the Hub."""
+        if self.args.push_critic:
+            self.save_critic(Path(self.args.output_dir, "critic"))
+        return super().push_to_hub(*arguments, **keywords)
+
+    def _save_extras(self, checkpoint: Path) -> None:
+        super()._save_extras(checkpoint)
+        self.save_critic(checkpoint / "critic")
+
+    def _load_extras(self, checkpoint: Path) -> None:
+        super()._load_extras(checkpoint)
+        model = self.accelerator.unwrap_model(self.critic).model
+        # Read by the class, because checkpoints hold some parameters under names of earlier versions.
+        model.load_state_dict(type(model).from_pretrained(checkpoint / "critic", dtype=model.dtype).state_dict())
+
+
+class ANOTrainer(ShapedPPOTrainer):
+    """Train with ANO: PPO with a critic, with ANO's shape instead of the clip (:class:`ShapedPPOConfig`)."""
+
+    algorithm = "ano"
+
+
+class SPOTrainer(ShapedPPOTrainer):
+    """Train with SPO: PPO with a critic, with SPO's shape instead of the clip (:class:`ShapedPPOConfig`)."""
+
+    algorithm = "spo"
+
+
+class PPOTrainer(ShapedPPOTrainer):
+    """Train with PPO and a critic (:class:`ShapedPPOConfig`)."""
+
+    algorithm = "ppo"
+
+
+class _CriticGradients(TrainerCallback):
+    """Clip the critic's gradients, and clear them after the update; transformers does both for the policy only."""
+
+    def __init__(self, critic: Critic, max_grad_norm: float) -> None:
+        self.critic, self.max_grad_norm = critic, max_grad_norm
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Clip the gradients."""
+        if self.max_grad_norm > 0:
+            torch.nn.utils.clip_grad_norm_(self.critic.parameters(), self.max_grad_norm)
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Clear the gradients."""
+        self.critic.zero_grad()
+
+
+def token_rewards(scores: torch.Tensor, kl: torch.Tensor | None, mask: torch.Tensor, beta: float) -> torch.Tensor:
+    """Return the reward of each token: minus ``beta`` times its KL divergence, and the score at the last token.
+
+    :param scores: ``(batch,)``
+    :param kl: ``log pi_old - log pi_ref``, ``(batch, tokens)``; None if the loss has the KL divergence
+    :param mask: tokens that the policy wrote, ``(batch, tokens)``
+    :param beta: coefficient of the KL divergence
+    """
+    is_last = (mask.cumsum(1) == mask.sum(1, keepdim=True)) & mask.bool()
+    rewards = is_last * scores.unsqueeze(1)
+    return rewards if kl is None else rewards - beta * kl * mask
+
+
+def gae(rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float) -> torch.Tensor:
+    """Return generalized advantage estimates, 0 where the mask is; steps are the tokens that the policy wrote.
+
+    :param rewards: ``(batch, tokens)``
+    :param values: values of the states before the tokens, ``(batch, tokens)``; the last state's successor has none
+    :param mask: tokens that the policy wrote, ``(batch, tokens)``
+    :param gamma: discount factor
+    :param lam: decay of the temporal-difference errors
+    """
+    advantages = torch.zeros_like(values)
+    advantage = next_value = values.new_zeros(len(values))
+    for token in reversed(range(values.shape[1])):
+        written = mask[:, token].bool()
+        error = rewards[:, token] + gamma * next_value - values[:, token]
+        advantage = torch.where(written, error + gamma * lam * advantage, advantage)
+        next_value = torch.where(written, values[:, token], next_value)
+        advantages[:, token] = advantage * written
+    return advantages
+
+
+def whiten(values: torch.Tensor, mask: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Shift and scale values to mean 0 and variance 1 over the tokens of all processes, 0 where the mask is.
+
+    :param values: ``(batch, tokens)``
+    :param mask: tokens that count, ``(batch, tokens)``
+    :param total: function that sums a tensor over all processes
+    """
+    count, value_sum = total(torch.stack([mask.sum().to(values.dtype), (values * mask).sum()]))
+    centered = (values - value_sum / count.clamp(min=1.0)) * mask
+    variance = total(centered.square().sum()) / (count - 1.0).clamp(min=1.0)
+    return centered * torch.rsqrt(variance + 1e-8)
+
+
+def value_loss(
+    values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, clip_range: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return half the squared error of each value, or that of the clipped value if it is larger; and where it is.
+
+    :param values: current values, ``(batch, tokens)``
+    :param old_values: values at generation
+    :param returns: targets
+    :param clip_range: largest difference between current and old values
+    """
+    clipped_values = old_values + (values - old_values).clamp(-clip_range, clip_range)
+    loss, clipped_loss = ((prediction - returns).square() for prediction in (values, clipped_values))
+    return 0.5 * torch.maximum(loss, clipped_loss), (clipped_loss > loss).to(values.dtype)
+
+
+def _first_reward_model(reward_funcs: Any) -> Any:
+    for function in reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]:
+        if isinstance(function, LearnedReward):
+            return function.model
+        if isinstance(function, str | PreTrainedModel):
+            return function
+    raise ValueError("there is no reward model from which the critic could start; give value_model, such as the policy itself")

@@ -1,0 +1,251 @@
+"""The critic: its formulas against a table and closed forms, its losses against the models' own outputs, and its updates."""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2ForSequenceClassification, Trainer
+
+from sb3_ano.llm import ANOTrainer, GANOConfig, LearnedReward, PPOTrainer, ShapedPPOTrainer, SPOTrainer
+from sb3_ano.llm.ppo import Critic, gae, token_rewards, value_loss, whiten
+from sb3_ano.llm.training import run
+from sb3_ano.shaping import surrogate
+from tests.llm.tiny import (
+    SMALL,
+    classifier,
+    critic_trainer,
+    log_probabilities,
+    loss,
+    model,
+    parameters,
+    prompts,
+    reward,
+    rollout,
+    tokenizer,
+)
+
+
+def flat(module) -> torch.Tensor:
+    return torch.nn.utils.parameters_to_vector(module.parameters()).detach()
+
+
+def test_a_table_worked_out_by_hand():
+    """A completion of four tokens, of which a tool wrote the third one; gamma 0.9, lambda 0.5, beta 0.5, score 2."""
+    mask, kl = torch.tensor([[1, 1, 0, 1]]), torch.tensor([[0.2, -0.4, 9.0, 0.6]])
+    rewards = token_rewards(torch.tensor([2.0]), kl, mask, 0.5)
+    torch.testing.assert_close(rewards, torch.tensor([[-0.1, 0.2, 0.0, 1.7]]))
+    assert token_rewards(torch.tensor([2.0]), None, mask, 0.5).tolist() == [[0.0, 0.0, 0.0, 2.0]]
+    # Errors: 1.7 - 0.8 = 0.9; 0.2 + 0.9 * 0.8 - 0.5 = 0.42; -0.1 + 0.9 * 0.5 - 1.0 = -0.65
+    advantages = gae(rewards, torch.tensor([[1.0, 0.5, 7.0, 0.8]]), mask, 0.9, 0.5)
+    torch.testing.assert_close(advantages, torch.tensor([[-0.27875, 0.825, 0.0, 0.9]]))
+    whitened = whiten(advantages, mask, lambda sums: sums)  # mean 0.482083, variance 0.871113 / 2
+    torch.testing.assert_close(whitened, torch.tensor([[-1.152834, 0.519596, 0.0, 0.633239]]), rtol=1e-5, atol=1e-5)
+    # Values that moved by 0.5, away from the return, towards it, and by 0.1 only
+    losses, clipped = value_loss(torch.tensor([1.5, 0.5, 1.1]), torch.ones(3), torch.zeros(3), 0.2)
+    torch.testing.assert_close(losses, torch.tensor([1.125, 0.32, 0.605]))
+    assert clipped.tolist() == [0.0, 1.0, 0.0]
+
+
+def test_advantages_are_the_sums_of_their_definition():
+    torch.manual_seed(0)
+    rewards, values = torch.randn(2, 5, 7, dtype=torch.float64)
+    lengths = torch.tensor([7, 4, 1, 0, 6])
+    mask = (torch.arange(7) < lengths.unsqueeze(1)).long()
+    for gamma, lam in ((0.9, 0.7), (1.0, 0.95), (0.9, 0.0), (1.0, 1.0)):
+        found = gae(rewards, values, mask, gamma, lam)
+        for row, length in enumerate(lengths.tolist()):
+            following = [*values[row, 1:length], 0.0]
+            errors = [rewards[row, t] + gamma * following[t] - values[row, t] for t in range(length)]
+            for t in range(7):
+                expected = sum((gamma * lam) ** (s - t) * errors[s] for s in range(t, length))
+                assert found[row, t].item() == pytest.approx(float(expected), rel=1e-12, abs=1e-12)
+    returns = (rewards * mask).flip(1).cumsum(1).flip(1)  # what gamma = lambda = 1 comes to
+    torch.testing.assert_close(gae(rewards, values, mask, 1.0, 1.0), (returns - values) * mask)
+    whitened = whiten(values, mask, lambda sums: sums)[mask.bool()]
+    assert (whitened.mean().item(), whitened.var().item()) == pytest.approx((0.0, 1.0), abs=1e-7)
+
+
+def test_the_critic_starts_as_the_reward_model(tmp_path):
+    """Its value at the last token, left padding included, is the score of prompt and completion."""
+    scores = LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")
+    for module in scores.model.modules():
+        module.p = 0.5  # of dropout, which would make values differ between generation and loss
+    trainer = critic_trainer(tmp_path, reward=[reward, scores], value_model=None)
+    texts = prompts()["prompt"][:3]
+    completions = [tokenizer()(text)["input_ids"] for text in (" anna won boat .", " ben", " ben likes rain .")]
+    rows = [tokenizer()(text)["input_ids"] + ids for text, ids in zip(texts, completions, strict=True)]
+    batch = tokenizer().pad({"input_ids": rows}, padding_side="left", return_tensors="pt")
+    with torch.no_grad():
+        values = trainer.critic(batch["input_ids"], batch["attention_mask"])[:, -1]
+    assert values.tolist() == pytest.approx(scores(texts, completions), abs=1e-5)
+    assert scores.model is not trainer.accelerator.unwrap_model(trainer.critic).model
+
+
+def test_padding_on_the_left_shifts_no_positions():
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 4, "n_positions": 16, "vocab_size": 33, "num_labels": 1}
+    critic = Critic(GPT2ForSequenceClassification(GPT2Config(**sizes)).eval())  # which learns positions
+    ids, mask = torch.tensor([[1, 1, 7, 8, 9]]), torch.tensor([[0, 0, 1, 1, 1]])
+    torch.testing.assert_close(critic(ids, mask)[:, 2:], critic(ids[:, 2:], mask[:, 2:]))
+
+
+@pytest.mark.parametrize("loss_type", ["bnpo", "dapo"])
+@pytest.mark.parametrize("trainer_class", [ANOTrainer, SPOTrainer, PPOTrainer])
+def test_rewards_advantages_and_loss_are_those_of_the_models_own_outputs(trainer_class, loss_type, tmp_path):
+    settings = {"loss_type": loss_type, "epsilon_high": 0.3, "missing_eos_penalty": 1.0, "beta": 0.5}
+    batch = rollout(trainer := critic_trainer(tmp_path, trainer_class, noise=0.03, **settings))
+    mask, ids = batch["completion_mask"], batch["completion_ids"]
+    ends = ids * mask == tokenizer().eos_token_id
+    scores = torch.tensor(reward([row[own.bool()].tolist() for row, own in zip(ids, mask, strict=True)]))
+    scores -= 1.0 * ~(ends & mask.bool()).any(1)
+    with torch.no_grad():
+        logps = log_probabilities(model(tmp_path, noise=0.03), batch)
+        kl = (logps - log_probabilities(model(tmp_path), batch)) * mask
+    # One by one, and without padding
+    scorer = AutoModelForSequenceClassification.from_pretrained(classifier(tmp_path))
+    scorer.config.pad_token_id = None  # a policy may write it
+    values = torch.zeros_like(logps)
+    with torch.no_grad():
+        for row, own in enumerate(mask.sum(1).tolist()):
+            prompt = batch["prompt_ids"][row][batch["prompt_mask"][row].bool()]
+            for token in range(own):
+                values[row, token] = scorer(torch.cat([prompt, ids[row, :token]]).unsqueeze(0)).logits.item()
+    torch.testing.assert_close(batch["values"] * mask, values, rtol=1e-4, atol=1e-4)
+    expected = gae(token_rewards(scores, kl, mask, 0.5), values, mask, 1.0, 0.95)
+    torch.testing.assert_close((batch["returns"] - batch["values"]) * mask, expected, rtol=1e-3, atol=1e-3)
+    own = expected[mask.bool()]
+    torch.testing.assert_close(batch["advantages"], (expected - own.mean()) / own.std() * mask, rtol=1e-3, atol=1e-3)
+    means = batch["advantages"].sum(1) / mask.sum(1)
+    assert list(trainer._logs["advantages"]) == pytest.approx(means.tolist(), rel=1e-5)
+    assert len(means) == len(trainer._logs["prompt"]) == 16
+    assert trainer._metrics["train"]["rewards/kl/mean"] == [pytest.approx(kl.sum(1).mean().item(), rel=1e-4)]
+    assert trainer._metrics["train"]["rewards/missing_eos/mean"] == [pytest.approx(1 - ends.any(1).float().mean().item())]
+
+    with torch.no_grad():  # otherwise the ratio is 1, and the values are the old ones
+        for parameter in (*trainer.model.parameters(), *trainer.critic.parameters()):
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
+    half = {name: value[:8] if value.dim() else value for name, value in batch.items()}
+    log_ratio = log_probabilities(trainer.model, half) - half["old_per_token_logps"]
+    algorithm = trainer_class.algorithm
+    policy = -surrogate(log_ratio, half["advantages"], algorithm, eps_low=0.2, eps_high=0.3)
+    new = trainer._values(trainer.critic, half)
+    errors = (new - half["returns"]) ** 2, (half["values"] + (new - half["values"]).clamp(-0.2, 0.2) - half["returns"]) ** 2
+    total = ((policy + 0.1 * 0.5 * torch.maximum(*errors)) * half["completion_mask"]).sum()
+    count = half["completion_mask"].sum() if loss_type == "bnpo" else batch["num_items_in_batch"] / 2
+    assert loss(trainer, half).item() == pytest.approx((total / count / 2).item(), rel=1e-5)
+    metrics = trainer._metrics["train"]
+    assert 0.0 < metrics["critic/clip_ratio"][0] < 1.0
+    assert metrics["ratio/outside_high"][0] > 0.0
+    value = (new * half["completion_mask"]).sum() / half["completion_mask"].sum()
+    assert metrics["critic/value"] == [pytest.approx(value.item(), rel=1e-5)]
+
+
+def test_completions_without_a_score_teach_nothing(tmp_path):
+    def sometimes(completion_ids, **_):
+        return [None if index % 4 == 1 else 1.0 for index in range(len(completion_ids))]
+
+    # With the KL divergence in the loss, the others have nothing but their score.
+    batch = rollout(critic_trainer(tmp_path, reward=sometimes, missing_eos_penalty=0.0, beta=0.3, kl_in="loss"))
+    mask, scored = batch["completion_mask"], torch.arange(16) % 4 != 1
+    expected = gae(token_rewards(torch.ones(16), None, mask, 0.0), batch["values"], mask, 1.0, 0.95) * scored.unsqueeze(1)
+    torch.testing.assert_close(batch["returns"], batch["values"] + expected)
+    assert (batch["advantages"][~scored] == 0.0).all()
+    assert (batch["advantages"][scored] != 0.0).any(1).all()
+
+
+def test_gradients_are_accumulated_clipped_and_cleared(tmp_path):
+    """Plain gradient descent moves each model by the learning rate times the clipped norm, in every update."""
+    clipped = {"optim": "sgd", "max_grad_norm": 1e-3, "learning_rate": 1.0, "lr_scheduler_type": "constant"}
+    trainer = critic_trainer(tmp_path, max_steps=3, **clipped)
+    before, steps = [flat(trainer.model), flat(trainer.critic)], []
+    trainer.train()
+    for start, end in zip(before, (flat(trainer.model), flat(trainer.critic)), strict=True):
+        steps.append((end - start).norm().item())
+    assert all(1e-3 < step <= 3.001e-3 for step in steps)
+    assert all(parameter.grad is None for parameter in trainer.critic.parameters())
+    # Without clipping, both passes of an update count.
+    settings = {"optim": "sgd", "max_grad_norm": 0.0, "learning_rate": 1.0, "max_steps": 1}
+    fresh, trainer = (critic_trainer(tmp_path, **settings) for _ in range(2))
+    trainer.train()
+    total = sum(loss(fresh, part) for part in trainer._buffered_inputs)
+    gradients = torch.autograd.grad(total, [*fresh.model.parameters(), *fresh.critic.parameters()], allow_unused=True)
+    expected = torch.cat([gradient.flatten() for gradient in gradients])
+    torch.testing.assert_close(parameters(fresh) - parameters(trainer), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_a_training_improves_the_critic_and_its_checkpoint_starts_another(tmp_path):
+    settings = {"max_steps": 12, "learning_rate": 3e-3, "lr_scheduler_type": "constant", "vf_coef": 1.0}
+    trainer = critic_trainer(tmp_path, weight_decay=0.1, **settings)
+    trainer.train()
+    losses = [entry["critic/loss"] for entry in trainer.state.log_history if "critic/loss" in entry]
+    assert losses[-1] < 0.5 * losses[0]
+    decays = [group["weight_decay"] for group in trainer.optimizer.param_groups]
+    assert decays == [0.1, 0.0, 0.1, 0.0]
+    assert all(parameter.dim() == 2 for parameter in trainer.optimizer.param_groups[2]["params"])
+    assert all(parameter.dim() == 1 for parameter in trainer.optimizer.param_groups[3]["params"])
+    trainer.save_critic(tmp_path / "critic")
+    again = critic_trainer(tmp_path, value_model=str(tmp_path / "critic"))
+    assert torch.equal(flat(again.critic), flat(trainer.critic))
+    trainer.train()  # which finds the critic in the optimizer
+
+
+def test_a_language_model_as_critic_gets_a_new_score(tmp_path):
+    model(tmp_path)
+    settings = {"value_model": str(tmp_path / "model"), "bf16": True, "gradient_checkpointing": True}
+    trainer = critic_trainer(tmp_path, max_steps=1, eval_strategy="steps", eval_steps=1, **settings)
+    trainer.train()
+    (evaluation,) = (entry for entry in trainer.state.log_history if "eval_loss" in entry)
+    assert math.isfinite(evaluation["eval_loss"])
+    assert math.isfinite(evaluation["eval_critic/loss"])
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "named", "message"),
+    [
+        (ANOTrainer, {"shaping": "spo"}, "shaping='spo' is not allowed with ANOTrainer, whose shape is 'ano'"),
+        (ShapedPPOTrainer, {"shaping": "anno"}, "shaping='anno' is unknown"),
+        (PPOTrainer, {"reward": reward, "value_model": None}, "no reward model from which the critic could start"),
+        (PPOTrainer, {"value_model": "two"}, "value_model is a GPTNeoXForSequenceClassification; allowed are"),
+        (PPOTrainer, {"value_model": "nowhere"}, "model 'nowhere' cannot be loaded"),
+    ],
+    ids=str,
+)
+def test_what_can_be_no_critic_is_rejected(trainer_class, named, message, tmp_path):
+    if named.get("value_model") == "two":
+        two = AutoModelForSequenceClassification.from_pretrained(
+            classifier(tmp_path), num_labels=2, ignore_mismatched_sizes=True
+        )
+        named = {"value_model": two}
+    with pytest.raises(ValueError, match=message):
+        critic_trainer(tmp_path, trainer_class, **named)
+
+
+def test_sharded_models_and_settings_of_another_trainer_are_rejected(tmp_path, monkeypatch):
+    with pytest.raises(TypeError, match="args is a GANOConfig; allowed are settings of class ShapedPPOConfig"):
+        PPOTrainer(model(tmp_path), reward, GANOConfig(str(tmp_path), **SMALL), prompts(), value_model=model(tmp_path))
+    create = Trainer.create_accelerator_and_postprocess
+
+    def sharded(self):
+        create(self)
+        self.is_fsdp_enabled = True
+
+    monkeypatch.setattr(Trainer, "create_accelerator_and_postprocess", sharded)
+    with pytest.raises(ValueError, match="a critic is not allowed with DeepSpeed or FSDP"):
+        critic_trainer(tmp_path, beta=0.0)
+
+
+def test_the_hub_gets_the_final_policy_once_and_the_critic_on_request(tmp_path, monkeypatch):
+    """Review B6: it got the weights twice, with everything else in the output directory."""
+    pushed: list[list[str]] = []
+
+    def upload_folder(folder_path, **_):
+        pushed.append(sorted(str(path.relative_to(folder_path)) for path in Path(folder_path).rglob("*.safetensors")))
+
+    hub = SimpleNamespace(create_repo=lambda *_, **__: SimpleNamespace(repo_id="me/out"), upload_folder=upload_folder)
+    monkeypatch.setattr("transformers.trainer.hf_api", lambda: hub)
+    for push_critic in (False, True):
+        run(critic_trainer(tmp_path, max_steps=1, push_to_hub=True, push_critic=push_critic))
+        assert (tmp_path / "final" / "README.md").read_text().count(f"Model Card for {tmp_path.name}") == 1
+    assert pushed == [["model.safetensors"], ["critic/model.safetensors", "model.safetensors"]]
+    assert (tmp_path / "critic" / "model.safetensors").is_file()
