@@ -284,6 +284,10 @@ def restore_optimizer(optimizer: Optimizer, document: Any, file: TensorFile) -> 
         document, fresh = decode(document, "optimizer", {}), optimizer.state_dict()
         require_like(document, {"param_groups": _groups(fresh), "numbers": None}, "optimizer")
         groups = [new | stored for new, stored in zip(fresh["param_groups"], document["param_groups"], strict=True)]
+        # None means that PyTorch chooses, so that the default does not show the type.
+        for name in ("foreach", "fused"):
+            if not all(isinstance(group.get(name), bool | None) for group in groups):
+                raise SafeFormatError(f"optimizer.param_groups: {name} is neither true, false nor null")
         expected = _state_after_a_step(optimizer, groups)
         # Parameters that were never trained have no state.
         trained = {name.partition(".")[0] for name in (*file.specs, *document["numbers"])}

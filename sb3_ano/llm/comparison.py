@@ -222,6 +222,7 @@ def _parse(arguments: Sequence[str], program: str) -> argparse.Namespace:
     chat.add_argument("--max_tokens", type=_positive, default=512, help="length of a reply; reasoning models need more")
     texts = parser.add_argument_group("completions")
     texts.add_argument("--dataset_name", help="Hub id, directory or file; it has a column 'prompt'")
+    texts.add_argument("--dataset_config", help="configuration of a data set on the Hub")
     texts.add_argument("--dataset_split", default="test", help="split of the data set")
     texts.add_argument("--samples", type=_positive, default=1000, help="number of prompts")
     texts.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0], help="0 is greedy decoding")
@@ -299,7 +300,7 @@ def _completions(options: argparse.Namespace, out: Path) -> dict[float, dict[str
     files = {name: read_completions(Path(path)) for name, path in options.policies.items() if _is_file(path)}
     if len(files) == len(options.policies):
         return {float("nan"): files}
-    dataset = load_split(options.dataset_name, options.dataset_split)
+    dataset = load_split(options.dataset_name, options.dataset_config, options.dataset_split)
     prompts = list({plain(prompt): prompt for prompt in dataset["prompt"]}.values())
     random.Random(options.seed).shuffle(prompts)
     lengths = {"max_completion_length": options.max_completion_length, "batch_size": options.batch_size}
