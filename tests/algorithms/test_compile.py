@@ -141,6 +141,7 @@ def test_what_cannot_be_compiled_is_warned_about_once_and_trains_the_same(option
 
 
 # review users U22
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "options", "reason", "graphs"),
     [

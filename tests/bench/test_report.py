@@ -244,6 +244,7 @@ def test_algorithms_are_named_and_told_apart_by_protanopes_and_by_line_styles():
     assert len(set(map(str, lines))) == len(set(markers)) == 5
 
 
+@pytest.mark.slow
 def test_an_earlier_report_is_replaced_and_other_files_are_not(tmp_path):
     write_results(tmp_path / "results", runs(tasks=["Hopper-v4"], algorithms=["ano"], seeds=[0, 1]))
     out = tmp_path / "out"

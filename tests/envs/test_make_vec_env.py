@@ -94,6 +94,7 @@ def test_the_id_or_a_setting_decides_about_sticky_actions(backend):
     assert (run("Pong-v5", repeat_action_probability=1.0) != sticky).any()
 
 
+@pytest.mark.slow
 @needs_atari
 @needs_envpool
 @pytest.mark.parametrize("game", ["MsPacman", "NameThisGame", "Qbert"])

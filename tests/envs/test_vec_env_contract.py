@@ -213,6 +213,7 @@ def test_steps_out_of_order_and_invalid_actions_raise(make):
         env.reset()
 
 
+@pytest.mark.slow
 @batched_backends
 def test_threads_change_nothing(make):
     runs = [play(make(6, seed=3, num_threads=threads), 50) for threads in (1, 2)]

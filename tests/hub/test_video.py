@@ -77,6 +77,7 @@ except RenderError as error:
 """
 
 
+@pytest.mark.slow
 def test_mujoco_renders_without_a_display_and_without_settings(tmp_path):
     """In a process of its own: MuJoCo binds to one graphics library for good."""
     pytest.importorskip("mujoco")

@@ -31,6 +31,7 @@ def resumed(folder, step, **settings) -> torch.Tensor:
     return parameters(ours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "settings", "between"),
     [(3, {}, True), (4, {}, False), (5, {}, False), (4, {"steps_per_generation": 4}, False), (5, {"critic": True}, False)],

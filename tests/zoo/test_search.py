@@ -97,6 +97,7 @@ def test_a_trial_gives_way_to_the_command_line_and_the_file_to_the_trial():
     assert "policy_kwargs" not in manager._sample(optuna.create_study().ask()), "its network is not searched"
 
 
+@pytest.mark.slow
 def test_a_search_is_repeatable_in_one_go_and_in_parts():
     drawn = []
     for name, parts in (("whole", ["--n-trials 3"]), ("parts", ["--n-trials 1", "--max-total-trials 3"])):
@@ -117,6 +118,7 @@ def test_jobs_share_the_budget():
     assert len({trial.params["learning_rate"] for trial in study_of().trials}) == 4
 
 
+@pytest.mark.slow
 def test_pruners_stop_trials_early():
     run_search("--pruner median --n-evaluations 4 --n-startup-trials 1 --sampler random", n_trials=8)
     trials = study_of().trials
@@ -168,6 +170,7 @@ def test_trials_that_are_not_comparable_or_not_there_are_rejected_in_one_line():
         assert message in rejected(f"{TRAIN} {options}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", ["sqlite:///study.db", JOURNAL])
 def test_the_trial_of_a_dead_process_is_run_again_or_does_not_count(storage, monkeypatch):
     monkeypatch.setattr(search, "GRACE_SECONDS", 2)
