@@ -63,8 +63,7 @@ def compare(arguments: Sequence[str], program: str) -> None:
     options = _parse(arguments, f"{program} compare")
     sys.path.append(os.getcwd())  # for module:function; only "python -m" looks in the current directory
     out = Path(options.out)
-    ledger = Ledger(out / "verdicts.jsonl")
-    judge = _make_judge(options, ledger)
+    judge = _make_judge(options, out / "verdicts.jsonl")
     completions = _completions(options, out)
     pairs_of_names = list(itertools.combinations(options.policies, 2))
     if options.against_first:
@@ -270,7 +269,7 @@ def _policies(texts: Sequence[str]) -> dict[str, str]:
     return policies
 
 
-def _make_judge(options: argparse.Namespace, ledger: Ledger) -> Judge:
+def _make_judge(options: argparse.Namespace, verdicts: Path) -> Judge:
     if options.judge_model is not None:
         try:
             template = Path(options.template).read_text() if options.template else TEMPLATE
@@ -280,9 +279,9 @@ def _make_judge(options: argparse.Namespace, ledger: Ledger) -> Judge:
         if key is None and options.base_url is None:
             raise ValueError(f"OpenAI asks for a key; set {options.api_key_variable}, or give --base_url")
         settings = {name: getattr(options, name) for name in ("base_url", "concurrency", "retries", "max_tokens")}
-        return ChatJudge(options.judge_model, ledger, api_key=key, template=template, **settings)
+        return ChatJudge(options.judge_model, Ledger(verdicts), api_key=key, template=template, **settings)
     if options.judge_function is not None:
-        return ScoreJudge(load_reward_function(options.judge_function), options.judge_function, ledger)
+        return ScoreJudge(load_reward_function(options.judge_function), options.judge_function)
     tokenizer = load_tokenizer(options.reward_model)
     reward = LearnedReward.load(options.reward_model, tokenizer, torch.accelerator.current_accelerator() or "cpu")
 
@@ -292,7 +291,7 @@ def _make_judge(options: argparse.Namespace, ledger: Ledger) -> Judge:
         ids = completion_ids or [[*tokenizer(text)["input_ids"], *end] for text in completions]
         return reward(prompts, ids)
 
-    return ScoreJudge(score, options.reward_model, ledger)
+    return ScoreJudge(score, options.reward_model)
 
 
 def _completions(options: argparse.Namespace, out: Path) -> dict[float, dict[str, dict[str, dict[str, Any]]]]:

@@ -88,18 +88,19 @@ class ScoreJudge:
 
     :param score: reward function as in TRL: keyword arguments ``prompts``, ``completions`` and, if all completions have
         tokens, ``completion_ids``; it returns one number per completion
-    :param name: name of the judge in the ledger
-    :param ledger: scores that are known already
+    :param name: name of the judge in messages
     """
 
-    def __init__(self, score: Callable[..., Sequence[float]], name: str, ledger: Ledger) -> None:
-        self.score, self.name, self.ledger = score, name, ledger
+    def __init__(self, score: Callable[..., Sequence[float]], name: str) -> None:
+        self.score, self.name = score, name
+        # Not kept in a file: a function or a model may have changed under its name.
+        self._scores: dict[str, float] = {}
 
     def __call__(self, pairs: Sequence[Pair]) -> tuple[list[Verdict], dict[str, float]]:
         """Return a verdict for each pair; it is "unparseable" if a score is NaN."""
         keys = [[self._key(prompt, row) for row in rows] for prompt, *rows in pairs]
         rows = {self._key(prompt, row): (prompt, row) for prompt, *completions in pairs for row in completions}
-        missing = [(key, *value) for key, value in rows.items() if key not in self.ledger.rows]
+        missing = [(key, *value) for key, value in rows.items() if key not in self._scores]
         for start in tqdm(range(0, len(missing), _BATCH), desc=self.name, unit="batch", disable=not missing):
             batch = missing[start : start + _BATCH]
             texts = {"prompts": [prompt for _, prompt, _ in batch], "completions": [row["completion"] for *_, row in batch]}
@@ -108,12 +109,11 @@ class ScoreJudge:
             scores = self.score(**texts)
             if len(scores) != len(batch):
                 raise ValueError(f"judge {self.name!r} returned {len(scores)} scores for {len(batch)} completions")
-            for (key, prompt, row), score in zip(batch, scores, strict=True):
-                self.ledger.add(key, judge=self.name, prompt=prompt, completion=row["completion"], score=float(score))
-        return [self._verdict(*(self.ledger.rows[key]["score"] for key in pair)) for pair in keys], {}
+            self._scores |= {key: float(score) for (key, *_), score in zip(batch, scores, strict=True)}
+        return [self._verdict(*(self._scores[key] for key in pair)) for pair in keys], {}
 
     def _key(self, prompt: str, row: dict[str, Any]) -> str:
-        return request_key(self.name, prompt, row["completion"], row.get("completion_ids"))
+        return request_key(prompt, row["completion"], row.get("completion_ids"))
 
     @staticmethod
     def _verdict(first: float, second: float) -> Verdict:

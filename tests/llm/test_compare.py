@@ -1,5 +1,6 @@
 """Win rates: judges, their numbers, the command."""
 
+import copy
 import json
 import math
 import os
@@ -14,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from scipy.stats import binomtest
 from transformers import GPTNeoXForSequenceClassification
 
@@ -176,7 +178,7 @@ def test_a_killed_comparison_asks_only_what_is_missing(serve, files):
     assert table[["win", "tie", "lose"]].to_numpy().tolist() == [[3, 1, 2], [0, 1, 5], [0, 0, 6]]
 
 
-def test_a_function_judges_files_and_the_report_says_how(files, capsys):
+def test_a_function_judges_files_and_the_report_says_how(files, capsys, monkeypatch):
     arguments = ["compare", "up.jsonl", "three.jsonl", "last=six.jsonl", "--judge_function", "lengths:score", "--out", "out"]
     assert main(arguments) == 0
     report = capsys.readouterr().out
@@ -185,20 +187,22 @@ def test_a_function_judges_files_and_the_report_says_how(files, capsys):
     assert "Mean lengths of completions, in words: up 1.0" in report
     out = files / "out"
     assert {path.name for path in out.iterdir()} == {
-        "matrix.png", "report.md", "verdicts.jsonl", "win_rates.csv", "win_rates.png",
+        "matrix.png", "report.md", "win_rates.csv", "win_rates.png",
     }  # fmt: skip
     table = pd.read_csv(out / "win_rates.csv")
     assert table["win_rate"][0] == pytest.approx(3.5 / 6, abs=1e-5)
     assert table["low"][0] < table["win_rate"][0] < table["high"][0]
-    (files / "lengths.py").unlink()  # a second run would need no score, if the function could be found
+    # A function that has changed gives other verdicts.
+    monkeypatch.setattr(sys.modules["lengths"], "score", lambda completions, **_: [-len(text) for text in completions])
     assert main([*arguments, "--against_first"]) == 0
-    assert len(pd.read_csv(out / "win_rates.csv")) == 2
+    again = pd.read_csv(out / "win_rates.csv")
+    assert again[["win", "tie", "lose"]].to_numpy().tolist() == [[2, 1, 3], [5, 1, 0]]
 
 
-def test_a_score_that_is_nan_is_no_verdict(tmp_path):
-    judge = ScoreJudge(lambda prompts, completions: [float("nan"), *range(len(prompts) - 1)], "s", Ledger(tmp_path / "v"))
+def test_a_score_that_is_nan_is_no_verdict():
+    judge = ScoreJudge(lambda prompts, completions: [float("nan"), *range(len(prompts) - 1)], "s")
     assert judge(PAIRS[:2])[0] == ["unparseable", "second"]
-    wrong = ScoreJudge(lambda prompts, completions: [1.0], "w", Ledger(tmp_path / "w"))
+    wrong = ScoreJudge(lambda prompts, completions: [1.0], "w")
     with pytest.raises(ValueError, match="'w' returned 1 scores for 4 completions"):
         wrong(PAIRS[:2])
 
@@ -219,6 +223,25 @@ def test_generation_resumes_with_the_same_completions(tmp_path):
     assert generate(str(tmp_path / "model"), texts, tmp_path / "b.jsonl", 1.0, seed=4, **options) != whole
     with pytest.raises(ValueError, match="made with seed=3, not 4"):
         generate(str(tmp_path / "model"), texts, path, 1.0, seed=4, **options)
+
+
+def test_an_adapter_completes_conversations(tmp_path):
+    """As its base model with the adapter merged; the judge reads the conversation, the model its chat template."""
+    text = prompts()["prompt"][0]
+    conversation = [{"role": "user", "content": text}]
+    adapted = get_peft_model(model(tmp_path), LoraConfig(r=2, init_lora_weights=False, task_type="CAUSAL_LM"))
+    adapted.save_pretrained(tmp_path / "adapter")
+    chatty = copy.deepcopy(tokenizer())
+    chatty.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    chatty.save_pretrained(tmp_path / "adapter")
+    options = {"temperature": 0.0, "max_completion_length": 6}
+    found = generate(str(tmp_path / "adapter"), [conversation], tmp_path / "a.jsonl", **options)
+    merged = adapted.merge_and_unload()
+    merged.save_pretrained(tmp_path / "merged")
+    tokenizer().save_pretrained(tmp_path / "merged")
+    expected = generate(str(tmp_path / "merged"), [text], tmp_path / "m.jsonl", **options)[text]
+    plain = generate(str(tmp_path / "model"), [text], tmp_path / "p.jsonl", **options)[text]
+    assert found[f"user: {text}"]["completion_ids"] == expected["completion_ids"] != plain["completion_ids"]
 
 
 def test_greedy_completions_are_the_most_probable_tokens(tmp_path):
