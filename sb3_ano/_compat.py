@@ -27,7 +27,7 @@ _ABSENT = object()
 
 
 def has_hooks(owner: nn.Module | nn.Parameter | Optimizer) -> bool:
-    """Whether hooks are registered on a module, a parameter, or an optimizer; True if this cannot be known.
+    """Tell whether hooks are registered on a module, a parameter, or an optimizer; True if this cannot be known.
 
     Hooks of PyTorch's that are called for every module or optimizer count.
     """
@@ -63,7 +63,7 @@ def _warn_of_absence(name: str) -> None:
 
 
 def compiler_obstacle(options: dict[str, Any]) -> str | None:
-    """What this version of PyTorch lacks for a compiled update, or None.
+    """Say what this version of PyTorch lacks for a compiled update, or None.
 
     :param options: options of ``torch.compile`` that the update asks for
     """

@@ -11,7 +11,7 @@ from stable_baselines3.common.monitor import ResultsWriter
 
 
 class NativeState(NamedTuple):
-    """How to read the state of an object as a picklable value, and how to restore it."""
+    """Read the state of an object as a picklable value, and restore it."""
 
     get: Callable[[Any], Any]
     set: Callable[[Any, Any], None]

@@ -207,7 +207,7 @@ def _built_parts(value: Any) -> dict[str, Any]:
 
 
 def _is_built_again(name: str, value: Any) -> bool:
-    """Whether the resuming program sets an attribute itself, because the value is nothing but built objects.
+    """Tell whether the resuming program sets an attribute itself, because the value is nothing but built objects.
 
     Between training environments references are restored: a wrapper can switch from one environment to another. Their
     names exist there, because the environments are the same. Those of spaces and callbacks may not.
@@ -223,12 +223,12 @@ def _is_built(kind: type) -> bool:
 
 
 def _is_opaque(found: Any) -> bool:
-    """Whether an object is a batch of environments of another library or another process."""
+    """Tell whether an object is a batch of environments of another library or another process."""
     return isinstance(found, VecEnv) and not isinstance(found, DummyVecEnv | VecEnvWrapper)
 
 
 def _is_path_setting(owner: Any, value: Any) -> bool:
-    """Whether a value is a path in a callback, which differs if the directory has been moved."""
+    """Tell whether a value is a path in a callback, which differs if the directory has been moved."""
     if not (isinstance(owner, BaseCallback) and isinstance(value, str | os.PathLike)):
         return False
     return isinstance(value, os.PathLike) or os.path.dirname(value) != "" or os.path.exists(value)

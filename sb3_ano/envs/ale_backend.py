@@ -23,7 +23,7 @@ _ROMS = {rom_id_to_name(rom): rom for rom in roms.get_all_rom_ids()}
 
 
 def has_game(game: str) -> bool:
-    """Whether ale-py has the game, for example ``SpaceInvaders``."""
+    """Tell whether ale-py has the game, for example ``SpaceInvaders``."""
     return game in _ROMS
 
 

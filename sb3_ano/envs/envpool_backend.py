@@ -31,22 +31,22 @@ _NOT_PINNED = -1
 
 
 def has(env_id: str) -> bool:
-    """Whether EnvPool has a task of this name."""
+    """Tell whether EnvPool has a task of this name."""
     return env_id in registry.specs
 
 
 def has_game(game: str) -> bool:
-    """Whether EnvPool has the Atari game, for example ``SpaceInvaders``."""
+    """Tell whether EnvPool has the Atari game, for example ``SpaceInvaders``."""
     return has(f"{game}-v5") and registry.specs[f"{game}-v5"][0] == _ATARI
 
 
 def replaces_gymnasium(env_id: str) -> bool:
-    """Whether ``"auto"`` may take the task instead of gymnasium's of the same name."""
+    """Tell whether ``"auto"`` may take the task instead of gymnasium's of the same name."""
     return registry.specs[env_id][0] in _REPLACES_GYMNASIUM
 
 
 def takes(env_id: str, env_kwargs: dict[str, Any]) -> bool:
-    """Whether the task has all of these settings."""
+    """Tell whether the task has all of these settings."""
     return not set(env_kwargs) - _settings(env_id)
 
 

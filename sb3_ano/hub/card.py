@@ -1,4 +1,4 @@
-"""What a repository says about its agent: the model card and the settings that the RL Zoo reads."""
+"""Write what a repository says about its agent: the model card, and the settings that the RL Zoo reads."""
 
 import json
 import platform

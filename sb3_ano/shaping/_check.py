@@ -55,7 +55,7 @@ class ShapeProperties:
 
     @property
     def anchored(self) -> bool:
-        """Whether ``h(0) = 0`` (Definition 3.2)."""
+        """Tell whether ``h(0) = 0`` (Definition 3.2)."""
         return abs(self.at_zero) <= _TOLERANCE
 
     @property
@@ -86,12 +86,12 @@ class ShapeProperties:
 
     @property
     def bounded_argmax(self) -> bool:
-        """Whether all maximizers lie in a bounded interval (Principle 2)."""
+        """Tell whether all maximizers lie in a bounded interval (Principle 2)."""
         return math.isfinite(self.argmax[0]) and math.isfinite(self.argmax[1])
 
     @property
     def bounded_slope(self) -> bool:
-        """Whether ``sup |h'|`` is finite (Principle 3)."""
+        """Tell whether ``sup |h'|`` is finite (Principle 3)."""
         return math.isfinite(self.sup_slope)
 
     def __str__(self) -> str:

@@ -156,7 +156,7 @@ def fingerprint(shaping: ShapingLike) -> list[list[float]]:
 
 
 def is_importable(shaping: ShapingLike) -> bool:
-    """Whether the name of every shape in ``shaping`` leads back to that very shape."""
+    """Tell whether the name of every shape in ``shaping`` leads back to that very shape."""
     names, shapes = name_of(shaping), as_pair(shaping)
     try:
         return all(found is shape for found, shape in zip(as_pair(names), shapes, strict=True))

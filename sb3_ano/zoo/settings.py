@@ -30,7 +30,7 @@ _MAX_BYTES, _MAX_ALIASES = 100_000, 10
 
 
 def is_trusted() -> bool:
-    """Whether TRUST_REMOTE_CODE is set, which ``--trust-remote-code`` does for a command and its children."""
+    """Tell whether TRUST_REMOTE_CODE is set, which ``--trust-remote-code`` does for a command and its children."""
     return os.environ.get("TRUST_REMOTE_CODE", "").lower() in ("y", "yes", "t", "true", "on", "1")
 
 
@@ -118,7 +118,7 @@ def _names(called: Any) -> list[Any]:
 
 
 def _is_plain(expression: str) -> bool:
-    """Whether evaluating the text gives plain values and calls nothing but ``dict`` with keywords."""
+    """Tell whether evaluating the text gives plain values and calls nothing but ``dict`` with keywords."""
     try:
         body = ast.parse(expression, mode="eval").body
         if isinstance(body, ast.Call) and isinstance(body.func, ast.Name) and body.func.id == "dict" and not body.args:

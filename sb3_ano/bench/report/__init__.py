@@ -40,7 +40,7 @@ def write_report(path: Path, out: Path, settings: Settings = Settings()) -> list
     :param out: directory of the report
     :param settings: settings of the report
     :return: notes on what was left out
-    :raises ValueError: if runs are damaged, there are none, or ``out`` holds other files
+    :raises ValueError: if runs are damaged or missing, or ``out`` holds other files
     :raises OSError: if files cannot be read or written
     """
     page = out / _PAGE
