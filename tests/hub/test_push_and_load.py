@@ -1,21 +1,24 @@
 """An agent goes to the Hub and comes back as what it was, here, in Stable-Baselines3 and in the RL Zoo."""
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize, unwrap_vec_normalize
 
 import sb3_ano.hub
 from sb3_ano import ANO, PAPO, SPO
 from sb3_ano.envs import make_vec_env
-from sb3_ano.hub import download, download_run, load_from_hub, push_to_hub
+from sb3_ano.hub import download, download_run, load_from_hub, package, push_to_hub
 from tests.hub.agents import QUICK, acts_like, trained
 
 
@@ -55,6 +58,17 @@ def test_a_loaded_agent_acts_and_scores_as_the_pushed_one(cls, env_id, options, 
         venv.seed(11)
         returns.append(evaluate_policy(each, venv, 2, return_episode_rewards=True)[0])
     assert returns[0] == returns[1]
+
+
+def test_packaging_leaves_the_random_generators_of_the_process_alone(cartpole, tmp_path):
+    def draw():
+        return random.random(), np.random.rand(), torch.rand(()).item()
+
+    set_random_seed(5)
+    expected = draw()
+    set_random_seed(5)
+    package(cartpole, tmp_path / "agent", "somebody/agent", **QUICK)
+    assert draw() == expected
 
 
 @pytest.mark.parametrize("trust", [False, True])
