@@ -111,7 +111,7 @@ def test_the_files_tell_what_was_run_and_by_what_update_by_update(tmp_path):
     assert (document["name"], document["timesteps"], document["threads"]) == (run.name, 640, 1)
     assert (document["backend"], document["backend_used"]) == ("auto", "gymnasium")  # review bench B10
     assert (document["versions"]["torch"], document["commit"]) == (torch.__version__, commit())
-    assert 0 < updates["time/seconds"].iloc[-1] <= document["seconds"]
+    assert 0 < updates["time/seconds"].iloc[-1] <= document["seconds"] + 0.0005  # the rows have milliseconds
     assert set(document["sha256"]) == {"monitor.csv", "progress.csv", "evaluations.npz"}
     assert {file.name for file in tmp_path.iterdir()} == {*document["sha256"], "run.json"}
     assert updates["time/total_timesteps"].tolist() == steps
