@@ -131,7 +131,7 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         if policy_name not in self.policy_aliases:
             raise ValueError(
                 f"policy={policy_name!r} is unknown; allowed are {', '.join(self.policy_aliases)} and policy classes. "
-                "Recurrent and maskable policies, as in sb3-contrib, are not supported"
+                "RecurrentANO has LSTM policies, MaskableANO masks"
             )
         return self.policy_aliases[policy_name]
 

@@ -85,7 +85,7 @@ class RolloutMixin(OnPolicyAlgorithm):
         as_tensors = not (_needs_no_locals(callback) and is_stock(rollout_buffer, "add"))
         callback.on_rollout_start()  # a resumed training is restored here
         check.start(self.num_timesteps // env.num_envs)
-        actor = make_actor(self, env.num_envs)
+        actor = self._make_actor(env)
         snapshot = None if _changes_nothing(callback) else Snapshot(self.policy)
         values: Any
         log_probs: Any
@@ -113,7 +113,7 @@ class RolloutMixin(OnPolicyAlgorithm):
             if not callback.on_step():
                 return False
             if snapshot is not None and not snapshot.is_current():
-                actor, snapshot = make_actor(self, env.num_envs), Snapshot(self.policy)
+                actor, snapshot = self._make_actor(env), Snapshot(self.policy)
 
             self._update_info_buffer(infos, dones)
             n_steps += 1
@@ -123,7 +123,8 @@ class RolloutMixin(OnPolicyAlgorithm):
                 check.require_finite_ends(dones, infos, self.num_timesteps // env.num_envs)
                 bootstrap_truncations(rewards, dones, infos, actor, self.gamma)
 
-            rollout_buffer.add(self._last_obs, actions, rewards, self._last_episode_starts, values, log_probs)  # type: ignore[arg-type]
+            row = (self._last_obs, actions, rewards, self._last_episode_starts, values, log_probs)
+            rollout_buffer.add(*row, **actor.columns())  # type: ignore[arg-type]
             self._last_obs = new_obs  # type: ignore[assignment]
             self._last_episode_starts = dones
 
@@ -132,6 +133,10 @@ class RolloutMixin(OnPolicyAlgorithm):
         callback.update_locals(locals())
         callback.on_rollout_end()
         return True
+
+    def _make_actor(self, env: VecEnv) -> Actor:
+        """Return the policy of a rollout in the training environment."""
+        return make_actor(self, env.num_envs)
 
     def _as_tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(array, device=self.device)
@@ -187,7 +192,7 @@ def bootstrap_truncations(rewards: np.ndarray, dones: np.ndarray, infos: list[di
         return
     terminal = [infos[index]["terminal_observation"] for index in truncated]
     # Assigned, which rounds to the type of the rewards as in SB3, where integers stay integers.
-    rewards[truncated] = rewards[truncated] + gamma * actor.terminal_values(terminal)
+    rewards[truncated] = rewards[truncated] + gamma * actor.terminal_values(terminal, truncated)
 
 
 class FiniteCheck:
