@@ -27,7 +27,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "shaping": (set(), {"torch"}),
     "envs": (BASE, SB3 | {"envpool", "ale_py"}),
     "checkpoints": (BASE, SB3),
-    "algorithms": (BASE | {"shaping", "envs"}, SB3),
+    "algorithms": (BASE | {"shaping", "envs"}, SB3 | {"sb3_contrib"}),
     "_registry": ({"algorithms"}, {"stable_baselines3"}),
     "hub": (AGENTS, HUB),
     "zoo": (AGENTS | {"hub", "cli"}, ZOO),
@@ -39,7 +39,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "": ({"algorithms", "extras"}, set()),
 }
 OPTIONAL = {"rl_zoo3", "optuna", "ale_py", "mujoco", "envpool", "huggingface_hub", "safetensors"}
-OPTIONAL |= {"rliable", "ray", "trl", "cv2", "sbx", "scipy"}
+OPTIONAL |= {"rliable", "ray", "trl", "cv2", "sbx", "scipy", "sb3_contrib"}
 
 
 @functools.cache
@@ -105,6 +105,6 @@ def test_shaping_is_usable_without_stable_baselines3():
     assert output.strip() == "1"
     import sb3_ano
 
-    assert {"ANO", "PAPO", "SPO"} <= {name for name in sb3_ano.__all__ if getattr(sb3_ano, name)}
+    assert {"ANO", "PAPO", "SPO", "RecurrentANO"} <= {name for name in sb3_ano.__all__ if getattr(sb3_ano, name)}
     with pytest.raises(AttributeError, match="has no attribute 'PPO'"):
         _ = sb3_ano.PPO

@@ -164,7 +164,7 @@ class NumpyActor:
             if n_envs * max(layer.weight.size for layer in joint) <= _ONE_THREAD:
                 self._joint = joint
         self._head_size = self._actor[-1].weight.shape[1]
-        self._sample = _SAMPLERS.get(type(policy.action_dist), _sb3_sampler)(policy, n_envs)
+        self._sample = SAMPLERS.get(type(policy.action_dist), _sb3_sampler)(policy, n_envs)
 
     def columns(self) -> dict[str, Any]:
         """Return what the rollout buffer stores of a step in addition to SB3's arrays."""
@@ -273,7 +273,7 @@ def _sb3_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
     return sample
 
 
-_SAMPLERS: dict[type, Callable[[ActorCriticPolicy, int], _Sampler]] = {
+SAMPLERS: dict[type, Callable[[ActorCriticPolicy, int], _Sampler]] = {
     DiagGaussianDistribution: _gaussian_sampler,
     CategoricalDistribution: _categorical_sampler,
 }

@@ -42,7 +42,7 @@ class FlatRolloutBuffer(RolloutBuffer):
 
     td_errors: np.ndarray
     #: Class of the samples.
-    samples: ClassVar[type] = RolloutSamples
+    samples: ClassVar[Any] = RolloutSamples
 
     def reset(self) -> None:
         super().reset()
@@ -56,8 +56,12 @@ class FlatRolloutBuffer(RolloutBuffer):
         episode_start: np.ndarray,
         value: torch.Tensor | np.ndarray,
         log_prob: torch.Tensor | np.ndarray,
+        **columns: np.ndarray,
     ) -> None:
-        """Store one step of all environments; see SB3. Values and log-probabilities may be arrays."""
+        """Store one step of all environments; see SB3. Values and log-probabilities may be arrays.
+
+        :param columns: rows of further arrays of the buffer, by name
+        """
         position = self.pos
         self._add_observations(position, obs)
         self.actions[position] = action.reshape(self.n_envs, self.action_dim)
@@ -65,6 +69,8 @@ class FlatRolloutBuffer(RolloutBuffer):
         self.episode_starts[position] = episode_start
         self.values[position] = _array(value).reshape(self.n_envs)
         self.log_probs[position] = _array(log_prob).reshape(self.n_envs)
+        for name, column in columns.items():
+            getattr(self, name)[position] = column
         self.pos = position + 1
         self.full = self.pos == self.buffer_size
 

@@ -4,7 +4,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,8 @@ from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.distributions import CategoricalDistribution, Distribution, MultiCategoricalDistribution
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.type_aliases import TensorDict
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.type_aliases import MaybeCallback, TensorDict
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -45,7 +46,7 @@ class MaskableANO(ANO):
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = MaskablePPO.policy_aliases
-    _policy_base: ClassVar[type[BasePolicy]] = MaskableActorCriticPolicy
+    policy_base: ClassVar[type[BasePolicy]] = MaskableActorCriticPolicy
     _use_masking = True
 
     @inherit_signature(ANO, positional=MaskablePPO)
@@ -53,15 +54,16 @@ class MaskableANO(ANO):
         super().__init__(**arguments)
 
     def _setup_model(self) -> None:
-        _require_policy(self, self._policy_base)
-        if not isinstance(self.action_space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        self._require_policy()
+        space = getattr(self, "action_space", None)
+        if space is not None and not isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
             raise ValueError(
-                f"env has the action space {self.action_space}, whose actions cannot be masked; allowed are Discrete, "
+                f"env has the action space {space}, whose actions cannot be masked; allowed are Discrete, "
                 "MultiDiscrete and MultiBinary"
             )
         kind = self.policy_class
         # SB3 passes an argument that sb3-contrib's maskable policies do not have.
-        self.policy_class = lambda *spaces, use_sde, **options: kind(*spaces, **options)  # type: ignore[assignment,misc]
+        self.policy_class = lambda *spaces, use_sde, **options: kind(*spaces, **options)  # type: ignore[assignment]
         try:
             super()._setup_model()
         finally:
@@ -70,16 +72,22 @@ class MaskableANO(ANO):
     def _default_buffer(self) -> type[RolloutBuffer]:
         return DictMaskedRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else MaskedRolloutBuffer
 
-    def learn(self, total_timesteps: int, *args: Any, use_masking: bool = True, **options: Any) -> Self:
-        """Train; see SB3.
+    def learn(  # type: ignore[override]
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str | None = None,
+        reset_num_timesteps: bool = True,
+        use_masking: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Train; see SB3. The arguments are in the order of MaskablePPO's.
 
-        :param total_timesteps: environment steps
-        :param args: further arguments of SB3's ``learn``
         :param use_masking: whether to ask the environment for masks
-        :param options: further arguments of SB3's ``learn``
         """
         self._use_masking = use_masking
-        return super().learn(total_timesteps, *args, **options)
+        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
 
     def predict(
         self,
@@ -109,7 +117,7 @@ class RecurrentANO(ANO):
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]]
-    _policy_base: ClassVar[type[BasePolicy]] = RecurrentActorCriticPolicy
+    policy_base: ClassVar[type[BasePolicy]] = RecurrentActorCriticPolicy
     _last_lstm_states: RNNStates
     _next_lstm_states: RNNStates
 
@@ -118,17 +126,12 @@ class RecurrentANO(ANO):
         super().__init__(**arguments)
 
     def _setup_model(self) -> None:
-        _require_policy(self, self._policy_base)
         for name, plain in (("torch_compile", (False, "auto")), ("precision", ("float32",))):
             if getattr(self, name) not in plain:
                 warnings.warn(f"{name}={getattr(self, name)!r} has no effect on recurrent policies", stacklevel=3)
         super()._setup_model()
-        lstm, buffer = self.policy.lstm_actor, self.rollout_buffer
-        if not isinstance(buffer, _SequenceBuffers):
-            raise ValueError(
-                f"rollout_buffer_class={type(buffer).__name__} keeps no LSTM states; allowed are SequenceRolloutBuffer, "
-                "DictSequenceRolloutBuffer and their subclasses"
-            )
+        lstm: Any = self.policy.lstm_actor
+        buffer = cast(RecurrentRolloutBuffer, self.rollout_buffer)
         buffer.hidden_state_shape = (self.n_steps, lstm.num_layers, self.n_envs, lstm.hidden_size)
         buffer.reset()
         zeros = torch.zeros(lstm.num_layers, self.n_envs, lstm.hidden_size, device=self.device)
@@ -150,7 +153,7 @@ class RecurrentANO(ANO):
 class RecurrentMaskableANO(MaskableANO, RecurrentANO):
     """ANO for policies with an LSTM and invalid action masking; see :class:`RecurrentANO` and :class:`MaskableANO`."""
 
-    _policy_base: ClassVar[type[BasePolicy]]
+    policy_base: ClassVar[type[BasePolicy]]
 
     @inherit_signature(ANO, positional=RecurrentPPO)
     def __init__(self, **arguments: Any):
@@ -163,14 +166,6 @@ class RecurrentMaskableANO(MaskableANO, RecurrentANO):
     def _make_actor(self, env: VecEnv) -> Any:
         recurrent = RecurrentANO._make_actor(self, env)
         return _MaskedActor(recurrent, env, self.action_space) if self._use_masking else recurrent
-
-
-def _require_policy(model: Any, base: type[BasePolicy]) -> None:
-    if isinstance(model.policy_class, type) and not issubclass(model.policy_class, base):
-        raise ValueError(
-            f"policy={model.policy_class.__name__} is not a policy of {type(model).__name__}; allowed are "
-            f"{', '.join(model.policy_aliases)} and subclasses of {base.__name__}"
-        )
 
 
 # Acting
@@ -191,7 +186,7 @@ class _MaskedActor:
                 "the environment has no method 'action_masks'; wrap it in sb3_contrib.common.wrappers.ActionMasker, or pass "
                 "use_masking=False to learn"
             )
-        self._inner, self._env, self._masks = inner, env, np.empty(0)
+        self._inner, self._env = inner, env
         self._sizes = _choices(space)
         self._starts = np.cumsum([0, *self._sizes[:-1]])
         self.values, self.terminal_values = inner.values, inner.terminal_values
@@ -263,7 +258,7 @@ def _choices(space: Any) -> list[int]:
     """Return the numbers of actions in each dimension of an action space."""
     if isinstance(space, spaces.Discrete):
         return [int(space.n)]
-    return [2] * int(space.n) if isinstance(space, spaces.MultiBinary) else [int(size) for size in space.nvec]
+    return [2] * spaces.flatdim(space) if isinstance(space, spaces.MultiBinary) else [int(size) for size in space.nvec]
 
 
 class MaskedSamples(NamedTuple):
@@ -289,26 +284,17 @@ class _Masks(RolloutBuffer):
         super().reset()
         self.action_masks = np.ones((self.buffer_size, self.n_envs, sum(_choices(self.action_space))), dtype=bool)
 
-    def add(self, *args: Any, action_masks: np.ndarray | None = None, **options: Any) -> None:
-        """Store one step; see SB3.
-
-        :param action_masks: actions that were allowed, ``(n_envs, n)``, or None for all
-        """
-        if action_masks is not None:
-            self.action_masks[self.pos] = action_masks
-        super().add(*args, **options)
-
 
 class MaskedRolloutBuffer(_Masks, FlatRolloutBuffer):
     """The default buffer of MaskableANO."""
 
-    samples: ClassVar[type] = MaskedSamples
+    samples: ClassVar[Any] = MaskedSamples
 
 
 class DictMaskedRolloutBuffer(_Masks, DictFlatRolloutBuffer):  # type: ignore[misc]
     """The same for Dict observations."""
 
-    samples: ClassVar[type] = MaskedSamples
+    samples: ClassVar[Any] = MaskedSamples
 
 
 class _Sequences(RolloutBuffer):
@@ -328,11 +314,21 @@ class _Sequences(RolloutBuffer):
         samples: Any = super()._get_samples(batch_inds, env_change, env)  # type: ignore[call-arg]
         present = samples.mask > 1e-8
         scalars = {name: getattr(samples, name)[present] for name in ("old_values", "old_log_prob", "advantages", "returns")}
-        return SimpleNamespace(**{**samples._asdict(), **scalars, "present": present})
+        # MultiBinary actions are integers in sb3-contrib, with which its RecurrentPPO fails.
+        return SimpleNamespace(**{**samples._asdict(), **scalars, "actions": samples.actions.float(), "present": present})
 
 
 class _MaskedSequences(_Masks, _Sequences):
     """The same, with masks."""
+
+    def add(self, *args: Any, action_masks: np.ndarray | None = None, **options: Any) -> None:
+        """Store one step; see sb3-contrib.
+
+        :param action_masks: actions that were allowed, ``(n_envs, n)``, or None for all
+        """
+        if action_masks is not None:
+            self.action_masks[self.pos] = action_masks
+        super().add(*args, **options)
 
     def get(self, batch_size: int | None = None) -> Iterator[Any]:  # type: ignore[override]
         if not self.generator_ready:
@@ -351,19 +347,16 @@ class SequenceRolloutBuffer(_Sequences, RecurrentRolloutBuffer):
     """The default buffer of RecurrentANO."""
 
 
-class DictSequenceRolloutBuffer(_Sequences, RecurrentDictRolloutBuffer):
+class DictSequenceRolloutBuffer(_Sequences, RecurrentDictRolloutBuffer):  # type: ignore[misc]
     """The same for Dict observations."""
 
 
-class MaskedSequenceRolloutBuffer(_MaskedSequences, RecurrentRolloutBuffer):
+class MaskedSequenceRolloutBuffer(_MaskedSequences, RecurrentRolloutBuffer):  # type: ignore[misc]
     """The default buffer of RecurrentMaskableANO."""
 
 
-class DictMaskedSequenceRolloutBuffer(_MaskedSequences, RecurrentDictRolloutBuffer):
+class DictMaskedSequenceRolloutBuffer(_MaskedSequences, RecurrentDictRolloutBuffer):  # type: ignore[misc]
     """The same for Dict observations."""
-
-
-_SequenceBuffers = _Sequences
 
 
 # Policies and their evaluation
@@ -377,6 +370,12 @@ def _plain_distribution(space: spaces.Space) -> Distribution:
 
 class _WholeSequences(RecurrentActorCriticPolicy):
     """Run the LSTM over whole sequences, because a rollout's sequences are cut where episodes start."""
+
+    def make_features_extractor(self) -> BaseFeaturesExtractor:
+        extractor = super().make_features_extractor()
+        # For Discrete observations it is a NumPy integer, which PyTorch's LSTM rejects.
+        extractor._features_dim = int(extractor.features_dim)
+        return extractor
 
     @staticmethod
     def _process_sequence(features: Any, lstm_states: Any, episode_starts: Any, lstm: Any) -> Any:
@@ -404,9 +403,8 @@ class MultiInputLstmPolicy(_WholeSequences, RecurrentMultiInputActorCriticPolicy
 class _MaskedPolicy(RecurrentActorCriticPolicy):
     """Apply masks to the distribution of a recurrent policy."""
 
-    _masks: Any = None
-
     def _build(self, lr_schedule: Any) -> None:
+        self._masks: Any = None
         self.action_dist = _plain_distribution(self.action_space)
         super()._build(lr_schedule)
 
@@ -475,7 +473,9 @@ class MaskedEvaluation(PolicyEvaluation):
 
     def _distribution(self, latent_pi: torch.Tensor, masks: torch.Tensor | None) -> Distribution:
         logits = self.policy.action_net(latent_pi)
-        return self._plain.proba_distribution(action_logits=logits if masks is None else torch.where(masks, logits, MASKED))
+        if masks is not None:  # in float32 in sb3-contrib's buffer
+            logits = torch.where(masks.bool(), logits, MASKED)
+        return self._plain.proba_distribution(action_logits=logits)
 
 
 class RecurrentEvaluation(PolicyEvaluation):
@@ -504,10 +504,10 @@ RecurrentMaskableANO.policy_aliases = {
     "CnnLstmPolicy": MaskableCnnLstmPolicy,
     "MultiInputLstmPolicy": MaskableMultiInputLstmPolicy,
 }
-RecurrentMaskableANO._policy_base = _MaskedPolicy
+RecurrentMaskableANO.policy_base = _MaskedPolicy
 policy_evaluation.EVALUATIONS |= {
     MaskableActorCriticPolicy: MaskedEvaluation,
     RecurrentActorCriticPolicy: RecurrentEvaluation,
     _MaskedPolicy: RecurrentEvaluation,
 }
-actor._SAMPLERS[MaskableCategoricalDistribution] = actor._categorical_sampler
+actor.SAMPLERS[MaskableCategoricalDistribution] = actor._categorical_sampler
