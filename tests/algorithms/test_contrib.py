@@ -28,35 +28,14 @@ from tests.tiny_envs import (
     BOX_OBSERVATIONS,
     DICT_OBSERVATIONS,
     IMAGE_OBSERVATIONS,
-    TinyEnv,
+    MaskedEnv,
+    masked_vec_env,
+    n_choices,
     vec_env_with_bad_number,
 )
 
 DISCRETE, MULTI_DISCRETE, MULTI_BINARY = spaces.Discrete(4), spaces.MultiDiscrete([3, 2]), spaces.MultiBinary(3)
 ALGORITHMS = [MaskableANO, RecurrentANO, RecurrentMaskableANO]
-
-
-def n_choices(space: spaces.Space) -> int:
-    return spaces.flatdim(space) * (2 if isinstance(space, spaces.MultiBinary) else 1)
-
-
-class MaskedEnv(TinyEnv):
-    """Allow half of the actions, and the first or the last of each dimension; half of the episodes terminate, at any step."""
-
-    def action_masks(self) -> np.ndarray:
-        masks = self.np_random.random(n_choices(self.action_space)) < 0.5
-        ends = np.cumsum(getattr(self.action_space, "nvec", [2] * 3 if self.action_space == MULTI_BINARY else [masks.size]))
-        masks[ends - 1] = True
-        return masks
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-        observation, reward, _, truncated, info = super().step(action)
-        terminated = not truncated and bool(self.np_random.random() < 0.05)
-        return observation, 10.0 * reward, terminated, truncated, info
-
-
-def masked_env(observations: spaces.Space, actions: spaces.Space, n_envs: int = 2, env: type = MaskedEnv) -> VecEnv:
-    return make_vec_env(lambda: env(copy.deepcopy(observations), copy.deepcopy(actions)), n_envs)
 
 
 SETTINGS = {"n_steps": 32, "batch_size": 32, "n_epochs": 6, "learning_rate": 1e-2, "seed": 3, "device": "cpu"}
@@ -104,7 +83,7 @@ def make(cls: type[BaseAlgorithm], case: str, env: Any = None, **options: Any) -
     faster = {"learning_rate": 2e-2} if recurrent and case in ("Discrete", "MultiBinary") else {}
     options = {**SETTINGS, **settings, **faster, "policy_kwargs": kwargs, **options}
     policy = FloatActions if cls is RecurrentPPO and case == "MultiBinary" else f"{name}{'Lstm' if recurrent else ''}Policy"
-    return cls(policy, env or masked_env(observations, actions), **options)
+    return cls(policy, env or masked_vec_env(observations, actions), **options)
 
 
 def after_three_rollouts(cls: type[BaseAlgorithm], case: str, learn: dict | None = None, **options: Any) -> Any:
@@ -223,7 +202,7 @@ def test_variants_are_those_of_sb3_contrib(ours, theirs, case, options):
 
 def test_recurrent_masks_that_allow_all_change_nothing():
     expected = after_three_rollouts(RecurrentPPO, "MultiDiscrete")
-    env = masked_env(BOX_OBSERVATIONS, MULTI_DISCRETE, env=AllAllowed)
+    env = masked_vec_env(BOX_OBSERVATIONS, MULTI_DISCRETE, kind=AllAllowed)
     assert difference(expected, after_three_rollouts(RecurrentMaskableANO, "MultiDiscrete", env=env, shaping="ppo")) <= 1e-6
 
 
@@ -325,9 +304,9 @@ def test_a_loaded_model_acts_and_continues_like_the_saved_one(cls, case, tmp_pat
 
 @pytest.mark.parametrize("cls", [MaskableANO, RecurrentMaskableANO])
 def test_sb3_contribs_callback_evaluates_with_masks(cls):
-    env = masked_env(BOX_OBSERVATIONS, DISCRETE, 1)
+    env = masked_vec_env(BOX_OBSERVATIONS, DISCRETE, 1)
     callback = MaskableEvalCallback(env, n_eval_episodes=2, eval_freq=32, verbose=0, warn=False)
-    make(cls, "Discrete", env=masked_env(BOX_OBSERVATIONS, DISCRETE, 1)).learn(32, callback=callback)
+    make(cls, "Discrete", env=masked_vec_env(BOX_OBSERVATIONS, DISCRETE, 1)).learn(32, callback=callback)
     assert np.isfinite(callback.last_mean_reward)
 
 
