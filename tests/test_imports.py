@@ -11,7 +11,17 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "sb3_ano"
 SB3 = {"numpy", "torch", "stable_baselines3", "gymnasium"}
-HUB = SB3 | {"cloudpickle", "safetensors", "huggingface_hub", "imageio", "imageio_ffmpeg", "yaml", "matplotlib", "pandas"}
+HUB = SB3 | {
+    "cloudpickle",
+    "safetensors",
+    "huggingface_hub",
+    "imageio",
+    "imageio_ffmpeg",
+    "yaml",
+    "matplotlib",
+    "pandas",
+    "sb3_contrib",
+}
 ZOO = HUB | {"rl_zoo3", "sb3_contrib", "optuna", "huggingface_sb3", "requests"}
 SCIENCE = {"numpy", "pandas", "scipy", "matplotlib", "tqdm"}
 LLM = SCIENCE | {"torch", "trl", "transformers", "datasets", "safetensors", "peft", "openai"}

@@ -168,6 +168,26 @@ class RecurrentMaskableANO(MaskableANO, RecurrentANO):
         return _MaskedActor(recurrent, env, self.action_space) if self._use_masking else recurrent
 
 
+def with_masks(model: Any, env: VecEnv) -> Any:
+    """Return a model whose ``predict`` asks environments for masks; a model that takes none is returned as it is.
+
+    :param model: algorithm
+    :param env: environments that it acts in
+    """
+    return _WithMasks(model, env) if isinstance(model, MaskableANO) and is_masking_supported(env) else model
+
+
+class _WithMasks:
+    def __init__(self, model: Any, env: VecEnv) -> None:
+        self._model, self._env = model, env
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def predict(self, *args: Any, **options: Any) -> Any:
+        return self._model.predict(*args, **options, action_masks=get_action_masks(self._env))
+
+
 # Acting
 
 
@@ -487,7 +507,7 @@ class RecurrentEvaluation(PolicyEvaluation):
         return _plain_distribution(policy.action_space) if masked else PolicyEvaluation.make_distribution(policy)
 
     def __call__(self, samples: Any, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        masks = {"action_masks": samples.action_masks} if isinstance(self.policy, _MaskedPolicy) else {}
+        masks = {"action_masks": samples.action_masks} if hasattr(samples, "action_masks") else {}
         sequences = (samples.observations, actions, samples.lstm_states, samples.episode_starts)
         values, log_prob, entropy = self.policy.evaluate_actions(*sequences, **masks)  # type: ignore[call-arg]
         present = samples.present

@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from sb3_ano._io import write_file
+from sb3_ano.algorithms.contrib import with_masks
 from sb3_ano.bench.plan import Run
 from sb3_ano.checkpoints.rng import random_state, set_random_state
 
@@ -105,7 +106,7 @@ class UpdateRecorder(BaseCallback):
             env.seed(seed + number * env.num_envs)
             with torch.no_grad():
                 returns, lengths = evaluate_policy(
-                    model, env, self.episodes, self.deterministic, return_episode_rewards=True, warn=False
+                    with_masks(model, env), env, self.episodes, self.deterministic, return_episode_rewards=True, warn=False
                 )
             set_random_state(state)
             return np.asarray(returns, float).tolist(), np.asarray(lengths).tolist()

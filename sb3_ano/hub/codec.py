@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
@@ -22,7 +23,7 @@ from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtr
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
-from sb3_ano.algorithms import ShapedPolicyAlgorithm
+from sb3_ano.algorithms import ShapedPolicyAlgorithm, contrib
 from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer
 from sb3_ano.algorithms.papo import DictTDRolloutBuffer, TDRolloutBuffer
 from sb3_ano.hub.documents import SafeFormatError, rejected, require_like, shown
@@ -37,7 +38,11 @@ _OPTIMIZERS = (
     "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
 )
 # fmt: on
-_BUFFERS = (RolloutBuffer, DictRolloutBuffer, FlatRolloutBuffer, DictFlatRolloutBuffer, TDRolloutBuffer, DictTDRolloutBuffer)
+_BUFFERS = (
+    *(RolloutBuffer, DictRolloutBuffer, FlatRolloutBuffer, DictFlatRolloutBuffer, TDRolloutBuffer, DictTDRolloutBuffer),
+    *(contrib.MaskedRolloutBuffer, contrib.DictMaskedRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer),
+)
+_WITH_POLICIES = (contrib.MaskableANO, contrib.RecurrentANO, contrib.RecurrentMaskableANO)
 
 
 def _by_name(*classes: type) -> dict[str, type]:
@@ -47,7 +52,8 @@ def _by_name(*classes: type) -> dict[str, type]:
 #: The allow-list: the classes that a file may name, by the argument that takes them. A file may also name the algorithms of
 #: ``sb3_ano._registry`` and the shapes of :data:`~sb3_ano.shaping.SHAPINGS`, and nothing else.
 CLASSES: dict[str, dict[str, type]] = {
-    "policy": {**ShapedPolicyAlgorithm.policy_aliases},
+    "policy": ShapedPolicyAlgorithm.policy_aliases
+    | _by_name(*(policy for algorithm in _WITH_POLICIES for policy in algorithm.policy_aliases.values())),
     "activation_fn": {f"torch.nn.{name}": getattr(torch.nn, name) for name in _ACTIVATIONS},
     "optimizer_class": {f"torch.optim.{name}": getattr(torch.optim, name) for name in _OPTIMIZERS} | _by_name(RMSpropTFLike),
     "features_extractor_class": _by_name(FlattenExtractor, NatureCNN, CombinedExtractor),

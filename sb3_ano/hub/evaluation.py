@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrappe
 
 from sb3_ano._io import now
 from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
+from sb3_ano.algorithms.contrib import with_masks
 from sb3_ano.checkpoints.rng import random_state, set_random_state
 from sb3_ano.envs import make_vec_env
 from sb3_ano.envs.batched import BatchedVecEnv
@@ -253,7 +254,9 @@ def evaluate(
     env: Any = model.get_env()
     env.seed(seed)
     # Without a Monitor, the rewards are summed up here; they are not normalized.
-    episodes: Any = evaluate_policy(model, env, n_episodes, deterministic, return_episode_rewards=True, warn=False)
+    episodes: Any = evaluate_policy(
+        with_masks(model, env), env, n_episodes, deterministic, return_episode_rewards=True, warn=False
+    )
     returns, lengths = episodes
     return {
         "mean_reward": float(np.mean(returns)),

@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeI
 
 from sb3_ano._io import versions, write_file
 from sb3_ano._registry import ALGORITHMS as REGISTRY
-from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
+from sb3_ano.algorithms import ANO, MaskableANO, RecurrentANO, ShapedPolicyAlgorithm
 from sb3_ano.algorithms.loading import SavedModel
 from sb3_ano.hub import codec, documents, state
 from sb3_ano.hub.documents import SafeFormatError, rejected, require_like, translate_errors, untrusted
@@ -255,7 +255,7 @@ def _read_model(
     name = document["algorithm"]
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise rejected("algorithm", name, ", ".join(ALGORITHMS))
-    model = ALGORITHMS[name]("MlpPolicy", None, device=device, _init_setup_model=False)
+    model = ALGORITHMS[name](next(iter(ALGORITHMS[name].policy_aliases)), None, device=device, _init_setup_model=False)
     with translate_errors(f"{folder / DOCUMENT} does not describe an agent"):
         policy = model.policy_class = codec.decode_policy(document["policy"], custom)
         vars(model).update(codec.decode_arguments(document["arguments"], type(model), policy, custom))
@@ -314,6 +314,10 @@ def _require_affordable(model: ShapedPolicyAlgorithm, folder: Path) -> None:
     parts = [part for space in both for part in (space.spaces.values() if isinstance(space, spaces.Dict) else (space,))]
     # Observations, actions and seven columns of float32, from rewards to TD errors.
     size = sum(math.prod(part.shape or ()) * np.dtype(part.dtype).itemsize for part in parts) + 7 * 4
+    if isinstance(model, MaskableANO):
+        size += 2 * spaces.flatdim(model.action_space)
+    if isinstance(model, RecurrentANO):  # hidden and cell states of actor and critic
+        size += 16 * model.policy_kwargs.get("lstm_hidden_size", 256) * model.policy_kwargs.get("n_lstm_layers", 1)
     if model.n_steps * model.n_envs * size > MAX_ROLLOUT_BYTES:
         rollout = f"n_steps={model.n_steps} x {model.n_envs} environments x {size} bytes"
         allowed = f"{MAX_ROLLOUT_BYTES} bytes, or custom_objects={{'n_steps': ...}}"
