@@ -97,3 +97,23 @@ class MaskedEnv(TinyEnv):
 
 def masked_vec_env(observations: spaces.Space, actions: spaces.Space, n_envs: int = 2, kind: type = MaskedEnv) -> VecEnv:
     return make_vec_env(lambda: kind(deepcopy(observations), deepcopy(actions)), n_envs)
+
+
+class OneAllowed(TinyEnv):
+    """One action of four is allowed at each step, and any other is an error."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012  # gymnasium's way
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(BOX_OBSERVATIONS, spaces.Discrete(4))
+        self.render_mode = render_mode
+
+    def action_masks(self) -> np.ndarray:
+        return np.arange(4) == self._steps % 4
+
+    def step(self, action):
+        assert action == self._steps % 4
+        return super().step(action)
+
+    def render(self) -> np.ndarray:
+        return np.zeros((16, 16, 3), dtype=np.uint8)

@@ -18,29 +18,9 @@ from sb3_ano.hub.codec import CLASSES
 from sb3_ano.hub.documents import SafeFormatError
 from tests.common import SMALL, parameters
 from tests.hub.agents import rewrite
-from tests.tiny_envs import BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, TinyEnv, masked_vec_env
+from tests.tiny_envs import BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, OneAllowed, TinyEnv, masked_vec_env
 
 CONTRIB = [name for name in ALGORITHMS if "_" in name]
-
-
-class OneAllowed(TinyEnv):
-    """One action of four is allowed at each step, and any other is an error."""
-
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012  # gymnasium's way
-
-    def __init__(self, render_mode: str | None = None) -> None:
-        super().__init__(BOX_OBSERVATIONS, spaces.Discrete(4))
-        self.render_mode = render_mode
-
-    def action_masks(self) -> np.ndarray:
-        return np.arange(4) == self._steps % 4
-
-    def step(self, action):
-        assert action == self._steps % 4
-        return super().step(action)
-
-    def render(self) -> np.ndarray:
-        return np.zeros((16, 16, 3), dtype=np.uint8)
 
 
 class Free(OneAllowed):
