@@ -330,7 +330,9 @@ class _Sequences(RolloutBuffer):
         states = (buffer_size, 0, options.get("n_envs", 1), 0)
         super().__init__(buffer_size, observation_space, action_space, states, *args, **options)  # type: ignore[arg-type]
 
-    def _get_samples(self, batch_inds: np.ndarray, env_change: Any, env: Any = None) -> Any:  # type: ignore[override]
+    def _get_samples(self, batch_inds: np.ndarray, env_change: Any = None, env: Any = None) -> Any:  # type: ignore[override]
+        if env_change is None:
+            env_change = (np.arange(self.buffer_size * self.n_envs) % self.buffer_size == 0)[:, None]
         samples: Any = super()._get_samples(batch_inds, env_change, env)  # type: ignore[call-arg]
         present = samples.mask > 1e-8
         scalars = {name: getattr(samples, name)[present] for name in ("old_values", "old_log_prob", "advantages", "returns")}
@@ -355,7 +357,7 @@ class _MaskedSequences(_Masks, _Sequences):
             self.action_masks = self.swap_and_flatten(self.action_masks)
         return super().get(batch_size)
 
-    def _get_samples(self, batch_inds: np.ndarray, env_change: Any, env: Any = None) -> Any:  # type: ignore[override]
+    def _get_samples(self, batch_inds: np.ndarray, env_change: Any = None, env: Any = None) -> Any:  # type: ignore[override]
         samples = super()._get_samples(batch_inds, env_change, env)
         masks = self.pad(self.action_masks[batch_inds])  # type: ignore[attr-defined]
         # Padding allows all actions: it must not make NaN.
