@@ -236,6 +236,7 @@ def test_lstm_policies_take_discrete_observations():
 
 @needs_compiler
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch.*")  # of the compiler
 @pytest.mark.parametrize("case", ["Discrete", "MultiDiscrete", "MultiBinary", "Dict"])
 def test_the_compiled_update_is_that_of_sb3_contrib(case):
     expected = after_three_rollouts(MaskablePPO, case)
