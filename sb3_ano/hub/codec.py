@@ -25,6 +25,7 @@ from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, Line
 
 from sb3_ano.algorithms import ShapedPolicyAlgorithm, contrib
 from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer
+from sb3_ano.algorithms.contrib_buffers import DictMaskedRolloutBuffer, MaskedRolloutBuffer
 from sb3_ano.algorithms.papo import DictTDRolloutBuffer, TDRolloutBuffer
 from sb3_ano.hub.documents import SafeFormatError, rejected, require_like, shown
 from sb3_ano.shaping import SHAPINGS
@@ -40,7 +41,7 @@ _OPTIMIZERS = (
 # fmt: on
 _BUFFERS = (
     *(RolloutBuffer, DictRolloutBuffer, FlatRolloutBuffer, DictFlatRolloutBuffer, TDRolloutBuffer, DictTDRolloutBuffer),
-    *(contrib.MaskedRolloutBuffer, contrib.DictMaskedRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer),
+    *(MaskedRolloutBuffer, DictMaskedRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer),
 )
 _WITH_POLICIES = (contrib.MaskableANO, contrib.RecurrentANO, contrib.RecurrentMaskableANO)
 
