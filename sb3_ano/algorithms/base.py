@@ -139,8 +139,9 @@ class ShapedPolicyAlgorithm(RolloutMixin):
 
     def _require_policy(self) -> None:
         kind, base = self.policy_class, self.policy_base
-        # LSTM policies are subclasses of SB3's; by their method, because sb3-contrib need not be imported.
-        recurrent = hasattr(kind, "_process_sequence") and not hasattr(base, "_process_sequence")
+        # LSTM policies are subclasses of SB3's; by their module, because sb3-contrib need not be imported.
+        modules = {part.__module__ for part in getattr(kind, "__mro__", ())}
+        recurrent = base is ActorCriticPolicy and "sb3_contrib.common.recurrent.policies" in modules
         if isinstance(kind, type) and (recurrent or not issubclass(kind, base)):
             raise ValueError(
                 f"policy={kind.__name__} is not a policy of {type(self).__name__}; allowed are "

@@ -17,7 +17,7 @@ from stable_baselines3.common.distributions import CategoricalDistribution, Dist
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from sb3_ano.algorithms import actor, policy_evaluation
-from sb3_ano.algorithms.policy_evaluation import MASKED, PolicyEvaluation
+from sb3_ano.algorithms.policy_evaluation import MASKED, PolicyEvaluation, has_stock_distribution
 
 
 def choices(space: Any) -> list[int]:
@@ -135,6 +135,7 @@ class MaskedEvaluation(PolicyEvaluation):
     def __init__(self, policy: Any, precision: str = "float32") -> None:
         super().__init__(policy, precision)
         self._plain = _plain_distribution(policy.action_space)
+        self._standard = self._standard and has_stock_distribution(policy)
 
     def _distribution(self, latent_pi: torch.Tensor, masks: torch.Tensor | None) -> Distribution:
         logits = self.policy.action_net(latent_pi)

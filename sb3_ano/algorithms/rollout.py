@@ -95,6 +95,7 @@ class RolloutMixin(OnPolicyAlgorithm):
                 self.policy.reset_noise(env.num_envs)
 
             actions, values, log_probs = actor(self._last_obs)  # type: ignore[arg-type]
+            columns = actor.columns  # of this actor, because a callback may lead to another one
             if as_tensors:
                 obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
                 values, log_probs = self._as_tensor(values), self._as_tensor(log_probs)
@@ -124,7 +125,7 @@ class RolloutMixin(OnPolicyAlgorithm):
                 bootstrap_truncations(rewards, dones, infos, actor, self.gamma)
 
             row = (self._last_obs, actions, rewards, self._last_episode_starts, values, log_probs)
-            rollout_buffer.add(*row, **actor.columns())  # type: ignore[arg-type]
+            rollout_buffer.add(*row, **columns())  # type: ignore[arg-type]
             self._last_obs = new_obs  # type: ignore[assignment]
             self._last_episode_starts = dones
 

@@ -14,14 +14,18 @@ from gymnasium import spaces
 from sb3_contrib import MaskablePPO, RecurrentPPO
 from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
+from sb3_contrib.common.maskable.distributions import MaskableCategoricalDistribution
+from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from sb3_contrib.ppo_recurrent import MlpLstmPolicy
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize
 
 from sb3_ano import ANO, MaskableANO, RecurrentANO, RecurrentMaskableANO
+from sb3_ano.algorithms.contrib import with_masks
 from tests.common import needs_compiler, parameters
 from tests.tiny_envs import (
     BOX_ACTIONS,
@@ -29,6 +33,7 @@ from tests.tiny_envs import (
     DICT_OBSERVATIONS,
     IMAGE_OBSERVATIONS,
     MaskedEnv,
+    OneAllowed,
     masked_vec_env,
     n_choices,
     vec_env_with_bad_number,
@@ -213,6 +218,73 @@ def test_a_rollout_that_a_callback_ended_is_repeated_as_in_sb3_contrib(ours, the
         return model.learn(64, reset_num_timesteps=False)
 
     assert difference(run(theirs), run(ours, shaping="ppo")) <= 1e-6
+
+
+class MoveAt(BaseCallback):
+    """Change the policy in the middle of a rollout."""
+
+    def _on_step(self) -> bool:
+        if self.n_calls == 10:
+            with torch.no_grad():
+                for parameter in self.model.policy.parameters():
+                    parameter.mul_(1.1)
+        return True
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(MaskableANO, MaskablePPO), (RecurrentANO, RecurrentPPO)])
+def test_a_policy_that_a_callback_changes_acts_from_then_on_as_in_sb3_contrib(ours, theirs):
+    expected = after_three_rollouts(theirs, "Discrete", learn={"callback": MoveAt()})
+    found = after_three_rollouts(ours, "Discrete", learn={"callback": MoveAt()}, shaping="ppo")
+    assert difference(expected, found) <= 1e-6
+
+
+class Sharper(MaskableCategoricalDistribution):
+    def proba_distribution(self, action_logits: torch.Tensor) -> Any:
+        return super().proba_distribution(3.0 * action_logits)
+
+
+class SharperPolicy(MaskableActorCriticPolicy):
+    """A distribution of the user's own."""
+
+    def _build(self, lr_schedule: Any) -> None:
+        self.action_dist = Sharper(4)
+        super()._build(lr_schedule)
+
+
+def test_a_distribution_of_the_users_own_is_used():
+    models = [
+        cls(SharperPolicy, masked_vec_env(BOX_OBSERVATIONS, DISCRETE), **SETTINGS, **options).learn(192)
+        for cls, options in [(MaskablePPO, {}), (MaskableANO, {"shaping": "ppo"})]
+    ]
+    assert difference(*models) <= 1e-6
+
+
+class Sequential(ActorCriticPolicy):
+    """Not recurrent, whatever its method is called."""
+
+    def _process_sequence(self) -> None:
+        pass
+
+
+def test_a_policy_with_a_method_of_the_name_of_an_lstm_policys_is_not_recurrent():
+    assert isinstance(ANO(Sequential, "CartPole-v1").policy, Sequential)
+
+
+def test_masks_reach_processes_through_wrappers():
+    # The environment raises if an action is not allowed.
+    env = VecNormalize(make_vec_env(OneAllowed, 2, vec_env_cls=SubprocVecEnv, vec_env_kwargs={"start_method": "fork"}))
+    try:
+        model = MaskableANO("MlpPolicy", env, **SETTINGS).learn(64)
+        assert evaluate_policy(with_masks(model, env), env, 2, warn=False)
+    finally:
+        env.close()
+
+
+def test_fewer_environments_may_follow_after_loading(tmp_path):
+    model = after_three_rollouts(RecurrentANO, "Dict")
+    model.save(tmp_path / "model")
+    loaded = RecurrentANO.load(tmp_path / "model", env=masked_vec_env(DICT_OBSERVATIONS, DISCRETE, 1))
+    assert loaded.learn(64)._last_lstm_states.pi[0].shape == (1, 1, 8)
 
 
 class OneHot(gym.ObservationWrapper):
