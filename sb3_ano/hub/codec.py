@@ -74,6 +74,8 @@ _UNCHECKED = ("n_steps", "use_sde", "verbose")
 _ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
 # Layers take time to build.
 _MAX_ITEMS = 1000
+# Arguments of an LSTM with which sb3-contrib's policies work. A device would take memory before sizes are compared.
+_LSTM = {"bias": True, "dropout": 0.0}
 
 
 class UnknownSchedule:
@@ -263,6 +265,10 @@ def _require_policy_arguments(values: Any, policy: type[BasePolicy]) -> None:
     if policy not in CLASSES["policy"].values():
         return
     _require_defaults(values, policy, name)
+    layers, lstm = values.get("n_lstm_layers", 1), values.get("lstm_kwargs") or {}
+    if layers > _MAX_ITEMS:
+        raise rejected(f"{name}.n_lstm_layers", layers, f"integers up to {_MAX_ITEMS}")
+    require_like(lstm, {key: example for key, example in _LSTM.items() if key in lstm}, f"{name}.lstm_kwargs")
     for kind in ("features_extractor", "optimizer"):
         cls = values.get(f"{kind}_class", inspect.signature(policy).parameters[f"{kind}_class"].default)
         if cls in CLASSES[f"{kind}_class"].values():

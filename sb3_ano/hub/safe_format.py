@@ -315,7 +315,7 @@ def _require_affordable(model: ShapedPolicyAlgorithm, folder: Path) -> None:
     # Observations, actions and seven columns of float32, from rewards to TD errors.
     size = sum(math.prod(part.shape or ()) * np.dtype(part.dtype).itemsize for part in parts) + 7 * 4
     if isinstance(model, MaskableANO):
-        size += 2 * spaces.flatdim(model.action_space)
+        size += 8 * spaces.flatdim(model.action_space)  # of float32 in the buffers of sb3-contrib, two per binary action
     if isinstance(model, RecurrentANO):  # hidden and cell states of actor and critic
         size += 16 * model.policy_kwargs.get("lstm_hidden_size", 256) * model.policy_kwargs.get("n_lstm_layers", 1)
     if model.n_steps * model.n_envs * size > MAX_ROLLOUT_BYTES:

@@ -6,16 +6,20 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import yaml
 from gymnasium import spaces
+from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from sb3_contrib.common.maskable.utils import get_action_masks
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
+from sb3_ano import RecurrentANO
 from sb3_ano._registry import ALGORITHMS, zoo_name
 from sb3_ano.algorithms.contrib import with_masks
 from sb3_ano.hub import load_safe, save_safe
 from sb3_ano.hub.codec import CLASSES
 from sb3_ano.hub.documents import SafeFormatError
+from sb3_ano.zoo.hyperparameters import hyperparameter_file
 from tests.common import SMALL, parameters
 from tests.hub.agents import rewrite
 from tests.tiny_envs import BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, OneAllowed, TinyEnv, masked_vec_env
@@ -100,6 +104,43 @@ def test_the_safe_format_rejects_the_policy_of_another_algorithm(algo, policy, t
         load_safe(tmp_path / "agent")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("n_lstm_layers", 2000, "n_lstm_layers=2000 is not allowed; allowed are integers up to 1000"),
+        ("lstm_kwargs", {"device": "cpu"}, "lstm_kwargs has the unknown key 'device'"),  # which would take memory
+        ("lstm_kwargs", {"dropout": "0"}, "lstm_kwargs.dropout='0' is not allowed"),
+        ("lstm_kwargs", [1], r"lstm_kwargs=\[1\] is not allowed"),
+    ],
+)
+def test_the_safe_format_bounds_lstms_before_they_take_memory(name, value, message, tmp_path):
+    env = masked_vec_env(BOX_OBSERVATIONS, spaces.Discrete(3))
+    save_safe(RecurrentANO("MlpLstmPolicy", env, policy_kwargs={"lstm_hidden_size": 8}), tmp_path / "agent")
+    rewrite(tmp_path / "agent", {f"arguments/policy_kwargs/{name}": value})
+    with pytest.raises(SafeFormatError, match=message):
+        load_safe(tmp_path / "agent")
+
+
+@pytest.mark.parametrize("actions", [spaces.Discrete(5), spaces.MultiDiscrete([3, 2]), spaces.MultiBinary(3)], ids=str)
+@pytest.mark.parametrize(
+    ("algo", "options"),
+    [
+        *[(algo, {"policy_kwargs": {"lstm_hidden_size": 8, "n_lstm_layers": 2}}) for algo in ("ano_lstm", "ano_lstm_mask")],
+        *[("ano_mask", {"rollout_buffer_class": buffer}) for buffer in (None, MaskableRolloutBuffer)],
+    ],
+)
+def test_the_safe_format_counts_all_arrays_of_a_rollout(algo, options, actions, tmp_path, monkeypatch):
+    cls = ALGORITHMS[algo].algorithm
+    model = cls(next(iter(cls.policy_aliases)), masked_vec_env(BOX_OBSERVATIONS, actions), **SMALL, **options)
+    save_safe(model, tmp_path / "agent")
+    taken = sum(array.nbytes for array in vars(model.rollout_buffer).values() if isinstance(array, np.ndarray))
+    monkeypatch.setattr("sb3_ano.hub.safe_format.MAX_ROLLOUT_BYTES", taken - 1)
+    with pytest.raises(SafeFormatError, match="asks for rollouts of n_steps=32 x 2 environments"):
+        load_safe(tmp_path / "agent")
+    monkeypatch.setattr("sb3_ano.hub.safe_format.MAX_ROLLOUT_BYTES", 3 * taken)
+    load_safe(tmp_path / "agent")
+
+
 @pytest.mark.parametrize("algo", CONTRIB)
 def test_evaluations_ask_for_masks_and_names_are_the_zoos(algo, env_id):
     cls = ALGORITHMS[algo].algorithm
@@ -109,3 +150,12 @@ def test_evaluations_ask_for_masks_and_names_are_the_zoos(algo, env_id):
     agent = with_masks(model, env)
     assert (agent is model) == ("mask" not in algo)
     assert np.isfinite(evaluate_policy(agent, env, 2, warn=False)[0])
+
+
+@pytest.mark.parametrize("algo", CONTRIB)
+def test_files_have_settings_for_atari_and_for_all_other_environments(algo):
+    # The zoo looks for no defaults for Atari, and raises KeyError.
+    settings = yaml.safe_load(hyperparameter_file(algo).read_text())
+    assert {"default", "atari"} <= settings.keys()
+    policies = ALGORITHMS[algo].algorithm.policy_aliases
+    assert all(part["policy"] in policies for part in settings.values())
