@@ -43,7 +43,7 @@ def speed(blocks: pd.DataFrame) -> plt.Figure:
     axes.set_yticks(range(len(rows)), [f"{case}: {variant}" for case, variant, _ in rows])
     axes.set(
         xscale="log",
-        xlabel="Speed as a multiple of SB3's or sb3-contrib's PPO (large: median of the pairs)",
+        xlabel="Speed as a multiple of PPO's (large: median of the pairs)",
         ylim=(len(rows) - 0.5, -0.5),
     )
     axes.margins(x=0.12)
