@@ -59,9 +59,9 @@ class FlatVectors:
         if not torch.compiler.is_compiling() and gradient.device.type == "cpu":
             # PyTorch's own kernel passes once over the memory; a vector of a large network does not fit the cache.
             count, (lr, beta1, beta2, eps) = self.steps[:1].clone(), self.numbers.tolist()
-            vectors = [[self.parameters], [gradient], [self.first], [self.second], [], [count[0]]]
+            vectors = [self.parameters], [gradient], [self.first], [self.second]
             options = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": 0.0}
-            adam(*vectors, fused=True, found_inf=1.0 - apply.float(), amsgrad=False, maximize=False, **options)
+            adam(*vectors, [], [count[0]], fused=True, found_inf=1.0 - apply.float(), amsgrad=False, maximize=False, **options)
             self.steps.copy_(count.expand_as(self.steps))
             return
         # A factor instead of a branch, so that compiled code need not wait for the decision.
