@@ -107,7 +107,10 @@ class MaskableANO(ANO):
         """Return actions and states; see SB3.
 
         :param action_masks: actions that are allowed, or None for all
+        :raises ValueError: if the masks are of the wrong shape
         """
+        if action_masks is not None and np.prod(np.shape(action_masks)) % sum(choices(self.action_space)) > 0:
+            raise _wrong_shape(action_masks, choices(self.action_space))
         policy: Any = self.policy
         return policy.predict(observation, state, episode_start, deterministic, action_masks=action_masks)
 
@@ -205,6 +208,10 @@ class _WithMasks:
         return self._model.predict(*args, **options, action_masks=get_action_masks(self._env))
 
 
+def _wrong_shape(masks: Any, sizes: list[int]) -> ValueError:
+    return ValueError(f"action_masks has the shape {np.shape(masks)}; allowed are {sum(sizes)} values, one per action")
+
+
 # Acting
 
 
@@ -231,9 +238,7 @@ class _MaskedActor:
     def __call__(self, observations: Any) -> Any:
         masks = np.asarray(get_action_masks(self._env), dtype=bool)
         if masks.shape[0] != self._env.num_envs or masks[0].size != sum(self._sizes):
-            raise ValueError(
-                f"action_masks() returned the shape {masks.shape[1:]}; allowed are {sum(self._sizes)} values, one per action"
-            )
+            raise _wrong_shape(masks[0], self._sizes)
         self._masks = masks.reshape(self._env.num_envs, -1)
         possible = np.logical_or.reduceat(self._masks, self._starts, axis=1)
         if not possible.all():

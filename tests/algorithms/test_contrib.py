@@ -414,6 +414,10 @@ def learn_with_masks(masks: Any, case: str = "MultiDiscrete", cls: type = Maskab
         (lambda: MaskableANO("MlpPolicy", "CartPole-v1").learn(9), "no method 'action_masks'; wrap it in .*ActionMasker"),
         (lambda: learn_with_masks([True] * 4), r"shape \(4,\); allowed are 5 values"),
         (lambda: learn_with_masks([True] * 3, "MultiBinary", RecurrentMaskableANO), r"shape \(3,\); allowed are 6 values"),
+        (
+            lambda: make(MaskableANO, "Discrete").predict(BOX_OBSERVATIONS.sample(), action_masks=np.ones(3, bool)),
+            r"shape \(3,\); allowed are 4 values",
+        ),
         (lambda: learn_with_masks([True] * 3 + [False] * 2), "environment 0 allows no action"),
         (lambda: learn_with_masks([False] * 4, "Discrete", RecurrentMaskableANO), "environment 0 allows no action"),
         (
