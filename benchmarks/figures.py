@@ -12,7 +12,9 @@ import numpy as np
 import pandas as pd
 
 # Okabe and Ito's palette (2008), which color-blind readers can tell apart. The markers differ, too.
-STYLES = {"sb3": ("#000000", "s"), "sbx": ("#0072B2", "^"), "ano": ("#D55E00", "o"), "other": ("#009E73", "D")}
+_OURS = ("#D55E00", "o")
+STYLES = {"sb3": ("#000000", "s"), "sbx": ("#0072B2", "^"), "other": ("#009E73", "D")}
+STYLES |= dict.fromkeys(("ano", "maskable", "recurrent"), _OURS)
 
 
 def style(variant: str) -> dict[str, str]:
@@ -22,7 +24,7 @@ def style(variant: str) -> dict[str, str]:
 
 
 def speed(blocks: pd.DataFrame) -> plt.Figure:
-    """Draw the speed of every variant as a multiple of SB3's PPO, one row per case and variant.
+    """Draw the speed of every variant as a multiple of the algorithm that its blocks alternate with, one row each.
 
     :param blocks: rows of ``blocks.csv``
     """
@@ -30,7 +32,8 @@ def speed(blocks: pd.DataFrame) -> plt.Figure:
     rows = []
     for (case, variant), part in blocks.groupby(["case", "of"], sort=False):
         speeds = part.pivot(index="pair", columns="variant", values="steps_per_second")
-        rows.append((case, variant, (speeds[variant] / speeds["sb3"]).to_numpy()))
+        reference = speeds.drop(columns=variant).squeeze(axis=1)
+        rows.append((case, variant, (speeds[variant] / reference).to_numpy()))
     figure, axes = plt.subplots(figsize=(6.6, 0.3 * len(rows) + 0.9), layout="constrained")
     for height, (_, variant, ratios) in enumerate(rows):
         axes.plot(ratios, np.full(len(ratios), height), linestyle="", alpha=0.5, markersize=4, **style(variant))
@@ -39,7 +42,9 @@ def speed(blocks: pd.DataFrame) -> plt.Figure:
     axes.axvline(1.0, color="black", linestyle="--", linewidth=0.8)
     axes.set_yticks(range(len(rows)), [f"{case}: {variant}" for case, variant, _ in rows])
     axes.set(
-        xscale="log", xlabel="Speed as a multiple of SB3's PPO (large: median of the pairs)", ylim=(len(rows) - 0.5, -0.5)
+        xscale="log",
+        xlabel="Speed as a multiple of PPO's (large: median of the pairs)",
+        ylim=(len(rows) - 0.5, -0.5),
     )
     axes.margins(x=0.12)
     axes.set_xticks([1, 1.5, 2, 3, 4, 6, 8], minor=False)

@@ -28,17 +28,25 @@ PAPER = {"n_steps": 32, "batch_size": 1024, "policy_kwargs": {"net_arch": {"pi":
 PONG = {"n_steps": 128, "batch_size": 256, "n_epochs": 4, "learning_rate": 2.5e-4, "clip_range": 0.1, "ent_coef": 0.01}
 # Library, environments, constructor arguments. "cold" and "warm" say what the compiler's cache holds.
 VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "sb3": ("sb3", "sb3", {}),
-    "sb3-fast-envs": ("sb3", "ano", {}),
-    "sbx": ("sbx", "sb3", {}),
-    "ano-eager": ("ano", "ano", {"torch_compile": False}),
-    "ano-auto": ("ano", "ano", {"torch_compile": "auto"}),
-    "ano-compiled": ("ano", "ano", {"torch_compile": True}),
-    "ano-bfloat16": ("ano", "ano", {"torch_compile": True, "precision": "bfloat16"}),
-    "ppo-compiled": ("ano", "ano", {"torch_compile": True, "shaping": "ppo"}),
-    "ano-cold": ("ano", "ano", {"torch_compile": True}),
-    "ano-warm": ("ano", "ano", {"torch_compile": True}),
+    "sb3": ("stable_baselines3:PPO", "sb3", {}),
+    "sb3-fast-envs": ("stable_baselines3:PPO", "ano", {}),
+    "sbx": ("sbx:PPO", "sb3", {}),
+    "ano-eager": ("sb3_ano:ANO", "ano", {"torch_compile": False}),
+    "ano-auto": ("sb3_ano:ANO", "ano", {"torch_compile": "auto"}),
+    "ano-compiled": ("sb3_ano:ANO", "ano", {"torch_compile": True}),
+    "ano-bfloat16": ("sb3_ano:ANO", "ano", {"torch_compile": True, "precision": "bfloat16"}),
+    "ppo-compiled": ("sb3_ano:ANO", "ano", {"torch_compile": True, "shaping": "ppo"}),
+    "ano-cold": ("sb3_ano:ANO", "ano", {"torch_compile": True}),
+    "ano-warm": ("sb3_ano:ANO", "ano", {"torch_compile": True}),
+    "maskable-ppo": ("sb3_contrib:MaskablePPO", "sb3", {}),
+    "maskable-eager": ("sb3_ano:MaskableANO", "sb3", {"torch_compile": False}),
+    "maskable-compiled": ("sb3_ano:MaskableANO", "sb3", {"torch_compile": True}),
+    "recurrent-ppo": ("sb3_contrib:RecurrentPPO", "sb3", {}),
+    "recurrent-ano": ("sb3_ano:RecurrentANO", "sb3", {}),
 }
+# What the variants of a case are compared with, where it is not SB3's PPO.
+REFERENCES = {"masks": "maskable-ppo", "lstm": "recurrent-ppo"}
+ZOO_LSTM = {"batch_size": 256, "n_steps": 32, "n_epochs": 20, "policy_kwargs": {"lstm_hidden_size": 64, "net_arch": [64]}}
 STEADY = ["sbx", "ano-eager", "ano-compiled"]
 # Task, number of environments (None: the id alone), arguments, variants, steps of a whole run (None: the steady state).
 CASES: dict[str, tuple[str, int | None, dict[str, Any], list[str], int | None]] = {
@@ -49,6 +57,11 @@ CASES: dict[str, tuple[str, int | None, dict[str, Any], list[str], int | None]] 
     "cartpole": ("CartPole-v1", None, {}, ["ano-auto"], 20_000),
     "run100k": ("HalfCheetah-v5", None, {}, ["ano-cold", "ano-warm"], 100_000),
     "long": ("HalfCheetah-v5", None, {}, ["ano-compiled"], 300_000),
+    "masks": ("masks", None, {}, ["maskable-eager", "maskable-compiled"], None),
+    "masks-8": ("masks", 8, {"n_steps": 256}, ["maskable-eager", "maskable-compiled"], None),
+    "lstm": ("HalfCheetah-v5", None, {}, ["recurrent-ano"], None),
+    "lstm-zoo": ("CartPole-v1", 8, ZOO_LSTM, ["recurrent-ano"], None),
+    "lstm-pong": ("Pong-v5", 8, {"n_steps": 32, "batch_size": 128, "n_epochs": 4}, ["recurrent-ano"], None),
     **{f"scale-{n}": ("HalfCheetah-v4", n, {"n_steps": 2048 // n}, ["ano-compiled"], None) for n in (1, 4, 16, 64, 256)},
 }
 
@@ -59,7 +72,12 @@ def make_model(request: dict[str, Any]) -> Any:
     env: Any
     env_id, n_envs, settings, _, _ = CASES[request["case"]]
     atari = env_id == "Pong-v5"
-    if n_envs is None:
+    if env_id == "masks":
+        task = import_module("sb3_contrib.common.envs").InvalidActionEnvDiscrete
+        env = import_module("stable_baselines3.common.env_util").make_vec_env(
+            task, n_envs or 1, seed=0, env_kwargs={"dim": 70, "n_invalid_actions": 55}
+        )
+    elif n_envs is None:
         env = env_id
     elif envs == "ano":
         env = import_module("sb3_ano.envs").make_vec_env(env_id, n_envs, seed=0, num_threads=request["threads"])
@@ -69,11 +87,10 @@ def make_model(request: dict[str, Any]) -> Any:
         env = import_module("stable_baselines3.common.vec_env").VecFrameStack(env, 4)
     else:
         env = import_module("stable_baselines3.common.env_util").make_vec_env(env_id, n_envs, seed=0)
-    module, name = {"sb3": ("stable_baselines3", "PPO"), "sbx": ("sbx", "PPO"), "ano": ("sb3_ano", "ANO")}[library]
-    device = {} if library == "sbx" else {"device": request["device"]}
-    return getattr(import_module(module), name)(
-        "CnnPolicy" if atari else "MlpPolicy", env, seed=0, **settings, **options, **device
-    )
+    module, name = library.split(":")
+    policy = ("Cnn" if atari else "Mlp") + ("LstmPolicy" if name.startswith("Recurrent") else "Policy")
+    device = {} if module == "sbx" else {"device": request["device"]}
+    return getattr(import_module(module), name)(policy, env, seed=0, **settings, **options, **device)
 
 
 def measure(request: dict[str, Any], report: Callable[[float], None]) -> dict[str, float]:
@@ -145,7 +162,8 @@ def measure_case(case: str, options: argparse.Namespace, cache: str) -> list[dic
         tried = {threads: run_block(case, variant, threads, options, cache)["steps_per_second"] for threads in candidates}
         return max(tried, key=lambda threads: tried[threads])
 
-    reference = best_threads("sb3") if len(candidates) > 1 else candidates[0]
+    first = REFERENCES.get(case.split("-")[0], "sb3")
+    reference = best_threads(first) if len(candidates) > 1 else candidates[0]
     for variant in CASES[case][3]:
         if options.variants and variant not in options.variants:
             continue
@@ -155,7 +173,7 @@ def measure_case(case: str, options: argparse.Namespace, cache: str) -> list[dic
             warm = variant == "ano-warm" or len(candidates) > 1
             threads = best_threads(variant) if warm else candidates[0]
             for pair in range(options.pairs):
-                order = [("sb3", reference), (variant, threads)]
+                order = [(first, reference), (variant, threads)]
                 for name, number in order if pair % 2 == 0 else order[::-1]:
                     rows.append({**run_block(case, name, number, options, cache), "of": variant, "pair": pair})
         except WorkerError as error:
@@ -169,14 +187,14 @@ def table(blocks: pd.DataFrame) -> str:
         "case",
         "variant",
         "steps per second",
-        "against SB3 PPO (quartiles)",
+        "against PPO (quartiles)",
         "peak MB",
         "env / update, %",
         "last / first",
     ]
     lines = [f"| {' | '.join(columns)} |", "|---|---|--:|--:|--:|--:|--:|"]
     for (case, variant), rows in blocks.groupby(["case", "of"], sort=False):
-        own, reference = (rows[rows["variant"] == name].set_index("pair") for name in (variant, "sb3"))
+        own, reference = (rows[(rows["variant"] == variant) == own].set_index("pair") for own in (True, False))
         ratio = (own["steps_per_second"] / reference["steps_per_second"]).quantile([0.5, 0.25, 0.75]).to_numpy()
         middle = own.median(numeric_only=True)
         growth = middle["last_quarter"] / middle["first_quarter"] if middle["first_quarter"] else float("nan")

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 from sb3_ano.extras import MissingExtraError
 
 if TYPE_CHECKING:
-    from sb3_ano.algorithms import ANO, PAPO, SPO
+    from sb3_ano.algorithms import ANO, PAPO, SPO, MaskableANO, RecurrentANO, RecurrentMaskableANO
 
 try:
     __version__ = version("sb3-ano")
 except PackageNotFoundError:  # a source tree on the path, not installed
     __version__ = "0+unknown"
 
-__all__ = ["ANO", "PAPO", "SPO", "MissingExtraError", "__version__"]
+__all__ = ["ANO", "PAPO", "SPO", "MaskableANO", "MissingExtraError", "RecurrentANO", "RecurrentMaskableANO", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     # On demand, because sb3_ano.shaping and sb3_ano.llm work without Stable-Baselines3 and gymnasium.
-    if name not in ("ANO", "PAPO", "SPO"):
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module("sb3_ano.algorithms"), name)

@@ -7,7 +7,7 @@ from typing import Any
 
 from stable_baselines3 import PPO
 
-from sb3_ano.algorithms import ANO, PAPO, SPO, ShapedPolicyAlgorithm
+from sb3_ano.algorithms import ANO, PAPO, SPO, MaskableANO, RecurrentANO, RecurrentMaskableANO, ShapedPolicyAlgorithm
 
 
 @dataclass(frozen=True)
@@ -51,4 +51,16 @@ ALGORITHMS: dict[str, Entry] = {
         "Anchored Neighborhood Optimization: a smooth, redescending surrogate instead of PPO's clip",
         {"shaping": ["ano", "spo", "ppo"]},
     ),
+    "ano_lstm": Entry(RecurrentANO, "ANO with LSTM policies, of sb3-contrib", {"shaping": ["ano", "spo", "ppo"]}),
+    "ano_mask": Entry(MaskableANO, "ANO with invalid action masking, of sb3-contrib", {"shaping": ["ano", "spo", "ppo"]}),
+    "ano_lstm_mask": Entry(RecurrentMaskableANO, "ANO with LSTM policies and masks", {"shaping": ["ano", "spo", "ppo"]}),
 }
+
+
+def zoo_name(algorithm: str) -> str:
+    """Return the zoo name of an algorithm, or what the zoo would make of an unknown one.
+
+    :param algorithm: name of the class
+    """
+    names = {entry.algorithm.__name__: name for name, entry in ALGORITHMS.items()}
+    return names.get(algorithm, algorithm.lower())

@@ -11,7 +11,17 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "sb3_ano"
 SB3 = {"numpy", "torch", "stable_baselines3", "gymnasium"}
-HUB = SB3 | {"cloudpickle", "safetensors", "huggingface_hub", "imageio", "imageio_ffmpeg", "yaml", "matplotlib", "pandas"}
+HUB = SB3 | {
+    "cloudpickle",
+    "safetensors",
+    "huggingface_hub",
+    "imageio",
+    "imageio_ffmpeg",
+    "yaml",
+    "matplotlib",
+    "pandas",
+    "sb3_contrib",
+}
 ZOO = HUB | {"rl_zoo3", "sb3_contrib", "optuna", "huggingface_sb3", "requests"}
 SCIENCE = {"numpy", "pandas", "scipy", "matplotlib", "tqdm"}
 LLM = SCIENCE | {"torch", "trl", "transformers", "datasets", "safetensors", "peft", "openai"}
@@ -27,7 +37,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "shaping": (set(), {"torch"}),
     "envs": (BASE, SB3 | {"envpool", "ale_py"}),
     "checkpoints": (BASE, SB3),
-    "algorithms": (BASE | {"shaping", "envs"}, SB3),
+    "algorithms": (BASE | {"shaping", "envs"}, SB3 | {"sb3_contrib"}),
     "_registry": ({"algorithms"}, {"stable_baselines3"}),
     "hub": (AGENTS, HUB),
     "zoo": (AGENTS | {"hub", "cli"}, ZOO),
@@ -39,7 +49,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "": ({"algorithms", "extras"}, set()),
 }
 OPTIONAL = {"rl_zoo3", "optuna", "ale_py", "mujoco", "envpool", "huggingface_hub", "safetensors"}
-OPTIONAL |= {"rliable", "ray", "trl", "cv2", "sbx", "scipy"}
+OPTIONAL |= {"rliable", "ray", "trl", "cv2", "sbx", "scipy", "sb3_contrib"}
 
 
 @functools.cache
@@ -105,6 +115,6 @@ def test_shaping_is_usable_without_stable_baselines3():
     assert output.strip() == "1"
     import sb3_ano
 
-    assert {"ANO", "PAPO", "SPO"} <= {name for name in sb3_ano.__all__ if getattr(sb3_ano, name)}
+    assert {"ANO", "PAPO", "SPO", "RecurrentANO"} <= {name for name in sb3_ano.__all__ if getattr(sb3_ano, name)}
     with pytest.raises(AttributeError, match="has no attribute 'PPO'"):
         _ = sb3_ano.PPO

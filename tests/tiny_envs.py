@@ -1,5 +1,6 @@
 """Small seeded environments. (SB3's own FakeImageEnv differs from itself between two runs with one seed.)"""
 
+from copy import deepcopy
 from typing import Any
 
 import gymnasium as gym
@@ -62,8 +63,6 @@ class BadNumberEnv(TinyEnv):
 
 def tiny_vec_env(observation_space: spaces.Space, action_space: spaces.Space, n_envs: int = 2) -> VecEnv:
     """Seeded when the model is; spaces are copied, so that two models never share a generator."""
-    from copy import deepcopy
-
     return make_vec_env(lambda: TinyEnv(deepcopy(observation_space), deepcopy(action_space)), n_envs)
 
 
@@ -75,3 +74,46 @@ def vec_env_with_bad_number(
     return DummyVecEnv(
         [lambda i=i: BadNumberEnv(what, number, at if i == index else never, observation_space) for i in range(n_envs)]
     )
+
+
+def n_choices(space: spaces.Space) -> int:
+    return spaces.flatdim(space) * (2 if isinstance(space, spaces.MultiBinary) else 1)
+
+
+class MaskedEnv(TinyEnv):
+    """About half of the actions are allowed, among them the last of each dimension; some episodes terminate."""
+
+    def action_masks(self) -> np.ndarray:
+        masks = self.np_random.random(n_choices(self.action_space)) < 0.5
+        pairs = [2] * spaces.flatdim(self.action_space) if isinstance(self.action_space, spaces.MultiBinary) else [masks.size]
+        masks[np.cumsum(getattr(self.action_space, "nvec", pairs)) - 1] = True
+        return masks
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        observation, reward, _, truncated, info = super().step(action)
+        terminated = not truncated and bool(self.np_random.random() < 0.05)
+        return observation, 10.0 * reward, terminated, truncated, info
+
+
+def masked_vec_env(observations: spaces.Space, actions: spaces.Space, n_envs: int = 2, kind: type = MaskedEnv) -> VecEnv:
+    return make_vec_env(lambda: kind(deepcopy(observations), deepcopy(actions)), n_envs)
+
+
+class OneAllowed(TinyEnv):
+    """One action of four is allowed at each step, and any other is an error."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012  # gymnasium's way
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(BOX_OBSERVATIONS, spaces.Discrete(4))
+        self.render_mode = render_mode
+
+    def action_masks(self) -> np.ndarray:
+        return np.arange(4) == self._steps % 4
+
+    def step(self, action):
+        assert action == self._steps % 4
+        return super().step(action)
+
+    def render(self) -> np.ndarray:
+        return np.zeros((16, 16, 3), dtype=np.uint8)

@@ -15,7 +15,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from torch import nn
 
 from sb3_ano._compat import registries
-from sb3_ano.algorithms.policy_evaluation import PolicyEvaluation, customization, has_stock_distribution
+from sb3_ano.algorithms.policy_evaluation import MASKED, customization, has_stock_distribution, make_evaluation
 
 Observations: TypeAlias = np.ndarray | dict[str, np.ndarray]
 #: Actions ``(n_envs, ...)``, values ``(n_envs, 1)``, log-probabilities ``(n_envs,)``.
@@ -67,22 +67,27 @@ class TorchActor:
     """
 
     def __init__(self, policy: ActorCriticPolicy, precision: str) -> None:
-        self._evaluation = PolicyEvaluation(policy, precision)
+        self._evaluation = make_evaluation(policy, precision)
         self._policy, self._device = policy, policy.device
         if self._device.type == "cpu":
             self._evaluation.make_inference_copy()
 
     @torch.no_grad()
-    def __call__(self, observations: Observations) -> Acted:
-        actions, values, log_probs = self._evaluation.act(obs_as_tensor(observations, self._device))
+    def __call__(self, observations: Observations, masks: np.ndarray | None = None) -> Acted:
+        allowed = None if masks is None else torch.as_tensor(masks, device=self._device)
+        actions, values, log_probs = self._evaluation.act(obs_as_tensor(observations, self._device), allowed)
         return actions.cpu().numpy(), values.cpu().numpy(), log_probs.cpu().numpy()
+
+    def columns(self) -> dict[str, Any]:
+        """Return what the rollout buffer stores of a step in addition to SB3's arrays."""
+        return {}
 
     @torch.no_grad()
     def values(self, observations: Observations) -> np.ndarray:
         return self._evaluation.values(obs_as_tensor(observations, self._device)).cpu().numpy()
 
     @torch.no_grad()
-    def terminal_values(self, observations: list[Any]) -> np.ndarray:
+    def terminal_values(self, observations: list[Any], environments: list[int]) -> np.ndarray:
         # One at a time as in SB3, because custom modules may count their calls or look at the batch.
         inputs = [self._policy.obs_to_tensor(observation)[0] for observation in observations]
         return np.concatenate([self._evaluation.values(x).cpu().numpy().reshape(-1) for x in inputs])
@@ -138,7 +143,7 @@ class NumpyActor:
             and activations <= _ACTIVATIONS.keys()
             and type(features.flatten) is nn.Flatten
             and policy.share_features_extractor
-            and not (policy.use_sde or policy.squash_output)
+            and not (getattr(policy, "use_sde", False) or policy.squash_output)
             and has_stock_distribution(policy)
             and type(space) is spaces.Box
             and len(space.shape) != 3
@@ -159,23 +164,27 @@ class NumpyActor:
             if n_envs * max(layer.weight.size for layer in joint) <= _ONE_THREAD:
                 self._joint = joint
         self._head_size = self._actor[-1].weight.shape[1]
-        self._sample = _SAMPLERS.get(type(policy.action_dist), _sb3_sampler)(policy, n_envs)
+        self._sample = SAMPLERS.get(type(policy.action_dist), _sb3_sampler)(policy, n_envs)
 
-    def __call__(self, observations: Observations) -> Acted:
+    def columns(self) -> dict[str, Any]:
+        """Return what the rollout buffer stores of a step in addition to SB3's arrays."""
+        return {}
+
+    def __call__(self, observations: Observations, masks: np.ndarray | None = None) -> Acted:
         inputs = _flat(observations)
         if self._joint:
             outputs = _run(self._joint, inputs)
             head, values = outputs[:, : self._head_size], outputs[:, self._head_size :].copy()
         else:
             head, values = _run(self._actor, inputs), _run(self._critic, inputs)
-        actions, log_probs = self._sample(head)
+        actions, log_probs = self._sample(head if masks is None else np.where(masks, head, MASKED))
         return actions, values, log_probs
 
     def values(self, observations: Observations) -> np.ndarray:
         """Return the values of observations, ``(batch, 1)``."""
         return _run(self._critic, _flat(observations))
 
-    def terminal_values(self, observations: list[Any]) -> np.ndarray:
+    def terminal_values(self, observations: list[Any], environments: list[int]) -> np.ndarray:
         """Return the values of last observations, which have no batch dimension, ``(len(observations),)``."""
         return self.values(np.stack([np.asarray(observation) for observation in observations])).reshape(-1)
 
@@ -264,7 +273,7 @@ def _sb3_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
     return sample
 
 
-_SAMPLERS: dict[type, Callable[[ActorCriticPolicy, int], _Sampler]] = {
+SAMPLERS: dict[type, Callable[[ActorCriticPolicy, int], _Sampler]] = {
     DiagGaussianDistribution: _gaussian_sampler,
     CategoricalDistribution: _categorical_sampler,
 }

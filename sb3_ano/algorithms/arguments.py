@@ -16,7 +16,9 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
 
-def inherit_signature(base: type, without: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
+def inherit_signature(
+    base: type, without: str = "", positional: type | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a constructor the arguments of a base class in addition to its own, which are keyword-only.
 
     A call is checked against the whole signature, and the constructor gets all arguments by name, defaults included. The RL
@@ -24,17 +26,19 @@ def inherit_signature(base: type, without: str = "") -> Callable[[Callable[..., 
 
     :param base: class whose constructor takes the other arguments
     :param without: argument of the base class that the constructor does not take
+    :param positional: class whose constructor's positional arguments replace those of the base class, in order and defaults
     """
 
     def decorate(init: Callable[..., None]) -> Callable[..., None]:
         inherited = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
-        positional = [parameter for parameter in inherited if parameter.kind is not parameter.KEYWORD_ONLY]
+        first = inspect.signature((positional or base).__init__).parameters.values()  # type: ignore[misc]
+        ordered = [parameter for parameter in first if parameter.kind is not parameter.KEYWORD_ONLY]
         keywords = [
             parameter
             for parameter in (*inspect.signature(init).parameters.values(), *inherited)
             if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != without
         ]
-        signature = inspect.Signature([*positional, *keywords])
+        signature = inspect.Signature([*ordered, *keywords])
 
         @functools.wraps(init)
         def checked(*args: Any, **kwargs: Any) -> None:

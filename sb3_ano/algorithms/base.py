@@ -83,6 +83,8 @@ class ShapedPolicyAlgorithm(RolloutMixin):
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = PPO.policy_aliases
+    #: Base class of the policies that are allowed.
+    policy_base: ClassVar[type[BasePolicy]] = ActorCriticPolicy
 
     # The arguments are read from PPO's own signature, so that they stay PPO's, in its order and with its defaults.
     @arguments.inherit_signature(PPO)
@@ -131,14 +133,27 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         if policy_name not in self.policy_aliases:
             raise ValueError(
                 f"policy={policy_name!r} is unknown; allowed are {', '.join(self.policy_aliases)} and policy classes. "
-                "Recurrent and maskable policies, as in sb3-contrib, are not supported"
+                "RecurrentANO has LSTM policies, MaskableANO masks"
             )
         return self.policy_aliases[policy_name]
+
+    def _require_policy(self) -> None:
+        kind, base = self.policy_class, self.policy_base
+        # LSTM policies are subclasses of SB3's; by their module, because sb3-contrib need not be imported.
+        modules = {part.__module__ for part in getattr(kind, "__mro__", ())}
+        recurrent = base is ActorCriticPolicy and "sb3_contrib.common.recurrent.policies" in modules
+        if isinstance(kind, type) and (recurrent or not issubclass(kind, base)):
+            raise ValueError(
+                f"policy={kind.__name__} is not a policy of {type(self).__name__}; allowed are "
+                f"{', '.join(self.policy_aliases)} and subclasses of {base.__name__}. RecurrentANO has LSTM policies, "
+                "MaskableANO masks"
+            )
 
     def _setup_model(self) -> None:
         if not hasattr(self, "observation_space"):
             raise TypeError("env=None is not allowed; allowed are a registered id, a Gymnasium environment, and a VecEnv")
         self._check_arguments()
+        self._require_policy()
         learning_rate = schedules.as_schedule(self.learning_rate, "learning_rate")
         if isinstance(self.learning_rate, str):
             self.learning_rate = learning_rate

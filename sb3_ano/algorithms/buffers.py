@@ -1,7 +1,7 @@
 """SB3's rollout buffers with less work per step, and with the one-step TD errors that advantages are made of."""
 
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -30,8 +30,8 @@ class RolloutSamples(NamedTuple):
     td_errors: torch.Tensor
 
 
-# The buffer's arrays in the order of the samples.
-_SAMPLED = ("observations", "actions", "values", "log_probs", "advantages", "returns", "td_errors")
+# Names of the buffer's arrays that differ from those of the samples.
+_ARRAYS = {"old_values": "values", "old_log_prob": "log_probs"}
 
 
 class FlatRolloutBuffer(RolloutBuffer):
@@ -41,6 +41,8 @@ class FlatRolloutBuffer(RolloutBuffer):
     """
 
     td_errors: np.ndarray
+    #: Class of the samples.
+    samples: ClassVar[Any] = RolloutSamples
 
     def reset(self) -> None:
         super().reset()
@@ -54,8 +56,12 @@ class FlatRolloutBuffer(RolloutBuffer):
         episode_start: np.ndarray,
         value: torch.Tensor | np.ndarray,
         log_prob: torch.Tensor | np.ndarray,
+        **columns: np.ndarray,
     ) -> None:
-        """Store one step of all environments; see SB3. Values and log-probabilities may be arrays."""
+        """Store one step of all environments; see SB3. Values and log-probabilities may be arrays.
+
+        :param columns: rows of further arrays of the buffer, by name
+        """
         position = self.pos
         self._add_observations(position, obs)
         self.actions[position] = action.reshape(self.n_envs, self.action_dim)
@@ -63,6 +69,8 @@ class FlatRolloutBuffer(RolloutBuffer):
         self.episode_starts[position] = episode_start
         self.values[position] = _array(value).reshape(self.n_envs)
         self.log_probs[position] = _array(log_prob).reshape(self.n_envs)
+        for name, column in columns.items():
+            getattr(self, name)[position] = column
         self.pos = position + 1
         self.full = self.pos == self.buffer_size
 
@@ -99,7 +107,8 @@ class FlatRolloutBuffer(RolloutBuffer):
         if not self.full:
             raise ValueError(f"the rollout buffer holds {self.pos} of {self.buffer_size} steps; collect a whole rollout first")
         # Read from the attributes, because callbacks and subclasses assign other arrays, as SB3 itself does with ``returns``.
-        return RolloutSamples(*(mapped(self._flattened, getattr(self, name)) for name in _SAMPLED))
+        arrays = (getattr(self, _ARRAYS.get(name, name)) for name in self.samples._fields)
+        return self.samples(*(mapped(self._flattened, array) for array in arrays))
 
     def _flattened(self, array: np.ndarray) -> torch.Tensor:
         environment_major = torch.from_numpy(np.ascontiguousarray(array)).transpose(0, 1)
@@ -127,7 +136,7 @@ class DictFlatRolloutBuffer(FlatRolloutBuffer, DictRolloutBuffer):  # type: igno
 
 def gather(samples: RolloutSamples, indices: torch.Tensor) -> RolloutSamples:
     """Return the samples at ``indices``, with actions in float32 as SB3 has them."""
-    picked = RolloutSamples(*[mapped(lambda values: values[indices], field) for field in samples])
+    picked = type(samples)(*[mapped(lambda values: values[indices], field) for field in samples])
     return picked._replace(actions=picked.actions.to(torch.float32))
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from stable_baselines3.common.policies import ActorCriticPolicy
 from torch.optim import Adam, Optimizer
+from torch.optim.adam import adam
 
 from sb3_ano._compat import has_hooks
 from sb3_ano.algorithms.policy_evaluation import replaced_method
@@ -55,6 +56,14 @@ class FlatVectors:
         :param gradient: gradient of the loss by :attr:`parameters`, finite if ``apply`` is 1
         :param apply: 0-d float64, 1 or 0; with 0, parameters, moments and steps stay as they are
         """
+        if not torch.compiler.is_compiling() and gradient.device.type == "cpu":
+            # PyTorch's own kernel passes once over the memory; a vector of a large network does not fit the cache.
+            count, (lr, beta1, beta2, eps) = self.steps[:1].clone(), self.numbers.tolist()
+            vectors = [self.parameters], [gradient], [self.first], [self.second]
+            options = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": 0.0}
+            adam(*vectors, [], [count[0]], fused=True, found_inf=1.0 - apply.float(), amsgrad=False, maximize=False, **options)
+            self.steps.copy_(count.expand_as(self.steps))
+            return
         # A factor instead of a branch, so that compiled code need not wait for the decision.
         self.steps.add_(apply.float())
         count = self.steps[0].double().clamp(min=1.0)

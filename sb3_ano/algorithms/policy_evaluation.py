@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.distributions import make_proba_distribution
+from stable_baselines3.common.distributions import Distribution, make_proba_distribution
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
@@ -16,7 +16,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch.nn import functional as F
 
 from sb3_ano._compat import has_hooks
-from sb3_ano.algorithms.buffers import mapped
+from sb3_ano.algorithms.buffers import RolloutSamples, mapped
 
 #: Turns a batch of raw observations into the input of a features extractor.
 Preprocessing: TypeAlias = Callable[[Any], Any]
@@ -27,7 +27,12 @@ _EVALUATING = (
     *("extract_features", "_get_action_dist_from_latent", "obs_to_tensor", "unscale_action"),
     *("device", "squash_output", "parameters", "named_parameters", "modules", "named_modules", "children"),
 )
-_STOCK = ("torch.nn.modules.", "stable_baselines3.common.torch_layers", "stable_baselines3.common.policies")
+#: Logit of an action that is not allowed, as in sb3-contrib.
+MASKED = -1e8
+_STOCK = (
+    *("torch.nn.modules.", "stable_baselines3.common.torch_layers", "stable_baselines3.common.policies"),
+    *("sb3_contrib.common.maskable.policies", "sb3_contrib.common.recurrent.policies", "sb3_ano.algorithms.contrib"),
+)
 
 
 def customization(policy: ActorCriticPolicy) -> str | None:
@@ -36,11 +41,11 @@ def customization(policy: ActorCriticPolicy) -> str | None:
     Such a policy is called at every step, as in SB3. Overridden methods count. Hooks count, and methods that were replaced on
     an instance, of the policy or of a module in it. Custom classes of modules do not count, because modules are called.
     """
-    kind = type(policy)
-    if kind.__mro__[-len(ActorCriticPolicy.__mro__) :] != ActorCriticPolicy.__mro__:
+    kind, base = type(policy), base_of(policy)
+    if kind.__mro__[-len(base.__mro__) :] != base.__mro__ and not kind.__module__.startswith(_STOCK):
         return f"{kind.__name__} has several base classes"
     for name in _EVALUATING:
-        if getattr(kind, name) is not getattr(ActorCriticPolicy, name):
+        if getattr(kind, name) is not getattr(base, name):
             return f"{kind.__name__} overrides {name}"
     for path, module in policy.named_modules():
         where = f"policy.{path}" if path else "policy"
@@ -51,6 +56,11 @@ def customization(policy: ActorCriticPolicy) -> str | None:
             return f"{where} has hooks"
     replaced = replaced_method(policy.action_dist)
     return None if replaced is None else f"policy.action_dist.{replaced} was replaced"
+
+
+def base_of(policy: Any) -> type:
+    """Return the most special class of :data:`EVALUATIONS` that a policy is an instance of."""
+    return next((base for base in reversed(EVALUATIONS) if isinstance(policy, base)), ActorCriticPolicy)
 
 
 def replaced_method(instance: Any, names: Iterable[str] | None = None) -> str | None:
@@ -93,7 +103,7 @@ class Traits(NamedTuple):
 
 def has_stock_distribution(policy: ActorCriticPolicy) -> bool:
     """Tell whether the distribution of actions is of the class that SB3 makes for the action space."""
-    return type(policy.action_dist) is type(make_proba_distribution(policy.action_space, policy.use_sde))
+    return type(policy.action_dist) is type(EVALUATIONS[base_of(policy)].make_distribution(policy))
 
 
 def _is_stock(module: torch.nn.Module) -> bool:
@@ -151,6 +161,11 @@ class PolicyEvaluation:
         the distribution, and all that follows are computed in float32
     """
 
+    @staticmethod
+    def make_distribution(policy: Any) -> Distribution:
+        """Make the distribution of actions that the base class of a policy makes."""
+        return make_proba_distribution(policy.action_space, policy.use_sde)
+
     def __init__(self, policy: ActorCriticPolicy, precision: str = "float32") -> None:
         self.policy = policy
         self.traits = Traits.of(policy)
@@ -161,19 +176,20 @@ class PolicyEvaluation:
         self._layers: Any = policy
 
     def __call__(
-        self, observations: PyTorchObs, actions: torch.Tensor
+        self, samples: RolloutSamples, actions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return what ``policy.evaluate_actions`` returns.
 
-        :param observations: observations of the rollout buffer
-        :param actions: ``(batch, action_dim)``, or ``(batch,)`` for Discrete
+        :param samples: minibatch of the rollout buffer
+        :param actions: its actions, ``(batch, action_dim)``, or ``(batch,)`` for Discrete
         :return: values ``(batch, 1)``, log-probabilities ``(batch,)``, entropies ``(batch,)`` or None
         """
+        masks = getattr(samples, "action_masks", None)
         if not self._standard:
-            return self.policy.evaluate_actions(observations, actions)
+            return self.policy.evaluate_actions(samples.observations, actions, **_given(action_masks=masks))
         # The order of SB3's evaluate_actions, because custom heads may draw random numbers.
-        latent_pi, latent_vf = self._latents(observations)
-        distribution = self.policy._get_action_dist_from_latent(latent_pi)
+        latent_pi, latent_vf = self._latents(samples.observations)
+        distribution = self._distribution(latent_pi, masks)
         log_prob = distribution.log_prob(actions)
         values = self.policy.value_net(latent_vf)
         entropy = distribution.entropy()
@@ -184,14 +200,20 @@ class PolicyEvaluation:
                 distribution._latent_sde = None
         return values, log_prob, entropy
 
-    def act(self, observations: PyTorchObs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return what ``policy(observations)`` does: actions, values ``(batch, 1)``, log-probabilities ``(batch,)``."""
+    def act(
+        self, observations: PyTorchObs, masks: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return what ``policy(observations)`` does: actions, values ``(batch, 1)``, log-probabilities ``(batch,)``.
+
+        :param observations: observations of one step
+        :param masks: actions that are allowed, for policies that take masks
+        """
         if not self._standard:
-            return self.policy(observations)
+            return self.policy(observations, **_given(action_masks=masks))
         # The order of SB3's forward, which differs.
         latent_pi, latent_vf = self._latents(observations)
         values = self.policy.value_net(latent_vf)
-        distribution = self.policy._get_action_dist_from_latent(latent_pi)
+        distribution = self._distribution(latent_pi, masks)
         actions = distribution.get_actions()
         log_prob = distribution.log_prob(actions)
         return actions.reshape(-1, *self.policy.action_space.shape), values, log_prob  # type: ignore[misc]
@@ -204,6 +226,9 @@ class PolicyEvaluation:
         with self._precision():
             latent_vf = self._layers.mlp_extractor.forward_critic(self._layers.vf_features_extractor(inputs))
         return self.policy.value_net(self._as_float32(latent_vf))
+
+    def _distribution(self, latent_pi: torch.Tensor, masks: torch.Tensor | None) -> Distribution:
+        return self.policy._get_action_dist_from_latent(latent_pi)
 
     def _latents(self, observations: PyTorchObs) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the inputs of the action head and of the value head."""
@@ -245,3 +270,21 @@ class PolicyEvaluation:
             preprocess = self._preprocess
             self._preprocess = lambda observations: mapped(torch.Tensor.bfloat16, preprocess(observations))
             self._autocast = False
+
+
+def _given(**arguments: Any) -> dict[str, Any]:
+    """Return the arguments that are not None."""
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+#: Base classes of the policies whose own code is known, and the classes that compute the same. contrib.py adds sb3-contrib's.
+EVALUATIONS: dict[type, type[PolicyEvaluation]] = {ActorCriticPolicy: PolicyEvaluation}
+
+
+def make_evaluation(policy: ActorCriticPolicy, precision: str) -> PolicyEvaluation:
+    """Make the evaluation of a policy.
+
+    :param policy: actor and critic
+    :param precision: precision of its layers
+    """
+    return EVALUATIONS[base_of(policy)](policy, precision)

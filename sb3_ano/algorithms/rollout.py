@@ -85,7 +85,7 @@ class RolloutMixin(OnPolicyAlgorithm):
         as_tensors = not (_needs_no_locals(callback) and is_stock(rollout_buffer, "add"))
         callback.on_rollout_start()  # a resumed training is restored here
         check.start(self.num_timesteps // env.num_envs)
-        actor = make_actor(self, env.num_envs)
+        actor = self._make_actor(env)
         snapshot = None if _changes_nothing(callback) else Snapshot(self.policy)
         values: Any
         log_probs: Any
@@ -95,6 +95,7 @@ class RolloutMixin(OnPolicyAlgorithm):
                 self.policy.reset_noise(env.num_envs)
 
             actions, values, log_probs = actor(self._last_obs)  # type: ignore[arg-type]
+            columns = actor.columns  # of this actor, because a callback may lead to another one
             if as_tensors:
                 obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
                 values, log_probs = self._as_tensor(values), self._as_tensor(log_probs)
@@ -113,7 +114,7 @@ class RolloutMixin(OnPolicyAlgorithm):
             if not callback.on_step():
                 return False
             if snapshot is not None and not snapshot.is_current():
-                actor, snapshot = make_actor(self, env.num_envs), Snapshot(self.policy)
+                actor, snapshot = self._make_actor(env), Snapshot(self.policy)
 
             self._update_info_buffer(infos, dones)
             n_steps += 1
@@ -123,7 +124,8 @@ class RolloutMixin(OnPolicyAlgorithm):
                 check.require_finite_ends(dones, infos, self.num_timesteps // env.num_envs)
                 bootstrap_truncations(rewards, dones, infos, actor, self.gamma)
 
-            rollout_buffer.add(self._last_obs, actions, rewards, self._last_episode_starts, values, log_probs)  # type: ignore[arg-type]
+            row = (self._last_obs, actions, rewards, self._last_episode_starts, values, log_probs)
+            rollout_buffer.add(*row, **columns())  # type: ignore[arg-type]
             self._last_obs = new_obs  # type: ignore[assignment]
             self._last_episode_starts = dones
 
@@ -132,6 +134,10 @@ class RolloutMixin(OnPolicyAlgorithm):
         callback.update_locals(locals())
         callback.on_rollout_end()
         return True
+
+    def _make_actor(self, env: VecEnv) -> Actor:
+        """Return the policy of a rollout in the training environment."""
+        return make_actor(self, env.num_envs)
 
     def _as_tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(array, device=self.device)
@@ -187,7 +193,7 @@ def bootstrap_truncations(rewards: np.ndarray, dones: np.ndarray, infos: list[di
         return
     terminal = [infos[index]["terminal_observation"] for index in truncated]
     # Assigned, which rounds to the type of the rewards as in SB3, where integers stay integers.
-    rewards[truncated] = rewards[truncated] + gamma * actor.terminal_values(terminal)
+    rewards[truncated] = rewards[truncated] + gamma * actor.terminal_values(terminal, truncated)
 
 
 class FiniteCheck:

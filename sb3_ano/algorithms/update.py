@@ -14,7 +14,7 @@ from sb3_ano._compat import compiler_obstacle
 from sb3_ano.algorithms.buffers import RolloutSamples, gather
 from sb3_ano.algorithms.compiled import CompilationError, CompiledStep, compiler_options
 from sb3_ano.algorithms.flat_adam import FlatAdam, FlatVectors
-from sb3_ano.algorithms.policy_evaluation import PolicyEvaluation, Traits
+from sb3_ano.algorithms.policy_evaluation import Traits, make_evaluation
 
 
 class ClipRange(NamedTuple):
@@ -118,7 +118,7 @@ class Updater:
     def __init__(self, policy: ActorCriticPolicy, settings: UpdateSettings) -> None:
         self.settings = settings
         self._policy, self._optimizer = policy, policy.optimizer
-        self._evaluation = PolicyEvaluation(policy, settings.precision)
+        self._evaluation = make_evaluation(policy, settings.precision)
         self._loss_module = _LossModule(policy, self._losses)
         self._obstacle = self._obstacle_to_vectors(self._evaluation.traits)
         #: Parameters and moments as vectors; None if the gradient and the step have to be SB3's and the optimizer's own.
@@ -266,7 +266,7 @@ class Updater:
         """Compute the loss of Algorithm 1 of the paper, with SB3's value clip and entropy estimate."""
         settings, coefficients = self.settings, self.coefficients
         actions = samples.actions.long().flatten() if settings.discrete else samples.actions
-        values, log_prob, entropy = self._evaluation(samples.observations, actions)
+        values, log_prob, entropy = self._evaluation(samples, actions)
         values = values.flatten()
 
         advantages = samples.advantages

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -20,6 +21,8 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from sb3_ano._io import write_file
+from sb3_ano.algorithms.contrib import with_masks
+from sb3_ano.algorithms.policy_evaluation import make_evaluation
 from sb3_ano.bench.plan import Run
 from sb3_ano.checkpoints.rng import random_state, set_random_state
 
@@ -105,7 +108,7 @@ class UpdateRecorder(BaseCallback):
             env.seed(seed + number * env.num_envs)
             with torch.no_grad():
                 returns, lengths = evaluate_policy(
-                    model, env, self.episodes, self.deterministic, return_episode_rewards=True, warn=False
+                    with_masks(model, env), env, self.episodes, self.deterministic, return_episode_rewards=True, warn=False
                 )
             set_random_state(state)
             return np.asarray(returns, float).tolist(), np.asarray(lengths).tolist()
@@ -174,13 +177,14 @@ def measure_update(model: OnPolicyAlgorithm) -> dict[str, float]:
     buffer = model.rollout_buffer
     size = buffer.buffer_size * buffer.n_envs
     parts = []
+    evaluate = make_evaluation(model.policy, "float32")
     with torch.no_grad():
         for start in range(0, size, _SAMPLES_AT_ONCE):
-            samples = buffer._get_samples(np.arange(start, min(start + _SAMPLES_AT_ONCE, size)))
+            samples: Any = buffer._get_samples(np.arange(start, min(start + _SAMPLES_AT_ONCE, size)))
             actions = samples.actions
             if isinstance(model.action_space, spaces.Discrete):
                 actions = actions.long().flatten()
-            _, log_prob, _ = model.policy.evaluate_actions(samples.observations, actions)
+            _, log_prob, _ = evaluate(samples, actions)
             parts.append((log_prob - samples.old_log_prob).double().cpu().numpy())
     log_ratio = np.concatenate(parts)
     with np.errstate(over="ignore"):

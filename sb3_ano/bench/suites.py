@@ -140,12 +140,14 @@ class Suite(Task):
 def zoo_settings(algorithm: str, env_id: str) -> tuple[dict[str, Any], bool]:
     """Look up a task in the zoo's file, as the zoo does; also return whether the task is an Atari game.
 
-    :param algorithm: name of the algorithm; PPO and TRPO take ANO's file
+    :param algorithm: name of the algorithm; one without a file, or whose file lacks the task, takes ANO's settings
     :param env_id: id of the task
     """
-    content = _zoo_file(algorithm if algorithm in ALGORITHMS else SHARED_FILE)
+    content = _zoo_file(SHARED_FILE) | (_zoo_file(algorithm) if algorithm in ALGORITHMS else {})
     is_atari = env_id not in content and atari_protocol(env_id) is not None
-    return dict(content.get(env_id) or content.get("atari" if is_atari else "default") or {}), is_atari
+    settings = dict(content.get(env_id) or content.get("atari" if is_atari else "default") or {})
+    recurrent = str(settings.get("policy")).replace("Policy", "LstmPolicy")
+    return settings | ({"policy": recurrent} if recurrent in CLASSES[algorithm].policy_aliases else {}), is_atari
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from sb3_ano._io import versions as installed_versions
 from sb3_ano._io import write_file
+from sb3_ano._registry import zoo_name
 from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
 from sb3_ano.envs.atari import atari_protocol
 from sb3_ano.hub.codec import is_built_in, plain, readable
@@ -117,7 +118,7 @@ def write_settings(folder: Path, model: ShapedPolicyAlgorithm, task: Task) -> No
     """
     atari = {"env_wrapper": [_ATARI_WRAPPER], "frame_stack": 4} if "NoFrameskip" in task.env_id else {}
     arguments = {
-        "algo": model.algorithm.lower(),
+        "algo": zoo_name(model.algorithm),
         "env": task.env_id,
         "env_kwargs": task.env_kwargs,
         "n_timesteps": model.num_timesteps,

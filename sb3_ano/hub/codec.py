@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
@@ -22,8 +23,9 @@ from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtr
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
-from sb3_ano.algorithms import ShapedPolicyAlgorithm
+from sb3_ano.algorithms import ShapedPolicyAlgorithm, contrib
 from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer
+from sb3_ano.algorithms.contrib_buffers import DictMaskedRolloutBuffer, MaskedRolloutBuffer
 from sb3_ano.algorithms.papo import DictTDRolloutBuffer, TDRolloutBuffer
 from sb3_ano.hub.documents import SafeFormatError, rejected, require_like, shown
 from sb3_ano.shaping import SHAPINGS
@@ -37,7 +39,11 @@ _OPTIMIZERS = (
     "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
 )
 # fmt: on
-_BUFFERS = (RolloutBuffer, DictRolloutBuffer, FlatRolloutBuffer, DictFlatRolloutBuffer, TDRolloutBuffer, DictTDRolloutBuffer)
+_BUFFERS = (
+    *(RolloutBuffer, DictRolloutBuffer, FlatRolloutBuffer, DictFlatRolloutBuffer, TDRolloutBuffer, DictTDRolloutBuffer),
+    *(MaskedRolloutBuffer, DictMaskedRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer),
+)
+_WITH_POLICIES = (contrib.MaskableANO, contrib.RecurrentANO, contrib.RecurrentMaskableANO)
 
 
 def _by_name(*classes: type) -> dict[str, type]:
@@ -47,7 +53,8 @@ def _by_name(*classes: type) -> dict[str, type]:
 #: The allow-list: the classes that a file may name, by the argument that takes them. A file may also name the algorithms of
 #: ``sb3_ano._registry`` and the shapes of :data:`~sb3_ano.shaping.SHAPINGS`, and nothing else.
 CLASSES: dict[str, dict[str, type]] = {
-    "policy": {**ShapedPolicyAlgorithm.policy_aliases},
+    "policy": ShapedPolicyAlgorithm.policy_aliases
+    | _by_name(*(policy for algorithm in _WITH_POLICIES for policy in algorithm.policy_aliases.values())),
     "activation_fn": {f"torch.nn.{name}": getattr(torch.nn, name) for name in _ACTIVATIONS},
     "optimizer_class": {f"torch.optim.{name}": getattr(torch.optim, name) for name in _OPTIMIZERS} | _by_name(RMSpropTFLike),
     "features_extractor_class": _by_name(FlattenExtractor, NatureCNN, CombinedExtractor),
@@ -67,6 +74,8 @@ _UNCHECKED = ("n_steps", "use_sde", "verbose")
 _ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
 # Layers take time to build.
 _MAX_ITEMS = 1000
+# Arguments of an LSTM with which sb3-contrib's policies work. A device would take memory before sizes are compared.
+_LSTM = {"bias": True, "dropout": 0.0}
 
 
 class UnknownSchedule:
@@ -256,6 +265,10 @@ def _require_policy_arguments(values: Any, policy: type[BasePolicy]) -> None:
     if policy not in CLASSES["policy"].values():
         return
     _require_defaults(values, policy, name)
+    layers, lstm = values.get("n_lstm_layers", 1), values.get("lstm_kwargs") or {}
+    if layers > _MAX_ITEMS:
+        raise rejected(f"{name}.n_lstm_layers", layers, f"integers up to {_MAX_ITEMS}")
+    require_like(lstm, {key: example for key, example in _LSTM.items() if key in lstm}, f"{name}.lstm_kwargs")
     for kind in ("features_extractor", "optimizer"):
         cls = values.get(f"{kind}_class", inspect.signature(policy).parameters[f"{kind}_class"].default)
         if cls in CLASSES[f"{kind}_class"].values():

@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrappe
 
 from sb3_ano._io import now
 from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
+from sb3_ano.algorithms.contrib import with_masks
 from sb3_ano.checkpoints.rng import random_state, set_random_state
 from sb3_ano.envs import make_vec_env
 from sb3_ano.envs.batched import BatchedVecEnv
@@ -251,14 +252,16 @@ def evaluate(
     if n_episodes < 1:
         raise ValueError(f"n_eval_episodes={n_episodes} is not allowed; allowed are positive integers")
     env: Any = model.get_env()
+    agent = with_masks(model, env)
     env.seed(seed)
     # Without a Monitor, the rewards are summed up here; they are not normalized.
-    episodes: Any = evaluate_policy(model, env, n_episodes, deterministic, return_episode_rewards=True, warn=False)
+    episodes: Any = evaluate_policy(agent, env, n_episodes, deterministic, return_episode_rewards=True, warn=False)
     returns, lengths = episodes
     return {
         "mean_reward": float(np.mean(returns)),
         "std_reward": float(np.std(returns)),
         "is_deterministic": deterministic,
+        "is_masked": agent is not model,
         "n_eval_episodes": len(returns),
         "eval_datetime": now(),
         "seed": seed,

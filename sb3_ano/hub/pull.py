@@ -15,7 +15,7 @@ from huggingface_hub import HfApi
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano._io import read_json
-from sb3_ano._registry import ALGORITHMS
+from sb3_ano._registry import ALGORITHMS, zoo_name
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.algorithms.loading import read_saved_model
 from sb3_ano.envs import DirectVecEnv, VecNormalize, register_atari
@@ -82,7 +82,7 @@ def load_from_hub(
 def _load_pickles(agent: Path, env: Any, *, shaping: ShapingLike | None, **options: Any) -> ShapedPolicyAlgorithm:
     """Load SB3's files, which run what their author put in."""
     (saved,), statistics = agent.glob("*.zip"), agent / repository.STATISTICS
-    entry = ALGORITHMS.get(str(read_saved_model(saved).attributes.get("algorithm")).lower())
+    entry = ALGORITHMS.get(zoo_name(str(read_saved_model(saved).attributes.get("algorithm"))))
     if entry is None:
         raise ValueError(f"{saved.name} was not saved by sb3_ano; load it with the class that saved it")
     if env is not None and statistics.exists():

@@ -76,7 +76,7 @@ def package(
     :param verbose: 0 for no output, 1 for one line per step
     :return: the directory
     :raises FileExistsError: if ``path`` holds anything else
-    :raises TypeError: if the model is not an ANO, SPO or PAPO
+    :raises TypeError: if the model is not an algorithm of this package
     :raises ValueError: if an argument is invalid, or the environment is not what the agent was trained in
     :raises RenderError: if the environment does not render, and ``video`` is True
     """
@@ -191,7 +191,7 @@ def push_to_hub(
     :param options: the other arguments of :func:`package`, from ``env_id`` to ``verbose``
     :return: address of the agent's page
     :raises HubError: if the Hub, the connection or the disk fails; the repository is then as it was, or new and empty
-    :raises TypeError: if the model is not an ANO, SPO or PAPO, or an option is unknown
+    :raises TypeError: if the model is not an algorithm of this package, or an option is unknown
     :raises ValueError: as for :func:`package`
     """
     require_algorithm(model)

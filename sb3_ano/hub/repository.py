@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from huggingface_hub import errors
 from huggingface_hub.utils import validate_repo_id
 
-from sb3_ano._registry import ALGORITHMS
+from sb3_ano._registry import ALGORITHMS, zoo_name
 from sb3_ano.hub.documents import one_line
 from sb3_ano.hub.safe_format import SAFE_FILES
 
@@ -39,7 +39,7 @@ def model_file(algorithm: str, env_id: str) -> str:
     :param algorithm: name of the class
     :param env_id: id of the environment
     """
-    return f"{algorithm.lower()}-{environment_name(env_id)}.zip"
+    return f"{zoo_name(algorithm)}-{environment_name(env_id)}.zip"
 
 
 def is_model_file(name: str) -> bool:

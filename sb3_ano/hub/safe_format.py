@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeI
 
 from sb3_ano._io import versions, write_file
 from sb3_ano._registry import ALGORITHMS as REGISTRY
-from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
+from sb3_ano.algorithms import ANO, MaskableANO, RecurrentANO, ShapedPolicyAlgorithm
 from sb3_ano.algorithms.loading import SavedModel
 from sb3_ano.hub import codec, documents, state
 from sb3_ano.hub.documents import SafeFormatError, rejected, require_like, translate_errors, untrusted
@@ -55,7 +55,7 @@ def save_safe(model: ShapedPolicyAlgorithm, path: str | os.PathLike[str], *, inc
     What the format has no name for, such as a custom policy class, is warned about and stored by name; whoever loads the
     agent passes it to :func:`load_safe`. ``tensorboard_log`` is not stored.
 
-    :param model: ANO, SPO or PAPO; statistics of a VecNormalize around its environments are stored with it
+    :param model: algorithm of this package; statistics of a VecNormalize around its environments are stored with it
     :param path: directory, which appears whole or not at all. An empty one is replaced, and so is one with an agent in this
         format, but not one that holds other files
     :param include_optimizer: whether to store the state of the optimizer, so that training resumes as it would have continued
@@ -94,7 +94,7 @@ def save_safe(model: ShapedPolicyAlgorithm, path: str | os.PathLike[str], *, inc
 def require_algorithm(model: Any) -> None:
     """Check that the format knows the class of a model.
 
-    :raises TypeError: if ``model`` is not an ANO, SPO or PAPO
+    :raises TypeError: if ``model`` is not an algorithm of this package
     """
     if type(model) not in ALGORITHMS.values():
         allowed = ", ".join(ALGORITHMS)
@@ -104,7 +104,7 @@ def require_algorithm(model: Any) -> None:
 def describe(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> dict[str, Any]:
     """Describe an agent as JSON, without its tensors.
 
-    :param model: ANO, SPO or PAPO
+    :param model: algorithm of this package
     :param custom: dictionary that collects, by dotted name, what only the caller of :func:`load_safe` can supply
     :raises TypeError: if a space is of a kind that SB3 does not support
     """
@@ -157,7 +157,7 @@ def load_safe(
     :param shaping: shape of the surrogate, if it is not a built-in one
     :param custom_objects: objects that are not built in, or that replace what is stored: constructor arguments by name, and
         parts of them by dotted name, such as ``"policy_kwargs.features_extractor_class"``
-    :return: ANO, SPO or PAPO
+    :return: the agent, of the class that was saved
     :raises SafeFormatError: if the directory holds no agent, is damaged, asks for what is not allowed, or for something that
         only the caller can supply
     :raises ValueError: if the shape is not the one that the agent was trained with, or ``env`` has other spaces
@@ -255,7 +255,7 @@ def _read_model(
     name = document["algorithm"]
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise rejected("algorithm", name, ", ".join(ALGORITHMS))
-    model = ALGORITHMS[name]("MlpPolicy", None, device=device, _init_setup_model=False)
+    model = ALGORITHMS[name](next(iter(ALGORITHMS[name].policy_aliases)), None, device=device, _init_setup_model=False)
     with translate_errors(f"{folder / DOCUMENT} does not describe an agent"):
         policy = model.policy_class = codec.decode_policy(document["policy"], custom)
         vars(model).update(codec.decode_arguments(document["arguments"], type(model), policy, custom))
@@ -314,6 +314,10 @@ def _require_affordable(model: ShapedPolicyAlgorithm, folder: Path) -> None:
     parts = [part for space in both for part in (space.spaces.values() if isinstance(space, spaces.Dict) else (space,))]
     # Observations, actions and seven columns of float32, from rewards to TD errors.
     size = sum(math.prod(part.shape or ()) * np.dtype(part.dtype).itemsize for part in parts) + 7 * 4
+    if isinstance(model, MaskableANO):
+        size += 8 * spaces.flatdim(model.action_space)  # of float32 in the buffers of sb3-contrib, two per binary action
+    if isinstance(model, RecurrentANO):  # hidden and cell states of actor and critic
+        size += 16 * model.policy_kwargs.get("lstm_hidden_size", 256) * model.policy_kwargs.get("n_lstm_layers", 1)
     if model.n_steps * model.n_envs * size > MAX_ROLLOUT_BYTES:
         rollout = f"n_steps={model.n_steps} x {model.n_envs} environments x {size} bytes"
         allowed = f"{MAX_ROLLOUT_BYTES} bytes, or custom_objects={{'n_steps': ...}}"

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import load, save
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 from torch import nn
@@ -141,7 +142,9 @@ def describe_policy(model: ShapedPolicyAlgorithm) -> dict[str, str]:
     policy: Any = model.policy_class
     # SB3 asks a policy without parameters for its device, and would get the CPU.
     on_meta = type(policy.__name__, (policy,), {"device": property(lambda policy: torch.device("meta"))})
-    keywords = {"use_sde": model.use_sde, **model.policy_kwargs}
+    # sb3-contrib's maskable policies do not have the argument.
+    sde = {"use_sde": model.use_sde} if issubclass(model.policy_base, ActorCriticPolicy) else {}
+    keywords = {**sde, **model.policy_kwargs}
     with (
         translate_errors(f"there is no {policy.__name__} with these arguments and spaces"),
         torch.device("meta"),

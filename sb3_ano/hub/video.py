@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import imageio.v2
 import imageio_ffmpeg  # type: ignore[import-untyped]  # noqa: F401  # imageio looks for it only when it writes
@@ -13,6 +13,7 @@ import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_ano.algorithms.contrib import with_masks
 from sb3_ano.hub.documents import one_line
 
 
@@ -43,11 +44,12 @@ def record(model: BaseAlgorithm, path: str | Path, length: int = 1000, *, determ
     try:
         with software_rendering(), writer:
             env.seed(seed)
-            observations = env.reset()
+            agent, states, starts = with_masks(model, env), None, np.ones(env.num_envs, dtype=bool)
+            observations: Any = env.reset()
             for _ in range(length):
                 writer.append_data(_frame(env))
-                actions, _ = model.predict(observations, deterministic=deterministic)  # type: ignore[arg-type]  # no tuples
-                observations, _, _, _ = env.step(actions)
+                actions, states = agent.predict(observations, states, starts, deterministic)
+                observations, _, starts, _ = env.step(actions)
     except BaseException:
         path.unlink(missing_ok=True)
         raise

@@ -9,7 +9,8 @@ from sb3_ano.zoo import register
 _HELP = """\
 usage: {program} COMMAND ...
 
-The RL Zoo with ANO, SPO and PAPO (--algo ano|spo|papo) next to its own algorithms.
+The RL Zoo with ANO, SPO and PAPO (--algo ano|spo|papo), and ANO with LSTM policies and masks (--algo ano_lstm|ano_mask|
+ano_lstm_mask), next to its own algorithms.
 
 commands:
 {commands}

@@ -25,9 +25,9 @@ _AGENTS = (fixes.unsafe_settings, fixes.newest_run_without_agent)
 _DOWNLOADS = (*_AGENTS, fixes.untrusted_downloads, fixes.missing_optional_file)
 #: Fixes that a command needs.
 FIXES: dict[str, tuple[fixes.Fix, ...]] = {
-    "train": (),
-    "enjoy": _DOWNLOADS,
-    "record_video": _AGENTS,
+    "train": (fixes.agents_without_masks,),
+    "enjoy": (*_DOWNLOADS, fixes.agents_without_masks),
+    "record_video": (*_AGENTS, fixes.agents_without_masks),
     "record_training": (*_AGENTS, fixes.child_processes, fixes.missing_ffmpeg),
     "benchmark": (*_DOWNLOADS, fixes.child_processes),
     "plot_train": (),

@@ -23,7 +23,11 @@ from unittest import mock  # which replaces names and puts them back, outside of
 import numpy as np
 import rl_zoo3.utils
 from huggingface_hub.errors import RemoteEntryNotFoundError
+from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
+from stable_baselines3.common import callbacks
 
+from sb3_ano.algorithms import MaskableANO
+from sb3_ano.algorithms.contrib import with_masks
 from sb3_ano.zoo.settings import check_settings, is_trusted, require_trust
 
 Fix = Callable[[ExitStack], None]
@@ -142,6 +146,26 @@ def missing_optional_file(stack: ExitStack) -> None:
     """
     for module in ("rl_zoo3.load_from_hub", "requests.exceptions"):
         replace(stack, importlib.import_module(module), "HTTPError", RemoteEntryNotFoundError)
+
+
+def agents_without_masks(stack: ExitStack) -> None:
+    """Ask environments for the masks of agents that take masks, in evaluations and where an agent is shown."""
+    create, evaluate = rl_zoo3.utils.create_test_env, callbacks.evaluate_policy
+    predict: Any = MaskableANO.predict
+    shown: list[Any] = []
+
+    def create_test_env(*args: Any, **kwargs: Any) -> Any:
+        shown[:] = [create(*args, **kwargs)]
+        return shown[0]
+
+    def predict_with_masks(model: MaskableANO, *args: Any, action_masks: Any = None, **kwargs: Any) -> Any:
+        if action_masks is None and shown and is_masking_supported(shown[0]):
+            action_masks = get_action_masks(shown[0])
+        return predict(model, *args, action_masks=action_masks, **kwargs)
+
+    replace_everywhere(stack, rl_zoo3.utils, "create_test_env", create_test_env)
+    replace(stack, MaskableANO, "predict", predict_with_masks)
+    replace(stack, callbacks, "evaluate_policy", lambda model, env, *a, **k: evaluate(with_masks(model, env), env, *a, **k))
 
 
 def child_processes(stack: ExitStack) -> None:

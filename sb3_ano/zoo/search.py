@@ -218,7 +218,7 @@ class Search(ExperimentManager):
 
     def _sample(self, trial: optuna.Trial) -> dict[str, Any]:
         fixed = dict(self.custom_hyperparams or {})
-        if self._unsearched.get("policy") == "CnnPolicy":
+        if self._unsearched.get("policy") in ("CnnPolicy", "CnnLstmPolicy"):
             fixed["policy_kwargs"] = None  # its convolutions are most of the network
         arguments = {"fixed": fixed, "n_timesteps": self.n_timesteps}
         HYPERPARAMS_SAMPLER[self.algo](trial, self.n_actions, self.n_envs, arguments)

@@ -86,7 +86,7 @@ BAD_WHEN_MADE = [
     ("policy", 3, TypeError, "policy_class=3 .*allowed are policy names and policy classes"),
     ("policy", "MlpPolitik", ValueError, "MlpPolitik"),
     # review users U23
-    ("policy", "MlpLstmPolicy", ValueError, "'MlpLstmPolicy' is unknown; .*Recurrent and maskable .* not supported"),
+    ("policy", "MlpLstmPolicy", ValueError, "'MlpLstmPolicy' is unknown; .*RecurrentANO has LSTM policies"),
     # review users U17
     ("env", 3, TypeError, "env=3 is of type int, not an environment; allowed are a registered id"),
     ("env", gym.Env, TypeError, "is of type type, not an environment"),

@@ -9,6 +9,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 
 from sb3_ano import ANO
+from sb3_ano.algorithms.flat_adam import FlatAdam
 from tests.algorithms.custom_policies import Overriding
 from tests.algorithms.test_equals_sb3_ppo import make
 from tests.common import ALGORITHMS, SMALL, parameters
@@ -231,3 +232,33 @@ def test_bfloat16_has_no_effect_on_custom_policies_which_is_said():
     with pytest.warns(UserWarning, match="precision='bfloat16' has no effect, because Overriding overrides evaluate_actions"):
         model = ANO(Overriding, "CartPole-v1", **SMALL, precision="bfloat16").learn(32)
     assert torch.equal(parameters(model), parameters(ANO(Overriding, "CartPole-v1", **SMALL).learn(32)))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("sizes", [[(3, 5), (7,), ()], [(300, 300)]], ids=["small", "large"])
+def test_a_step_on_vectors_is_adams_and_a_skipped_one_changes_nothing(sizes, fused, monkeypatch):
+    # Compiled code and other devices take the formulas instead of the kernel.
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: not fused)
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = (
+        [torch.nn.Parameter(torch.linspace(-1.0, 1.0, math.prod(size)).reshape(size)) for size in sizes] for _ in "ab"
+    )
+    options = {"betas": (0.8, 0.99), "eps": 1e-5}
+    adam, expected = FlatAdam(ours, 1e-2, **options), torch.optim.Adam(theirs, 1e-2, **options, foreach=False)
+    for step in range(30):
+        rate = 1e-2 * (1.0 - step / 40.0)
+        adam.param_groups[0]["lr"] = expected.param_groups[0]["lr"] = rate
+        gradients = [torch.randn(size, generator=generator) * 10.0 ** (step % 5 - 4) for size in sizes]
+        vectors = adam.flatten()
+        state = [vectors.parameters.clone(), vectors.first.clone(), vectors.second.clone(), vectors.steps.clone()]
+        vectors.step(vectors.flattened([gradient * NAN for gradient in gradients]), torch.tensor(0.0, dtype=torch.float64))
+        assert all(map(torch.equal, state, [vectors.parameters, vectors.first, vectors.second, vectors.steps]))
+        vectors.step(vectors.flattened(gradients), torch.tensor(1.0, dtype=torch.float64))
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = gradient
+        expected.step()
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7)
+        for name, value in expected.state[other].items():
+            torch.testing.assert_close(adam.state[mine][name], value, rtol=1e-5, atol=1e-12)
+            assert adam.state[mine][name].dtype is torch.float32

@@ -61,3 +61,19 @@ def test_the_scripts_run(script, options, file, tmp_path):
     command = [sys.executable, str(BENCHMARKS / f"{script}.py"), *options, "--out", str(tmp_path / "out")]
     subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
     assert "ano" in (tmp_path / "out" / file).read_text()
+
+
+def test_the_figure_compares_each_variant_with_what_its_blocks_alternate_with():
+    blocks = pd.DataFrame(
+        [
+            {"case": case, "of": variant, "variant": name, "pair": pair, "steps_per_second": speed * (pair + 1)}
+            for case, variant, reference, ratio in [
+                ("paper", "ano", "sb3", 3.0),
+                ("masks", "maskable-eager", "maskable-ppo", 2.0),
+            ]
+            for pair in range(3)
+            for name, speed in [(reference, 100.0), (variant, 100.0 * ratio)]
+        ]
+    )
+    (axes,) = load("figures").speed(blocks).axes
+    assert [text.get_text() for text in axes.texts] == ["3.00", "2.00"]

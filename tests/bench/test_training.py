@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import gymnasium as gym
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,6 +15,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ano import ANO
 from sb3_ano._io import commit
+from sb3_ano._registry import ALGORITHMS
 from sb3_ano.bench import training
 from sb3_ano.bench.recording import measure_update
 from sb3_ano.bench.results import RunFiles, read_run
@@ -21,6 +23,7 @@ from sb3_ano.bench.training import make_envs, make_model, normalized, train
 from sb3_ano.envs import make_vec_env
 from tests.bench.common import assert_same_run, small_run
 from tests.common import parameters
+from tests.tiny_envs import OneAllowed
 
 NORMALIZED = {"hyperparameters": {"normalize": True}}
 
@@ -120,6 +123,20 @@ def test_the_files_tell_what_was_run_and_by_what_update_by_update(tmp_path):
     assert updates["update/clip_fraction"].isna().all()  # TRPO has no radius
     assert (updates["update/approx_kl"] > 0).all()
     assert made.evaluations()["timesteps"].tolist() == steps[1:]  # due after 150, 300, 450 and 600
+
+
+@pytest.mark.parametrize("label", [name for name in ALGORITHMS if "_" in name])
+def test_algorithms_with_lstm_policies_and_masks_are_trained_and_evaluated(label, tmp_path, monkeypatch):
+    env_id = "OneAllowed-v0" if "mask" in label else "CartPole-v1"
+    monkeypatch.setitem(gym.registry, "OneAllowed-v0", gym.envs.registration.EnvSpec("OneAllowed-v0", OneAllowed))
+    run = small_run(label, env_id, steps=256, points=2)
+    train(run, tmp_path)
+    made = read_run(tmp_path)
+    assert made.evaluations()["timesteps"].tolist() == [128, 256]
+    updates = made.updates()
+    # Over the whole rollout it is about that of the last minibatches, if masks and states are those of the rollout.
+    np.testing.assert_allclose(updates["update/approx_kl"], updates["train/approx_kl"], rtol=1.0, atol=1e-5)
+    assert np.isfinite(updates["update/clip_fraction"]).all()
 
 
 def test_seeds_share_no_environment():

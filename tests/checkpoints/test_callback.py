@@ -11,20 +11,21 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from sb3_contrib import TRPO, RecurrentPPO
 from stable_baselines3 import A2C, PPO, SAC
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from sb3_ano import ANO, PAPO, SPO
+from sb3_ano import ANO, PAPO, SPO, RecurrentANO, RecurrentMaskableANO
 from sb3_ano._io import DirectoryLock
 from sb3_ano.algorithms.rollout import _needs_no_locals
 from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
 from sb3_ano.envs import make_vec_env
 from tests.checkpoints.programs import ANO_SHORT, EVERY, PPO_SHORT, SHORT, TOTAL, cart_pole, interrupt, learn, make_ano
 from tests.common import needs_compiler, parameters
-from tests.tiny_envs import BOX_ACTIONS, DICT_OBSERVATIONS, tiny_vec_env
+from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, masked_vec_env, tiny_vec_env
 
 
 class Anneal(BaseCallback):
@@ -118,6 +119,11 @@ CASES = {
     "sb3's a2c": (partial(A2C, "MlpPolicy", use_sde=True, **SHORT), cheetah),
     "sb3-contrib's trpo": (partial(TRPO, "MlpPolicy", batch_size=32, **SHORT), cheetah),
     "sb3-contrib's recurrent ppo": (partial(RecurrentPPO, "MlpLstmPolicy", **LSTM, **PPO_SHORT), cart_pole),
+    "recurrent ano": (partial(RecurrentANO, "MlpLstmPolicy", **LSTM, **ANO_SHORT), partial(cart_pole, 2)),
+    "masks and lstm": (
+        partial(RecurrentMaskableANO, "MlpLstmPolicy", **LSTM, **ANO_SHORT),
+        lambda seed: masked_vec_env(BOX_OBSERVATIONS, spaces.Discrete(3)),
+    ),
     "dictionaries": (partial(ANO, "MultiInputPolicy", **ANO_SHORT), lambda seed: tiny_vec_env(DICT_OBSERVATIONS, BOX_ACTIONS)),
     "compiled": compiled("float32"),
     "compiled, bfloat16": compiled("bfloat16"),

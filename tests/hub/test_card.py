@@ -21,13 +21,14 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ano import ANO
+from sb3_ano import ANO, MaskableANO
 from sb3_ano.envs import make_vec_env
 from sb3_ano.hub import load_safe
 from sb3_ano.hub.curves import plot_learning_curve, read_returns
 from tests.common import SMALL, pseudo_huber
 from tests.envs.backends import needs_envpool
 from tests.hub.agents import CustomPolicy, Reversed, one_line, trained
+from tests.tiny_envs import OneAllowed
 
 ROOT = Path(__file__).parents[2]
 
@@ -334,3 +335,13 @@ def test_a_directory_without_a_finished_episode_is_named(tmp_path):
     Monitor(gym.make("CartPole-v1"), str(tmp_path / "0")).close()
     with pytest.raises(ValueError, match="holds no finished episode yet"):
         read_returns(tmp_path)
+
+
+def test_the_card_of_an_agent_with_masks_evaluates_it_with_masks(pack, monkeypatch):
+    # The environment raises if an action is not allowed.
+    monkeypatch.setitem(gym.registry, "OneAllowed-v0", gym.envs.registration.EnvSpec("OneAllowed-v0", OneAllowed))
+    folder = pack(trained(MaskableANO, make_vec_env("OneAllowed-v0", backend="gymnasium")))
+    run_snippet(folder, monkeypatch)
+    text = (folder / "README.md").read_text()
+    assert "model.predict(observation, action_masks=get_action_masks(env))" in text
+    assert "masks" not in (pack(trained(steps=0), name="other") / "README.md").read_text()

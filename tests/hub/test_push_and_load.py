@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -16,10 +17,12 @@ from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize, unwrap_vec_normalize
 
 import sb3_ano.hub
-from sb3_ano import ANO, PAPO, SPO
+from sb3_ano import ANO, PAPO, SPO, MaskableANO, RecurrentANO
+from sb3_ano.algorithms.contrib import with_masks
 from sb3_ano.envs import make_vec_env
 from sb3_ano.hub import download, download_run, load_from_hub, package, push_to_hub
 from tests.hub.agents import QUICK, acts_like, trained
+from tests.tiny_envs import OneAllowed
 
 
 def env_of(env_id, is_normalized=False, stack=0):
@@ -37,10 +40,14 @@ def env_of(env_id, is_normalized=False, stack=0):
         (SPO, "CartPole-v1", {}),
         (PAPO, "CartPole-v1", {}),
         (ANO, "CartPole-v1", {"shaping": ("ano", "spo"), "clip_range_high": 0.3}),
+        (RecurrentANO, "CartPole-v1", {"policy": "MlpLstmPolicy", "policy_kwargs": {"lstm_hidden_size": 8}}),
+        (MaskableANO, "OneAllowed-v0", {}),
     ],
 )
-def test_a_loaded_agent_acts_and_scores_as_the_pushed_one(cls, env_id, options, trust, hub):
+def test_a_loaded_agent_acts_and_scores_as_the_pushed_one(cls, env_id, options, trust, hub, monkeypatch):
     is_normalized = env_id == "Pendulum-v1"
+    if env_id == "OneAllowed-v0":
+        monkeypatch.setitem(gym.registry, env_id, gym.envs.registration.EnvSpec(env_id, OneAllowed))
     model = trained(cls, env_of(env_id, is_normalized), **options)
     assert push_to_hub(model, "somebody/agent", **QUICK) == f"{hub.url}/somebody/agent"
     loaded = load_from_hub("somebody/agent", env_of(env_id), trust_remote_code=trust)
@@ -56,7 +63,7 @@ def test_a_loaded_agent_acts_and_scores_as_the_pushed_one(cls, env_id, options, 
     returns = []
     for each, venv in ((model, env), (loaded, loaded.get_env())):
         venv.seed(11)
-        returns.append(evaluate_policy(each, venv, 2, return_episode_rewards=True)[0])
+        returns.append(evaluate_policy(with_masks(each, venv), venv, 2, return_episode_rewards=True)[0])
     assert returns[0] == returns[1]
 
 

@@ -187,7 +187,7 @@ new_tables, after = state()
 register()
 assert state() == (new_tables, after)
 for old, new in zip(old_tables, new_tables):
-    assert set(new) - set(old) == {"ano", "spo", "papo"}
+    assert set(new) - set(old) == {"ano", "spo", "papo", "ano_lstm", "ano_mask", "ano_lstm_mask"}
     assert all(new[name] is old[name] for name in old)
 changed = {name for old, new in zip(before, after) for name in {*old, *new} if old.get(name) is not new.get(name)}
 assert changed == {"ExperimentManager", "create_test_env"}, changed

@@ -1,0 +1,293 @@
+"""ANO for sb3-contrib's policies: LSTM policies, policies with invalid action masking, and both at once."""
+
+import warnings
+from typing import Any, ClassVar, Self, cast
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from sb3_contrib import MaskablePPO, RecurrentPPO
+from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
+from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
+from sb3_contrib.common.recurrent.buffers import RecurrentRolloutBuffer
+from sb3_contrib.common.recurrent.policies import (
+    RecurrentActorCriticPolicy,
+)
+from sb3_contrib.common.recurrent.type_aliases import RNNStates
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import MaybeCallback
+from stable_baselines3.common.utils import obs_as_tensor
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_ano.algorithms.ano import ANO
+from sb3_ano.algorithms.arguments import inherit_signature
+from sb3_ano.algorithms.contrib_buffers import (
+    DictMaskedRolloutBuffer,
+    DictMaskedSequenceRolloutBuffer,
+    DictSequenceRolloutBuffer,
+    MaskedRolloutBuffer,
+    MaskedSequenceRolloutBuffer,
+    SequenceRolloutBuffer,
+)
+from sb3_ano.algorithms.contrib_policies import (
+    CnnLstmPolicy,
+    MaskableCnnLstmPolicy,
+    MaskableMlpLstmPolicy,
+    MaskableMultiInputLstmPolicy,
+    MaskedLstmPolicy,
+    MlpLstmPolicy,
+    MultiInputLstmPolicy,
+    choices,
+)
+
+
+class MaskableANO(ANO):
+    """ANO with invalid action masking (Huang and Ontañón 2022); arguments, environments and policies are MaskablePPO's.
+
+    The environment has a method ``action_masks``, which returns the actions that are allowed now, in the format of
+    sb3-contrib: one bool per action, for MultiDiscrete and MultiBinary those of all dimensions in a row.
+    The keyword arguments are those of :class:`~sb3_ano.algorithms.ano.ANO`.
+
+    :raises ValueError: if the environment has no masks, or masks of the wrong shape, or allows no action
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = MaskablePPO.policy_aliases
+    policy_base: ClassVar[type[BasePolicy]] = MaskableActorCriticPolicy
+    _use_masking = True
+
+    @inherit_signature(ANO, positional=MaskablePPO)
+    def __init__(self, **arguments: Any):
+        super().__init__(**arguments)
+
+    def _setup_model(self) -> None:
+        self._require_policy()
+        space = getattr(self, "action_space", None)
+        if space is not None and not isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+            raise ValueError(
+                f"env has the action space {space}, whose actions cannot be masked; allowed are Discrete, "
+                "MultiDiscrete and MultiBinary"
+            )
+        kind = self.policy_class
+        # SB3 passes an argument that sb3-contrib's maskable policies do not have.
+        self.policy_class = lambda *spaces, use_sde, **options: kind(*spaces, **options)  # type: ignore[assignment]
+        try:
+            super()._setup_model()
+        finally:
+            self.policy_class = kind
+
+    def _default_buffer(self) -> type[RolloutBuffer]:
+        return DictMaskedRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else MaskedRolloutBuffer
+
+    def learn(  # type: ignore[override]
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str | None = None,
+        reset_num_timesteps: bool = True,
+        use_masking: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Train; see SB3. The arguments are in the order of MaskablePPO's.
+
+        :param use_masking: whether to ask the environment for masks
+        """
+        self._use_masking = use_masking
+        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+
+    def predict(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        action_masks: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """Return actions and states; see SB3.
+
+        :param action_masks: actions that are allowed, or None for all
+        :raises ValueError: if the masks are of the wrong shape
+        """
+        if action_masks is not None and np.prod(np.shape(action_masks)) % sum(choices(self.action_space)) > 0:
+            raise _wrong_shape(action_masks, choices(self.action_space))
+        policy: Any = self.policy
+        return policy.predict(observation, state, episode_start, deterministic, action_masks=action_masks)
+
+    def _make_actor(self, env: VecEnv) -> Any:
+        fast = super()._make_actor(env)
+        return _MaskedActor(fast, env, self.action_space) if self._use_masking else fast
+
+
+class RecurrentANO(ANO):
+    """ANO for policies with an LSTM; arguments and policies are those of sb3-contrib's RecurrentPPO.
+
+    The LSTM sees whole sequences, while sb3-contrib's loop restarts it at each step: trainings were 1.0 (images) to 3.5 times
+    (small networks, many epochs) as fast as RecurrentPPO's, see docs/performance.md. The update is not compiled. The keyword
+    arguments are those of :class:`~sb3_ano.algorithms.ano.ANO`.
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpLstmPolicy": MlpLstmPolicy,
+        "CnnLstmPolicy": CnnLstmPolicy,
+        "MultiInputLstmPolicy": MultiInputLstmPolicy,
+    }
+    policy_base: ClassVar[type[BasePolicy]] = RecurrentActorCriticPolicy
+    _last_lstm_states: RNNStates
+    _next_lstm_states: RNNStates
+
+    @inherit_signature(ANO, positional=RecurrentPPO)
+    def __init__(self, **arguments: Any):
+        super().__init__(**arguments)
+
+    def _setup_model(self) -> None:
+        for name, plain in (("torch_compile", (False, "auto")), ("precision", ("float32",))):
+            if getattr(self, name) not in plain:
+                warnings.warn(f"{name}={getattr(self, name)!r} has no effect on recurrent policies", stacklevel=3)
+        super()._setup_model()
+        lstm: Any = self.policy.lstm_actor
+        buffer = cast(RecurrentRolloutBuffer, self.rollout_buffer)
+        buffer.hidden_state_shape = (self.n_steps, lstm.num_layers, self.n_envs, lstm.hidden_size)
+        buffer.reset()
+        zeros = torch.zeros(lstm.num_layers, self.n_envs, lstm.hidden_size, device=self.device)
+        self._last_lstm_states = self._next_lstm_states = RNNStates((zeros, zeros), (zeros, zeros))
+
+    def _default_buffer(self) -> type[RolloutBuffer]:
+        return DictSequenceRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else SequenceRolloutBuffer
+
+    def _compiles(self) -> bool:
+        return False
+
+    def _make_actor(self, env: VecEnv) -> Any:
+        return _RecurrentActor(self)
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_last_lstm_states", "_next_lstm_states"]
+
+
+class RecurrentMaskableANO(MaskableANO, RecurrentANO):
+    """ANO for policies with an LSTM and invalid action masking; see :class:`RecurrentANO` and :class:`MaskableANO`."""
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpLstmPolicy": MaskableMlpLstmPolicy,
+        "CnnLstmPolicy": MaskableCnnLstmPolicy,
+        "MultiInputLstmPolicy": MaskableMultiInputLstmPolicy,
+    }
+    policy_base: ClassVar[type[BasePolicy]] = MaskedLstmPolicy
+
+    @inherit_signature(ANO, positional=RecurrentPPO)
+    def __init__(self, **arguments: Any):
+        ANO.__init__(self, **arguments)
+
+    def _default_buffer(self) -> type[RolloutBuffer]:
+        is_dict = isinstance(self.observation_space, spaces.Dict)
+        return DictMaskedSequenceRolloutBuffer if is_dict else MaskedSequenceRolloutBuffer
+
+    def _make_actor(self, env: VecEnv) -> Any:
+        recurrent = RecurrentANO._make_actor(self, env)
+        return _MaskedActor(recurrent, env, self.action_space) if self._use_masking else recurrent
+
+
+def with_masks(model: Any, env: VecEnv) -> Any:
+    """Return a model whose ``predict`` asks environments for masks; a model that takes none is returned as it is.
+
+    :param model: algorithm
+    :param env: environments that it acts in
+    """
+    return _WithMasks(model, env) if isinstance(model, MaskableANO) and is_masking_supported(env) else model
+
+
+class _WithMasks:
+    def __init__(self, model: Any, env: VecEnv) -> None:
+        self._model, self._env = model, env
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def predict(self, *args: Any, **options: Any) -> Any:
+        return self._model.predict(*args, **options, action_masks=get_action_masks(self._env))
+
+
+def _wrong_shape(masks: Any, sizes: list[int]) -> ValueError:
+    return ValueError(f"action_masks has the shape {np.shape(masks)}; allowed are {sum(sizes)} values, one per action")
+
+
+# Acting
+
+
+class _MaskedActor:
+    """Ask the environments for masks before each step.
+
+    :param inner: actor that takes masks
+    :param env: training environment
+    :param space: action space
+    :raises ValueError: if the environment has no masks
+    """
+
+    def __init__(self, inner: Any, env: VecEnv, space: spaces.Space) -> None:
+        if not is_masking_supported(env):
+            raise ValueError(
+                "the environment has no method 'action_masks'; wrap it in sb3_contrib.common.wrappers.ActionMasker, or pass "
+                "use_masking=False to learn"
+            )
+        self._inner, self._env = inner, env
+        self._sizes = choices(space)
+        self._starts = np.cumsum([0, *self._sizes[:-1]])
+        self.values, self.terminal_values = inner.values, inner.terminal_values
+
+    def __call__(self, observations: Any) -> Any:
+        masks = np.asarray(get_action_masks(self._env), dtype=bool)
+        if masks.shape[0] != self._env.num_envs or masks[0].size != sum(self._sizes):
+            raise _wrong_shape(masks[0], self._sizes)
+        self._masks = masks.reshape(self._env.num_envs, -1)
+        possible = np.logical_or.reduceat(self._masks, self._starts, axis=1)
+        if not possible.all():
+            raise ValueError(f"action_masks() of environment {int(np.argmin(possible.all(axis=1)))} allows no action")
+        return self._inner(observations, self._masks)
+
+    def columns(self) -> dict[str, Any]:
+        return {**self._inner.columns(), "action_masks": self._masks}
+
+
+class _RecurrentActor:
+    """Act with an LSTM policy, and keep its states in the model.
+
+    :param model: algorithm with ``_last_lstm_states``, those before the current step
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    @torch.no_grad()
+    def __call__(self, observations: Any, masks: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        model, options = self._model, {} if masks is None else {"action_masks": masks}
+        inputs, starts = obs_as_tensor(observations, model.device), self._flags(model._last_episode_starts)
+        actions, values, log_probs, model._next_lstm_states = model.policy(inputs, model._last_lstm_states, starts, **options)
+        return actions.cpu().numpy(), values.cpu().numpy(), log_probs.cpu().numpy()
+
+    @torch.no_grad()
+    def values(self, observations: Any) -> np.ndarray:
+        model, inputs = self._model, obs_as_tensor(observations, self._model.device)
+        return (
+            model.policy.predict_values(inputs, model._last_lstm_states.vf, self._flags(model._last_episode_starts))
+            .cpu()
+            .numpy()
+        )
+
+    @torch.no_grad()
+    def terminal_values(self, observations: list[Any], environments: list[int]) -> np.ndarray:
+        policy, states = self._model.policy, self._model._next_lstm_states.vf
+        values = []
+        for observation, index in zip(observations, environments, strict=True):
+            own = tuple(state[:, index : index + 1].contiguous() for state in states)
+            values.append(policy.predict_values(policy.obs_to_tensor(observation)[0], own, self._flags([False])).cpu().numpy())
+        return np.concatenate(values).reshape(-1)
+
+    def columns(self) -> dict[str, Any]:
+        """Return the states before the step; called once per step, at its end."""
+        states = self._model._last_lstm_states
+        self._model._last_lstm_states = self._model._next_lstm_states
+        return {"lstm_states": states}
+
+    def _flags(self, flags: Any) -> torch.Tensor:
+        return torch.as_tensor(flags, dtype=torch.float32, device=self._model.device)

@@ -1,0 +1,161 @@
+"""Algorithms with LSTM policies or masks in the zoo, the safe format and the Hub's tools."""
+
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+import yaml
+from gymnasium import spaces
+from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
+from sb3_contrib.common.maskable.utils import get_action_masks
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+
+from sb3_ano import RecurrentANO
+from sb3_ano._registry import ALGORITHMS, zoo_name
+from sb3_ano.algorithms.contrib import with_masks
+from sb3_ano.hub import load_safe, save_safe
+from sb3_ano.hub.codec import CLASSES
+from sb3_ano.hub.documents import SafeFormatError
+from sb3_ano.zoo.hyperparameters import hyperparameter_file
+from tests.common import SMALL, parameters
+from tests.hub.agents import rewrite
+from tests.tiny_envs import BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, OneAllowed, TinyEnv, masked_vec_env
+
+CONTRIB = [name for name in ALGORITHMS if "_" in name]
+
+
+class Free(OneAllowed):
+    """The same with all actions allowed."""
+
+    def action_masks(self) -> np.ndarray:
+        return np.ones(4, dtype=bool)
+
+    def step(self, action):
+        return TinyEnv.step(self, action)
+
+
+@pytest.fixture
+def env_id(monkeypatch):
+    for name, kind in {"OneAllowed-v0": OneAllowed, "Free-v0": Free}.items():
+        monkeypatch.setitem(gym.registry, name, gym.envs.registration.EnvSpec(name, kind, max_episode_steps=20))
+    return lambda algo: "OneAllowed-v0" if "mask" in algo else "Free-v0"
+
+
+@pytest.mark.parametrize("algo", CONTRIB)
+def test_train_resume_enjoy_and_record_use_masks_and_states(algo, env_id, zoo):
+    env = env_id(algo)
+    size = "-n 256 --eval-freq 64 --eval-episodes 1"
+    lstm = 'policy_kwargs:"dict(lstm_hidden_size=8, net_arch=[8])"' if "lstm" in algo else ""
+    zoo(f"train --algo {algo} --env {env} {size} -params n_envs:2 n_steps:32 batch_size:64 {lstm}")
+    assert Path("logs", algo, f"{env}_1", f"{env}.zip").is_file()
+    assert "finished" in zoo(f"train --algo {algo} --env {env} --resume").output
+    assert "Mean reward" in zoo(f"enjoy --algo {algo} --env {env} -n 40 --no-render").output
+    zoo(f"record_video --algo {algo} --env {env} -n 10")
+    assert list(Path("logs").rglob("*.mp4"))
+
+
+def rollout(model, steps: int = 20) -> list:
+    """Actions and states in a new environment."""
+    torch.manual_seed(0)
+    env = masked_vec_env(model.observation_space, model.action_space)
+    env.seed(0)
+    observation, states, starts, seen = env.reset(), None, np.ones(2, dtype=bool), []
+    for _ in range(steps):
+        masks = {"action_masks": get_action_masks(env)} if hasattr(model, "_use_masking") else {}
+        action, states = model.predict(observation, states, starts, **masks)
+        seen.append([action, *(states or ())])
+        observation, _, starts, _ = env.step(action)
+    return seen
+
+
+@pytest.mark.parametrize("optimizer", [False, True])
+@pytest.mark.parametrize("kind", ["Mlp", "MultiInput", "Cnn"])
+@pytest.mark.parametrize("algo", CONTRIB)
+def test_the_safe_format_brings_back_actions_and_states(algo, kind, optimizer, tmp_path):
+    observations = {"Mlp": BOX_OBSERVATIONS, "MultiInput": DICT_OBSERVATIONS, "Cnn": IMAGE_OBSERVATIONS}[kind]
+    recurrent = "lstm" in algo
+    options = {"lstm_hidden_size": 8, "net_arch": [8]} if recurrent else {}
+    env = masked_vec_env(observations, spaces.MultiDiscrete([3, 2]))
+    policy = f"{kind}{'Lstm' if recurrent else ''}Policy"
+    cls = ALGORITHMS[algo].algorithm
+    model = cls(policy, env, **{**SMALL, "batch_size": 64}, policy_kwargs=options).learn(64)
+    save_safe(model, tmp_path / "agent", include_optimizer=optimizer)
+    loaded = load_safe(tmp_path / "agent", env=env)
+    assert type(loaded) is cls
+    assert torch.equal(parameters(loaded), parameters(model))
+    np.testing.assert_equal(rollout(loaded), rollout(model))
+    assert not torch.equal(parameters(loaded.learn(64)), parameters(model))
+
+
+@pytest.mark.parametrize("algo", CONTRIB)
+@pytest.mark.parametrize("policy", ["MlpPolicy", *(name for name in CLASSES["policy"] if "." in name)])
+def test_the_safe_format_rejects_the_policy_of_another_algorithm(algo, policy, tmp_path):
+    cls = ALGORITHMS[algo].algorithm
+    if CLASSES["policy"][policy] in cls.policy_aliases.values() or (algo == "ano_lstm" and "MaskableMlpLstm" in policy):
+        return  # allowed; the masks are left out
+    own = next(iter(cls.policy_aliases))
+    options = {"lstm_hidden_size": 8} if "lstm" in algo else {}
+    save_safe(cls(own, masked_vec_env(BOX_OBSERVATIONS, spaces.Discrete(3)), policy_kwargs=options), tmp_path / "agent")
+    rewrite(tmp_path / "agent", {"policy": policy})
+    with pytest.raises(SafeFormatError):
+        load_safe(tmp_path / "agent")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("n_lstm_layers", 2000, "n_lstm_layers=2000 is not allowed; allowed are integers up to 1000"),
+        ("lstm_kwargs", {"device": "cpu"}, "lstm_kwargs has the unknown key 'device'"),  # which would take memory
+        ("lstm_kwargs", {"dropout": "0"}, "lstm_kwargs.dropout='0' is not allowed"),
+        ("lstm_kwargs", [1], r"lstm_kwargs=\[1\] is not allowed"),
+    ],
+)
+def test_the_safe_format_bounds_lstms_before_they_take_memory(name, value, message, tmp_path):
+    env = masked_vec_env(BOX_OBSERVATIONS, spaces.Discrete(3))
+    save_safe(RecurrentANO("MlpLstmPolicy", env, policy_kwargs={"lstm_hidden_size": 8}), tmp_path / "agent")
+    rewrite(tmp_path / "agent", {f"arguments/policy_kwargs/{name}": value})
+    with pytest.raises(SafeFormatError, match=message):
+        load_safe(tmp_path / "agent")
+
+
+@pytest.mark.parametrize("actions", [spaces.Discrete(5), spaces.MultiDiscrete([3, 2]), spaces.MultiBinary(3)], ids=str)
+@pytest.mark.parametrize(
+    ("algo", "options"),
+    [
+        *[(algo, {"policy_kwargs": {"lstm_hidden_size": 8, "n_lstm_layers": 2}}) for algo in ("ano_lstm", "ano_lstm_mask")],
+        *[("ano_mask", {"rollout_buffer_class": buffer}) for buffer in (None, MaskableRolloutBuffer)],
+    ],
+)
+def test_the_safe_format_counts_all_arrays_of_a_rollout(algo, options, actions, tmp_path, monkeypatch):
+    cls = ALGORITHMS[algo].algorithm
+    model = cls(next(iter(cls.policy_aliases)), masked_vec_env(BOX_OBSERVATIONS, actions), **SMALL, **options)
+    save_safe(model, tmp_path / "agent")
+    taken = sum(array.nbytes for array in vars(model.rollout_buffer).values() if isinstance(array, np.ndarray))
+    monkeypatch.setattr("sb3_ano.hub.safe_format.MAX_ROLLOUT_BYTES", taken - 1)
+    with pytest.raises(SafeFormatError, match="asks for rollouts of n_steps=32 x 2 environments"):
+        load_safe(tmp_path / "agent")
+    monkeypatch.setattr("sb3_ano.hub.safe_format.MAX_ROLLOUT_BYTES", 3 * taken)
+    load_safe(tmp_path / "agent")
+
+
+@pytest.mark.parametrize("algo", CONTRIB)
+def test_evaluations_ask_for_masks_and_names_are_the_zoos(algo, env_id):
+    cls = ALGORITHMS[algo].algorithm
+    assert (zoo_name(cls.__name__), zoo_name("Other")) == (algo, "other")
+    env = make_vec_env(env_id(algo), 2)
+    model = cls(next(iter(cls.policy_aliases)), env, **{**SMALL, "batch_size": 64}).learn(64)
+    agent = with_masks(model, env)
+    assert (agent is model) == ("mask" not in algo)
+    assert np.isfinite(evaluate_policy(agent, env, 2, warn=False)[0])
+
+
+@pytest.mark.parametrize("algo", CONTRIB)
+def test_files_have_settings_for_atari_and_for_all_other_environments(algo):
+    # The zoo looks for no defaults for Atari, and raises KeyError.
+    settings = yaml.safe_load(hyperparameter_file(algo).read_text())
+    assert {"default", "atari"} <= settings.keys()
+    policies = ALGORITHMS[algo].algorithm.policy_aliases
+    assert all(part["policy"] in policies for part in settings.values())
