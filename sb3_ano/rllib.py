@@ -30,8 +30,8 @@ try:
     from ray.rllib.core import DEFAULT_MODULE_ID
     from ray.rllib.core.columns import Columns
     from ray.rllib.core.learner.learner import POLICY_LOSS_KEY
-    from ray.rllib.models.utils import get_activation_fn
     from ray.rllib.env import INPUT_ENV_SINGLE_SPACES
+    from ray.rllib.models.utils import get_activation_fn
     from ray.rllib.utils.filter import RunningStat
     from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
     from ray.rllib.utils.schedules.scheduler import Scheduler
@@ -234,7 +234,7 @@ class ANOLearner(PPOTorchLearner):
 
 
 class _WithNumber:
-    """A configuration whose ``clip_param`` is a number, which RLlib's loss needs, and which does not matter at a ratio of 1."""
+    """Settings whose ``clip_param`` is a number, as RLlib's loss needs it; at a ratio of 1 its value does not matter."""
 
     clip_param = 1.0
 
@@ -325,9 +325,10 @@ def copy_to_sb3(source: Any, model: ANO) -> None:
     model.num_timesteps = trained_steps(source)
     statistics, venv = _filter(source), model.get_vec_normalize_env()
     if statistics is not None and venv is not None:
+        rms: Any = venv.obs_rms
         stats = RunningStat.from_state(statistics.get_state()[None]["running_stats"][0])
         # RLlib adds 1e-8 to the standard deviation, VecNormalize epsilon to the variance.
-        venv.obs_rms.mean, venv.obs_rms.var, venv.obs_rms.count = stats.mean, (stats.std.astype(float) + 1e-8) ** 2, stats.n
+        rms.mean, rms.var, rms.count = stats.mean, (stats.std.astype(float) + 1e-8) ** 2, stats.n
         venv.epsilon, venv.clip_obs, venv.training, venv.norm_reward = 0.0, statistics.clip_by_value or math.inf, False, False
 
 

@@ -1,9 +1,11 @@
 """``train --cluster``: the zoo's training on a Ray cluster, by RLlib."""
 
+import contextlib
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import gymnasium as gym
 import numpy as np
@@ -29,6 +31,8 @@ from sb3_ano.zoo.manager import OwnManager
 _EPISODES = "episodes"
 _ACTIVATIONS = {nn.Tanh: "tanh", nn.ReLU: "relu", nn.SiLU: "silu"}
 _CHECKPOINT_SECONDS = 60.0
+# Lost processes and nodes, after each of which the training starts again from its last checkpoint.
+_MOST_LOSSES = 10
 # Points of a schedule, between which RLlib interpolates.
 _POINTS = 20
 
@@ -55,23 +59,17 @@ class ClusterManager(OwnManager):
         :param model: model of the zoo, whose networks the training starts from
         :raises ValueError: if a hyperparameter cannot be expressed in RLlib
         """
-        config, checkpoint = self._configure(model), self.checkpoints / "rllib"
+        config = self._configure(model)
         self._connect()
         try:
-            algorithm = config.build_algo()
-            if self.resumed is not None and checkpoint.exists():
-                algorithm.restore_from_path(str(checkpoint.absolute()))
-            else:
-                copy_to_rllib(model, algorithm)
-            try:
-                self._train(algorithm, checkpoint)
-            except KeyboardInterrupt:
-                print("interrupted")
-            if self.record:
-                _save(algorithm, checkpoint)
-            copy_to_sb3(algorithm, model)
+            for loss in range(_MOST_LOSSES):
+                try:
+                    return self._train(config.copy(copy_frozen=False), model, restore=self.resumed is not None or loss > 0)
+                except ray.exceptions.RayError as error:
+                    print(f"A part of the cluster was lost ({type(error).__name__}): continuing from the last checkpoint")
+            raise OSError(f"the cluster lost processes {_MOST_LOSSES} times; --resume continues the run")
         finally:
-            ray.shutdown()  # with all that runs on it
+            ray.shutdown()
             model.env.close()
 
     def _connect(self) -> None:
@@ -87,25 +85,47 @@ class ClusterManager(OwnManager):
             ray.shutdown()
             raise ValueError(f"--env-runners and --learners need {needed} processors; the cluster has {available}")
 
-    def _train(self, algorithm: Any, checkpoint: Path) -> None:
-        freq = self.record.get("checkpoint_freq")
-        steps = saved_at = trained_steps(algorithm)
-        start = saved = time.time()
-        header = {"t_start": start, "env_id": self.env_name.gym_id}
-        log = ResultsWriter(f"{self.save_path}/cluster", header, override_existing=self.resumed is None)
+    def _train(self, config: ANOConfig, model: Any, restore: bool) -> None:
+        """Train until the end or an interrupt.
+
+        :param config: settings of RLlib
+        :param model: model to copy the networks from, and to
+        :param restore: whether to restore the last checkpoint, if there is one
+        """
+        algorithm, checkpoint = config.build_algo(), self.checkpoints / "rllib"
+        try:
+            if restore and checkpoint.exists():
+                algorithm.restore_from_path(str(checkpoint.absolute()))
+            else:
+                copy_to_rllib(model, algorithm)
+            with _EpisodeLog(Path(self.save_path), self.env_name.gym_id, trained_steps(algorithm) > 0) as log:
+
+                def save() -> None:
+                    if self.record:
+                        with replace_directory(checkpoint) as directory:
+                            algorithm.save_to_path(str(directory.absolute()))
+                    log.flush()  # so that the log ends where the checkpoint does
+
+                with contextlib.suppress(KeyboardInterrupt):
+                    self._iterate(algorithm, log, save)
+                save()
+            copy_to_sb3(algorithm, model)
+        finally:
+            algorithm.stop()
+
+    def _iterate(self, algorithm: Any, log: "_EpisodeLog", save: Callable[[], None]) -> None:
+        freq, steps, saved = self.record.get("checkpoint_freq"), trained_steps(algorithm), time.time()
+        saved_at = steps
         with tqdm(total=self.n_timesteps, initial=steps, unit="step", disable=not self.show_progress) as progress:
             while steps < self.n_timesteps:
                 results = algorithm.train()[ENV_RUNNER_RESULTS]
-                # RLlib unpacks a list with one element.
-                for reward, length in np.reshape(results.get(_EPISODES, []), (-1, 2)):
-                    log.write_row({"r": round(reward, 6), "l": int(length), "t": round(time.time() - start, 6)})
+                log.add(results.get(_EPISODES, []))
                 steps = trained_steps(algorithm)
                 progress.update(steps - progress.n)
                 progress.set_postfix(reward=f"{results.get('episode_return_mean', float('nan')):.1f}")
-                if self.record and (steps - saved_at >= freq if freq else time.time() - saved > _CHECKPOINT_SECONDS):
-                    _save(algorithm, checkpoint)
+                if steps - saved_at >= freq if freq else time.time() - saved > _CHECKPOINT_SECONDS:
+                    save()
                     saved_at, saved = steps, time.time()
-        log.close()
 
     def _configure(self, model: Any) -> ANOConfig:
         """Return RLlib's settings for the hyperparameters of a model; print those that RLlib does not have."""
@@ -201,9 +221,42 @@ def _sizes(network: Any) -> list[int]:
     return [layer.out_features for layer in network if isinstance(layer, nn.Linear)]
 
 
-def _save(algorithm: Any, checkpoint: Path) -> None:
-    with replace_directory(checkpoint) as directory:
-        algorithm.save_to_path(str(directory.absolute()))
+class _EpisodeLog:
+    """A monitor file of SB3 for the episodes of all environments.
+
+    :param directory: directory of the run
+    :param env_id: id of the environment
+    :param continues: whether to append to the file that is there
+    """
+
+    def __init__(self, directory: Path, env_id: str, continues: bool) -> None:
+        path = directory / "cluster.monitor.csv"
+        continues = continues and path.exists()
+        self._start = json.loads(path.read_text().partition("\n")[0][1:])["t_start"] if continues else time.time()
+        header = {"t_start": self._start, "env_id": env_id}
+        self._writer = ResultsWriter(str(directory / "cluster"), header, override_existing=not continues)
+        self._rows: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+
+    def add(self, episodes: Any) -> None:
+        """Note the episodes of an iteration.
+
+        :param episodes: pairs of return and length, of which RLlib unpacks a list if there is only one
+        """
+        seconds = round(time.time() - self._start, 6)
+        for reward, length in np.reshape(episodes, (-1, 2)).tolist():
+            self._rows.append({"r": round(reward, 6), "l": int(length), "t": seconds})
+
+    def flush(self) -> None:
+        """Write the episodes noted so far."""
+        for row in self._rows:
+            self._writer.write_row(row)
+        self._rows = []
 
 
 class _LogEpisodes(RLlibCallback):
