@@ -158,13 +158,13 @@ def running_ray():
     ray.shutdown()
 
 
-def trained(env, iterations=2, cls=ANOConfig, model=None, runners=None, environment=None, **training):
+def trained(env, iterations=2, cls=ANOConfig, model=None, runners=None, environment=None, learners=0, **training):
     settings = {"train_batch_size_per_learner": 256, "minibatch_size": 64, "num_epochs": 4, "lr": 3e-3, "clip_param": 0.2}
     config = cls().environment(env, **(environment or {})).env_runners(**{"num_env_runners": 0, **(runners or {})})
     config.rl_module(
         model_config=DefaultModelConfig(**{"fcnet_hiddens": [32, 32], "free_log_std": env == "Pendulum-v1", **(model or {})})
     )
-    config.training(**{**settings, **training}).debugging(seed=3, log_level="ERROR")
+    config.learners(num_learners=learners).training(**{**settings, **training}).debugging(seed=3, log_level="ERROR")
     algorithm = config.build_algo()
     results = [algorithm.train() for _ in range(iterations)]
     return algorithm, results[-1]["learners"]["default_policy"] if results else {}
@@ -204,6 +204,22 @@ def test_radius_is_scheduled_adapted_and_restored(running_ray, tmp_path):
     fresh.restore_from_path(checkpoint)
     assert fresh.learner_group._learner._region("default_policy").factor == factor
     fresh.stop()
+
+
+@pytest.mark.slow
+def test_learners_agree_bit_for_bit(running_ray):
+    algorithm, _ = trained("CartPole-v1", 0, learners=2, desired_kl=0.003)
+    for _ in range(3):
+        algorithm.train()
+
+    def state(learner):
+        weights = learner.module["default_policy"].get_state()
+        return learner._region("default_policy").factor, np.concatenate([np.ravel(weights[name]) for name in sorted(weights)])
+
+    first, second = algorithm.learner_group.foreach_learner(lambda learner: state(learner))
+    algorithm.stop()
+    assert first.get()[0] == second.get()[0] != 1.0
+    np.testing.assert_array_equal(first.get()[1], second.get()[1])
 
 
 CONVERSIONS = {

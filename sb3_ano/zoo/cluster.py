@@ -262,5 +262,7 @@ class _EpisodeLog:
 class _LogEpisodes(RLlibCallback):
     """Report the return and the length of each episode."""
 
-    def on_episode_end(self, *, episode: Any, metrics_logger: Any, **_: Any) -> None:
-        metrics_logger.log_value(_EPISODES, (float(episode.get_return()), len(episode)), reduce="item_series")
+    def on_episode_end(self, *, episode: Any, prev_episode_chunks: Any, metrics_logger: Any, **_: Any) -> None:
+        parts = [*(prev_episode_chunks or []), episode]  # an episode is cut where a rollout ends
+        total = float(sum(part.get_return() for part in parts)), sum(map(len, parts))
+        metrics_logger.log_value(_EPISODES, total, reduce="item_series")

@@ -15,7 +15,9 @@ from sb3_ano import ANO
 
 ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore:batch_size=.* does not divide"
+)
 RUN = Path("logs/ano/CartPole-v1_1")
 
 
@@ -28,7 +30,19 @@ def cluster():
 
 
 def start(directory, *options):
-    command = [sys.executable, "-m", "sb3_ano.zoo", "train", "--algo", "ano", "--env", "CartPole-v1", "--eval-freq", "-1", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "sb3_ano.zoo",
+        "train",
+        "--algo",
+        "ano",
+        "--env",
+        "CartPole-v1",
+        "--eval-freq",
+        "-1",
+        *options,
+    ]
     return subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -70,7 +84,18 @@ def test_cartpole_is_solved_on_three_nodes(cluster, tmp_path):
 
 @pytest.mark.slow
 def test_a_lost_node_is_survived(cluster, tmp_path):
-    options = ("--cluster", cluster.address, "--env-runners", "2", "--learners", "2", "-n", "40000", "--checkpoint-freq", "4000")
+    options = (
+        "--cluster",
+        cluster.address,
+        "--env-runners",
+        "2",
+        "--learners",
+        "2",
+        "-n",
+        "40000",
+        "--checkpoint-freq",
+        "4000",
+    )
     process = start(tmp_path, *options)
     wait_for(tmp_path / RUN / "checkpoints" / "rllib", process)
     cluster.remove_node(cluster.nodes[0], allow_graceful=False)
@@ -105,7 +130,20 @@ def test_interrupted_trainings_are_saved_and_resumed(tmp_path):
     assert after[: len(before)] == before
     assert 0.9 * 30_000 < sum(length for _, length in after) <= 30_500
     shown = subprocess.run(
-        [sys.executable, "-m", "sb3_ano.zoo", "plot_train", "-a", "ano", "-e", "CartPole-v1", "-f", "logs", "--figure", "x.png"],
+        [
+            sys.executable,
+            "-m",
+            "sb3_ano.zoo",
+            "plot_train",
+            "-a",
+            "ano",
+            "-e",
+            "CartPole-v1",
+            "-f",
+            "logs",
+            "--figure",
+            "x.png",
+        ],
         cwd=tmp_path,
         capture_output=True,
         text=True,
