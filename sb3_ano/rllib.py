@@ -333,64 +333,48 @@ def copy_to_sb3(source: Any, model: ANO) -> None:
 
 
 class _Networks:
-    """The layers of RLlib's default module, and their names in SB3's MlpPolicy.
+    """The layers of RLlib's default module, and their places in SB3's MlpPolicy.
 
     :param algorithm: algorithm of RLlib
     :raises ValueError: if SB3's MlpPolicy has no place for a part
     """
 
     def __init__(self, algorithm: Any) -> None:
-        config = algorithm.config
+        config = self._config = algorithm.config
         if config.is_multi_agent or config.rl_module_spec.module_class is not DefaultPPOTorchRLModule:
             raise ValueError(
                 f"RLlib's module {config.rl_module_spec} cannot be converted; allowed is its default for one agent"
             )
-        self._config, (_, self._actions) = config, algorithm.spaces[INPUT_ENV_SINGLE_SPACES]
+        self._actions = algorithm.spaces[INPUT_ENV_SINGLE_SPACES][1]
         weights = algorithm.learner_group.get_weights([DEFAULT_MODULE_ID])[DEFAULT_MODULE_ID]
-        self._tensors = {name: torch.as_tensor(value) for name, value in weights.items()}
-        shared = "encoder.encoder.net." if config.model_config["vf_share_layers"] else None
-        layers = {
-            "policy_net": self._linear(shared or "encoder.actor_encoder.net.") + self._linear("pi.net."),
-            "value_net": self._linear(shared or "encoder.critic_encoder.net.") + self._linear("vf.net."),
-        }
+        self._tensors = {name: torch.as_tensor(value) for name, value in weights.items() if not name.endswith("_const")}
         #: Names in RLlib by the names in SB3.
-        self.names: dict[str, str] = {}
-        for network, prefixes in layers.items():
-            places = [f"mlp_extractor.{network}.{2 * index}" for index in range(len(prefixes) - 1)]
-            places.append("action_net" if network == "policy_net" else "value_net")
-            for place, prefix in zip(places, prefixes, strict=True):
-                self.names |= {f"{place}.{part}": f"{prefix}.{part}" for part in ("weight", "bias")}
-        if isinstance(self._actions, spaces.Box):
-            self.names["log_std"] = "pi.log_std"
-        self._require_all_known(shared is not None)
+        self.names: dict[str, str] = {"log_std": "pi.log_std"} if isinstance(self._actions, spaces.Box) else {}
+        shared = config.model_config["vf_share_layers"]
+        #: Sizes of the hidden layers.
         self.net_arch = {
-            key: [len(self._tensors[f"{prefix}.bias"]) for prefix in layers[network][:-1]]
-            for key, network in (("pi", "policy_net"), ("vf", "value_net"))
+            "pi": self._place("policy_net", "action_net", "encoder." if shared else "actor_encoder.", "pi.net."),
+            "vf": self._place("value_net", "value_net", "encoder." if shared else "critic_encoder.", "vf.net."),
         }
-
-    def _linear(self, prefix: str) -> list[str]:
-        """Return the names of the layers of a stack, in order."""
-        names = {name.rpartition(".")[0] for name in self._tensors if name.startswith(f"{prefix}mlp.")}
-        return sorted(names, key=lambda name: int(name.rpartition(".")[2]))
-
-    def _require_all_known(self, is_shared: bool) -> None:
-        model = self._config.model_config
-        for name in self.names.values():
-            if name == "pi.log_std" and name not in self._tensors:
-                raise ValueError(
-                    "RLlib's standard deviations depend on the observation; SB3's MlpPolicy needs free_log_std=True"
-                )
-            if name not in self._tensors or (name.endswith(".weight") and self._tensors[name].ndim != 2):
-                raise ValueError(f"RLlib's layer {name} is missing or not fully connected; SB3's MlpPolicy cannot express it")
-        unknown = [name for name in self._tensors if name not in self.names.values() and not name.endswith("_const")]
-        if unknown:
-            raise ValueError(f"RLlib's module has {unknown[0]}, for which SB3's MlpPolicy has no place")
-        used = {model["fcnet_activation"]} | ({model["head_fcnet_activation"]} if model["head_fcnet_hiddens"] else set())
+        for name in {*self._tensors} ^ {*self.names.values()}:
+            hint = "; train with free_log_std=True" if name == "pi.log_std" else ""
+            raise ValueError(f"SB3's MlpPolicy has no place for RLlib's module, which differs in {name}{hint}")
+        model = config.model_config
+        used = {model["fcnet_activation"], *([model["head_fcnet_activation"]] if model["head_fcnet_hiddens"] else [])}
         if len(used) > 1:
             raise ValueError(
                 f"RLlib's module has the activations {', '.join(sorted(used))}; SB3's MlpPolicy has one for all layers"
             )
         self.activation = get_activation_fn(used.pop(), framework="torch") or torch.nn.Identity
+
+    def _place(self, network: str, head: str, encoder: str, last: str) -> list[int]:
+        """Place the layers of actor or critic, and return the sizes of the hidden ones."""
+        prefixes = (f"encoder.{encoder}net.mlp.", f"{last}mlp.")
+        weights = [name for name in self._tensors if name.startswith(prefixes) and self._tensors[name].ndim == 2]
+        for index, name in enumerate(weights):
+            place = head if index == len(weights) - 1 else f"mlp_extractor.{network}.{2 * index}"
+            self.names |= {f"{place}.{part}": f"{name.removesuffix('.weight')}.{part}" for part in ("weight", "bias")}
+        return [len(self._tensors[name]) for name in weights[:-1]]
 
     def as_sb3(self) -> dict[str, torch.Tensor]:
         """Return the state of SB3's policy, with actions in the units of the environment."""
@@ -398,7 +382,7 @@ class _Networks:
         if not isinstance(self._actions, spaces.Box):
             return state
         limit = self._config.model_config["log_std_clip_param"]
-        state["log_std"] = state["log_std"].clamp(-limit, limit)
+        state["log_std"].clamp_(-limit, limit)
         if self._config.normalize_actions and self._actions.is_bounded():
             # RLlib maps actions from [-1, 1] to the bounds, which the last layer can do, too.
             low, high = (torch.as_tensor(bound, dtype=torch.float32) for bound in (self._actions.low, self._actions.high))
@@ -411,9 +395,7 @@ class _Networks:
     def from_sb3(self, policy: torch.nn.Module) -> dict[str, Any]:
         """Return the state of RLlib's module with the layers of SB3's policy."""
         stored = policy.state_dict()
-        return {name: value.numpy() for name, value in self._tensors.items()} | {
-            name: stored[place].cpu().numpy() for place, name in self.names.items()
-        }
+        return {name: stored[place].cpu().numpy() for place, name in self.names.items()}
 
 
 def _environment(algorithm: Any) -> Any:

@@ -277,7 +277,7 @@ def test_agents_act_and_value_in_sb3_as_in_rllib(running_ray, case, tmp_path):
 
 REJECTED = {
     "standard deviations": ("Pendulum-v1", {"free_log_std": False}, {}, "free_log_std=True"),
-    "normalization": ("CartPole-v1", {"fcnet_use_layernorm": True}, {}, "not fully connected"),
+    "normalization": ("CartPole-v1", {"fcnet_use_layernorm": True}, {}, "encoder.net.mlp"),
     "LSTM": ("CartPole-v1", {"use_lstm": True}, {}, "RLlib's"),
     "activations": ("CartPole-v1", {"head_fcnet_hiddens": [8]}, {}, "has the activations relu, tanh"),
     "connector": (
