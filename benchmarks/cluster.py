@@ -3,8 +3,8 @@
     python benchmarks/cluster.py --out docs/results/cluster       # leave the machine alone meanwhile
 
 ``slow`` is CartPole with 5 ms of sleep per step, ``HalfCheetah-v5`` is fast. Every training has rollouts of 2048 steps,
-minibatches of 64, 10 epochs, and networks of 64-64. ``throughput.csv`` has a row per measurement, ``throughput.png`` the curves
-of the model that is fitted to them: the time per step is ``env / runners + update / learners + rest``.
+minibatches of 64, 10 epochs, and networks of 64-64. ``throughput.csv`` has a row per measurement, ``throughput.png`` the
+curves of the model that is fitted to them: the time per step is ``env / runners + update / learners + rest``.
 """
 
 import argparse

@@ -192,10 +192,17 @@ class ANOLearner(PPOTorchLearner):
         region.ratios.append(ratio.max())
         region.discarded.append((gradient * clipped).sum() / gradient.sum().clamp(min=1e-30))
 
+    def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
+        """Read the schedules at the current step, see RLlib."""
+        super().before_gradient_based_update(timesteps=timesteps)
+        for module_id in self.module.keys():  # noqa: SIM118 (it is no mapping)
+            region = self._region(module_id)
+            for schedule in (region.low, region.high, region.desired_kl):
+                schedule.update(timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0))
+
     def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
-        """Log the diagnostics of the update, and adapt and schedule the radii; see RLlib."""
+        """Log the diagnostics of the update, and adapt the radii; see RLlib."""
         super().after_gradient_based_update(timesteps=timesteps)
-        steps = timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0)
         for module_id, region in self._regions.items():
             if not region.kls:
                 continue
@@ -205,11 +212,9 @@ class ANOLearner(PPOTorchLearner):
             for name, value in values.items():
                 self.metrics.log_value((module_id, name), value, window=1)
             self.metrics.log_value((module_id, "ratio_max"), float(torch.stack(region.ratios).max()), reduce="max", window=1)
-            target = region.desired_kl.update(steps)
+            target = region.desired_kl.get_current_value()
             if target is not None:
                 region.factor *= adapted_radius(low, kl, float(target)) / low
-            for schedule in (region.low, region.high):
-                schedule.update(steps)
             region.kls, region.ratios, region.discarded = [], [], []
 
     @staticmethod
