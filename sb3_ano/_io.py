@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import shutil
+import socket
 import stat
 import subprocess
 import tempfile
@@ -24,6 +25,7 @@ except ImportError:  # Windows
 PACKAGES = ("sb3-ano", "stable-baselines3", "sb3-contrib", "torch", "numpy", "gymnasium", "mujoco", "envpool", "ale-py")
 # The largest JSON file that is read.
 _MAX_JSON_BYTES = 4_000_000
+_CONNECT_SECONDS = 10.0
 
 
 def write_file(path: Path, content: bytes | str) -> None:
@@ -187,3 +189,20 @@ def commit() -> str | None:
         [*command, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], capture_output=True, text=True
     )
     return described.stdout.strip() or None
+
+
+def require_reachable(option: str, address: str) -> None:
+    """Check at once whether a Ray cluster can be there; Ray itself tries for minutes.
+
+    :param option: option of the command line, for messages
+    :param address: address that the user gave, except ``"auto"``
+    :raises ValueError: if it is not ``HOST:PORT``
+    :raises OSError: if nothing answers
+    """
+    host, _, port = address.rpartition(":")
+    if "//" in address or not host or not port.isdecimal():
+        raise ValueError(f"{option} {address} is not allowed; allowed are auto, and HOST:PORT of a cluster's head")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise OSError(f"{option} {address}: no Ray cluster was found: {error}") from error

@@ -40,7 +40,8 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "algorithms": (BASE | {"shaping", "envs"}, SB3 | {"sb3_contrib"}),
     "_registry": ({"algorithms"}, {"stable_baselines3"}),
     "hub": (AGENTS, HUB),
-    "zoo": (AGENTS | {"hub", "cli"}, ZOO),
+    "rllib": (BASE | {"algorithms", "envs", "shaping"}, SB3 | {"ray"}),
+    "zoo": (AGENTS | {"hub", "cli", "rllib"}, ZOO | {"ray", "tqdm"}),
     "bench": (
         AGENTS | {"hub", "cli", "zoo"},
         SB3 | {"rich", "pandas", "sb3_contrib", "ray", "yaml", "pydantic", "matplotlib", "jinja2", "scipy"},

@@ -1,6 +1,5 @@
 """Functions on a Ray cluster. The files that they write come back to the driver."""
 
-import socket
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -9,12 +8,11 @@ from typing import Any
 
 import ray
 
-from sb3_ano._io import versions
+from sb3_ano._io import require_reachable, versions
 from sb3_ano.bench.pool import Pool, Report, WorkerError, call
 
 # Lost workers and machines; Ray does not retry a training that fails.
 _MOST_LOSSES = 10
-_CONNECT_SECONDS = 10.0
 
 
 class RayPool(Pool):
@@ -32,7 +30,7 @@ class RayPool(Pool):
     def __init__(self, address: str | None, jobs: int | None, threads: int) -> None:
         self._threads = threads
         if address not in (None, "auto"):
-            _require_reachable(str(address))
+            require_reachable("--address", str(address))
         processors = jobs * threads if address is None and jobs is not None else None
         try:
             # "local" starts a cluster; with None, Ray would join one that happens to run here, and reject num_cpus.
@@ -60,17 +58,6 @@ class RayPool(Pool):
     def close(self) -> None:
         """End running tasks, and leave the cluster."""
         ray.shutdown()
-
-
-def _require_reachable(address: str) -> None:
-    """Check at once whether something answers; Ray tries for minutes."""
-    host, _, port = address.rpartition(":")
-    if "//" in address or not host or not port.isdecimal():
-        raise ValueError(f"--address {address} is not allowed; allowed are auto, and HOST:PORT of a cluster's head")
-    try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
-    except OSError as error:
-        raise OSError(f"--address {address}: no Ray cluster was found: {error}") from error
 
 
 def _call(target: str, request: dict[str, Any], threads: int, expected: dict[str, str]) -> dict[str, bytes]:

@@ -7,9 +7,10 @@ import os
 import runpy
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import rl_zoo3.train
@@ -17,7 +18,7 @@ import rl_zoo3.train
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano.envs import explained_missing_packages, register_atari
 from sb3_ano.zoo import fixes
-from sb3_ano.zoo.manager import Manager, make_manager, plan_training
+from sb3_ano.zoo.manager import Manager, OwnManager, make_manager, plan_training
 from sb3_ano.zoo.parsing import PLOTS, Options, added_options
 from sb3_ano.zoo.settings import is_trusted, require_trust
 
@@ -78,6 +79,24 @@ def run_command(name: str, arguments: Sequence[str], program: str) -> None:
             getattr(sys.modules[module], name)()
 
 
+def _own_manager(options: Options) -> Callable[..., Any]:
+    """Return the manager of this package's algorithms, on a cluster if the user wants one."""
+    address = options.take("cluster")
+    numbers = {name: options.take(name) for name in ("env_runners", "learners")}
+    given = {name: number for name, number in numbers.items() if number is not None}
+    for name, number in given.items():
+        if address is None or number < 0:
+            allowed = "needs --cluster" if address is None else "is not allowed; allowed are integers from 0"
+            raise ValueError(f"--{name.replace('_', '-')} {number} {allowed}")
+    if address is None:
+        return OwnManager
+    if options.values.algo not in ALGORITHMS or options.values.optimize_hyperparameters:
+        raise ValueError(f"--cluster trains {', '.join(ALGORITHMS)}, and does not search hyperparameters")
+    from sb3_ano.zoo.cluster import ClusterManager  # imports Ray
+
+    return functools.partial(ClusterManager, cluster=address, **{"env_runners": 2, "learners": 0, **given})
+
+
 def _prepare(options: Options, stack: ExitStack) -> None:
     """Set up what a command needs according to its options, or do its work and exit."""
     command, values = options.command, options.values
@@ -96,7 +115,8 @@ def _prepare(options: Options, stack: ExitStack) -> None:
         print("There is no display to show the agent on, so only its returns are printed; record_video makes a video")
         values.no_render = True
     elif command == "train":
-        manager = functools.partial(make_manager, others=Manager, **plan_training(options))
+        plan = plan_training(options)
+        manager = functools.partial(make_manager, own=_own_manager(options), others=Manager, **plan)
         fixes.replace(stack, rl_zoo3.train, "ExperimentManager", manager)
     elif command in PLOTS:
         from sb3_ano.zoo.figures import figures  # imports pyplot, which only plots need

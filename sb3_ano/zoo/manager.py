@@ -171,13 +171,19 @@ class OwnManager(Search, Manager):
 
 
 def make_manager(
-    args: argparse.Namespace, algo: str, *positional: Any, others: Any = ExperimentManager, **options: Any
+    args: argparse.Namespace,
+    algo: str,
+    *positional: Any,
+    own: Any = OwnManager,
+    others: Any = ExperimentManager,
+    **options: Any,
 ) -> Any:
     """Return our manager for the algorithms of this package, and another one for all others.
 
     :param args: options of ``train``
     :param algo: zoo name of the algorithm
     :param positional: further arguments of the zoo's manager
+    :param own: class of the manager for the algorithms of this package
     :param others: class of the manager for other algorithms, by default the zoo's own
     :param options: keyword arguments of the manager
     """
@@ -185,7 +191,7 @@ def make_manager(
         return others(args, algo, *positional, **options)
     # The zoo looks for the files of all algorithms in its own package.
     options["config"] = options.get("config") or str(hyperparameter_file(algo))
-    return OwnManager(args, algo, *positional, **options)
+    return own(args, algo, *positional, **options)
 
 
 def register_algorithms() -> None:

@@ -80,6 +80,10 @@ def _add_options(add: Callable[..., Any], command: str) -> None:
         add("--resume", action="store_true", help="resume the newest run of --algo and --env from its last checkpoint")
         meaning = "environment steps between checkpoints, negative for no checkpoints (default: a checkpoint per minute)"
         add("--checkpoint-freq", metavar="STEPS", type=int, help=meaning)
+        meaning = "train with RLlib on the Ray cluster at ADDRESS; without an address on the one that runs here, or a new one"
+        add("--cluster", metavar="ADDRESS", nargs="?", const="", help=meaning)
+        add("--env-runners", metavar="N", type=int, help="processes that step environments, with --cluster (default: 2)")
+        add("--learners", metavar="N", type=int, help="processes that train, with --cluster (default: 0, the main process)")
     elif command in PLOTS:
         add("--figure", metavar="FILE", help="save the plot to FILE instead of showing it: png, svg, pdf, ...")
     else:

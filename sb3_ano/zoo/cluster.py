@@ -1,0 +1,268 @@
+"""``train --cluster``: the zoo's training on a Ray cluster, by RLlib."""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import gymnasium as gym
+import numpy as np
+import ray
+from gymnasium import spaces
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.connectors.env_to_module import MeanStdFilter
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS
+from ray.tune import register_env
+from stable_baselines3.common.monitor import ResultsWriter
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
+from torch import nn
+from tqdm import tqdm
+
+from sb3_ano._io import replace_directory, require_reachable
+from sb3_ano.algorithms import ANO
+from sb3_ano.algorithms.schedules import read
+from sb3_ano.rllib import ANOConfig, copy_to_rllib, copy_to_sb3, trained_steps
+from sb3_ano.zoo.manager import OwnManager
+
+_EPISODES = "episodes"
+_ACTIVATIONS = {nn.Tanh: "tanh", nn.ReLU: "relu", nn.SiLU: "silu"}
+_CHECKPOINT_SECONDS = 60.0
+# Lost processes and nodes, after each of which the training starts again from its last checkpoint.
+_MOST_LOSSES = 10
+# Points of a schedule, between which RLlib interpolates.
+_POINTS = 20
+
+
+class ClusterManager(OwnManager):
+    """Run an experiment of the zoo whose environments are stepped, and whose networks are trained, on a Ray cluster.
+
+    :param args: arguments of the zoo's manager
+    :param cluster: address of the cluster, ``"auto"``, or an empty string for the one that runs here, or a new one
+    :param env_runners: processes that step environments
+    :param learners: processes that train; 0 trains in this one
+    :param options: keyword arguments of :class:`~sb3_ano.zoo.manager.OwnManager`
+    """
+
+    def __init__(self, *args: Any, cluster: str, env_runners: int, learners: int, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if cluster not in ("", "auto"):
+            require_reachable("--cluster", cluster)
+        self._cluster, self._env_runners, self._learners = cluster, env_runners, learners
+
+    def learn(self, model: Any) -> None:
+        """Train on the cluster, and copy the result to the model; an interrupt ends the training early.
+
+        :param model: model of the zoo, whose networks the training starts from
+        :raises ValueError: if a hyperparameter cannot be expressed in RLlib
+        """
+        config = self._configure(model)
+        self._connect()
+        try:
+            for loss in range(_MOST_LOSSES):
+                try:
+                    return self._train(config.copy(copy_frozen=False), model, restore=self.resumed is not None or loss > 0)
+                except ray.exceptions.RayError as error:
+                    print(f"A part of the cluster was lost ({type(error).__name__}): continuing from the last checkpoint")
+            raise OSError(f"the cluster lost processes {_MOST_LOSSES} times; --resume continues the run")
+        finally:
+            ray.shutdown()
+            model.env.close()
+
+    def _connect(self) -> None:
+        """Connect to the cluster, or start one if none runs here and none was named."""
+        needed, options = self._env_runners + self._learners, {"log_to_driver": False, "logging_level": "ERROR"}
+        try:
+            ray.init(self._cluster or "auto", **options)
+        except ConnectionError as error:
+            if self._cluster:
+                raise OSError(f"--cluster {self._cluster}: no Ray cluster was found: {error}") from error
+            ray.init("local", num_cpus=max(needed, 1), include_dashboard=False, **options)
+        if (available := int(ray.cluster_resources().get("CPU", 0))) < needed:
+            ray.shutdown()
+            raise ValueError(f"--env-runners and --learners need {needed} processors; the cluster has {available}")
+
+    def _train(self, config: ANOConfig, model: Any, restore: bool) -> None:
+        """Train until the end or an interrupt.
+
+        :param config: settings of RLlib
+        :param model: model to copy the networks from, and to
+        :param restore: whether to restore the last checkpoint, if there is one
+        """
+        algorithm, checkpoint = config.build_algo(), self.checkpoints / "rllib"
+        try:
+            if restore and checkpoint.exists():
+                algorithm.restore_from_path(str(checkpoint.absolute()))
+            else:
+                copy_to_rllib(model, algorithm)
+            with _EpisodeLog(Path(self.save_path), self.env_name.gym_id, trained_steps(algorithm) > 0) as log:
+
+                def save() -> None:
+                    if self.record:
+                        with replace_directory(checkpoint) as directory:
+                            algorithm.save_to_path(str(directory.absolute()))
+                    log.flush()  # so that the log ends where the checkpoint does
+
+                with contextlib.suppress(KeyboardInterrupt):
+                    self._iterate(algorithm, log, save)
+                save()
+            copy_to_sb3(algorithm, model)
+        finally:
+            algorithm.stop()
+
+    def _iterate(self, algorithm: Any, log: "_EpisodeLog", save: Callable[[], None]) -> None:
+        freq, steps, saved = self.record.get("checkpoint_freq"), trained_steps(algorithm), time.time()
+        saved_at = steps
+        with tqdm(total=self.n_timesteps, initial=steps, unit="step", disable=not self.show_progress) as progress:
+            while steps < self.n_timesteps:
+                results = algorithm.train()[ENV_RUNNER_RESULTS]
+                log.add(results.get(_EPISODES, []))
+                steps = trained_steps(algorithm)
+                progress.update(steps - progress.n)
+                progress.set_postfix(reward=f"{results.get('episode_return_mean', float('nan')):.1f}")
+                if steps - saved_at >= freq if freq else time.time() - saved > _CHECKPOINT_SECONDS:
+                    save()
+                    saved_at, saved = steps, time.time()
+
+    def _configure(self, model: Any) -> ANOConfig:
+        """Return RLlib's settings for the hyperparameters of a model; print those that RLlib does not have."""
+        policy, learners, rollout = model.policy, max(self._learners, 1), model.n_steps * model.n_envs
+        _require_expressible(model, self)
+        venv = model.get_vec_normalize_env()
+        lacking = {
+            "clip_range_vf": model.clip_range_vf is not None,
+            "target_kl": model.target_kl is not None,
+            "normalize_advantage=False": not model.normalize_advantage,
+            "norm_reward": venv is not None and venv.norm_reward,
+            "evaluations (--eval-freq)": self.eval_freq > 0,
+        }
+        if any(lacking.values()):
+            print(f"RLlib has no {', '.join(name for name, is_set in lacking.items() if is_set)}: the training goes without")
+
+        def points(schedule: Callable[[float], float] | None, name: str) -> Any:
+            if schedule is None:
+                return None
+            values = [max(read(schedule, 1.0 - index / _POINTS, name), 0.0) for index in range(_POINTS + 1)]
+            times = [self.n_timesteps * index // _POINTS for index in range(_POINTS + 1)]
+            return values[0] if min(values) == max(values) else [list(point) for point in zip(times, values, strict=True)]
+
+        gym_id, env_kwargs, wrapper = self.env_name.gym_id, self.env_kwargs, self.env_wrapper
+
+        def make(_: Any) -> gym.Env:
+            env = gym.make(gym_id, **env_kwargs)
+            return env if wrapper is None else wrapper(env)
+
+        register_env("sb3_ano", make)
+        runners = {
+            "num_env_runners": self._env_runners,
+            "num_envs_per_env_runner": max(1, model.n_envs // (self._env_runners or 1)),
+        }
+        if venv is not None and venv.norm_obs:
+            runners["env_to_module_connector"] = lambda *_, **__: MeanStdFilter(clip_by_value=venv.clip_obs)
+        return (
+            ANOConfig()
+            .environment("sb3_ano", normalize_actions=False, clip_actions=True)
+            .env_runners(**runners)
+            .learners(num_learners=self._learners)
+            .rl_module(
+                model_config=DefaultModelConfig(
+                    fcnet_hiddens=_sizes(policy.mlp_extractor.policy_net),
+                    fcnet_activation=_ACTIVATIONS[policy.activation_fn],
+                    free_log_std=isinstance(model.action_space, spaces.Box),
+                )
+            )
+            .training(
+                shaping=model.shaping,
+                clip_param=points(model.clip_range, "clip_range"),
+                clip_range_high=points(model.clip_range_high, "clip_range_high"),
+                desired_kl=points(model.desired_kl, "desired_kl"),
+                lr=points(model.lr_schedule, "learning_rate"),
+                train_batch_size_per_learner=rollout // learners,
+                minibatch_size=max(1, model.batch_size // learners),
+                num_epochs=model.n_epochs,
+                gamma=model.gamma,
+                lambda_=model.gae_lambda,
+                entropy_coeff=model.ent_coef,
+                vf_loss_coeff=model.vf_coef,
+                vf_clip_param=float("inf"),
+                grad_clip=model.max_grad_norm,
+                grad_clip_by="global_norm",
+            )
+            .fault_tolerance(restart_failed_env_runners=True)
+            .callbacks(_LogEpisodes)
+            .debugging(seed=self.seed, log_level="ERROR")
+        )
+
+
+def _require_expressible(model: Any, manager: Any) -> None:
+    policy = model.policy
+    extractor = policy.mlp_extractor
+    reasons = {
+        f"--algo {manager.algo}": type(model) is not ANO,
+        f"policy {type(policy).__name__}": type(policy) is not ActorCriticPolicy
+        or type(policy.features_extractor) is not FlattenExtractor
+        or type(extractor) is not MlpExtractor
+        or not isinstance(model.observation_space, spaces.Box),
+        "use_sde": model.use_sde,
+        "net_arch with different sizes for pi and vf": _sizes(extractor.policy_net) != _sizes(extractor.value_net),
+        f"activation_fn {policy.activation_fn.__name__}": policy.activation_fn not in _ACTIVATIONS,
+        f"action space {model.action_space}": isinstance(model.action_space, spaces.MultiBinary),
+        "frame_stack and vec_env_wrapper": manager.frame_stack is not None or manager.vec_env_wrapper is not None,
+    }
+    for name, is_set in reasons.items():
+        if is_set:
+            raise ValueError(f"--cluster trains with RLlib, which cannot express {name}")
+
+
+def _sizes(network: Any) -> list[int]:
+    return [layer.out_features for layer in network if isinstance(layer, nn.Linear)]
+
+
+class _EpisodeLog:
+    """A monitor file of SB3 for the episodes of all environments.
+
+    :param directory: directory of the run
+    :param env_id: id of the environment
+    :param continues: whether to append to the file that is there
+    """
+
+    def __init__(self, directory: Path, env_id: str, continues: bool) -> None:
+        path = directory / "cluster.monitor.csv"
+        continues = continues and path.exists()
+        self._start = json.loads(path.read_text().partition("\n")[0][1:])["t_start"] if continues else time.time()
+        header = {"t_start": self._start, "env_id": env_id}
+        self._writer = ResultsWriter(str(directory / "cluster"), header, override_existing=not continues)
+        self._rows: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+
+    def add(self, episodes: Any) -> None:
+        """Note the episodes of an iteration.
+
+        :param episodes: pairs of return and length, of which RLlib unpacks a list if there is only one
+        """
+        seconds = round(time.time() - self._start, 6)
+        for reward, length in np.reshape(episodes, (-1, 2)).tolist():
+            self._rows.append({"r": round(reward, 6), "l": int(length), "t": seconds})
+
+    def flush(self) -> None:
+        """Write the episodes noted so far."""
+        for row in self._rows:
+            self._writer.write_row(row)
+        self._rows = []
+
+
+class _LogEpisodes(RLlibCallback):
+    """Report the return and the length of each episode."""
+
+    def on_episode_end(self, *, episode: Any, prev_episode_chunks: Any, metrics_logger: Any, **_: Any) -> None:
+        parts = [*(prev_episode_chunks or []), episode]  # an episode is cut where a rollout ends
+        total = float(sum(part.get_return() for part in parts)), sum(map(len, parts))
+        metrics_logger.log_value(_EPISODES, total, reduce="item_series")

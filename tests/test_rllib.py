@@ -1,0 +1,299 @@
+"""ANO on RLlib: the learner against RLlib's PPO, the settings, and the way to Stable-Baselines3."""
+
+import re
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.evaluation import evaluate_policy
+
+from sb3_ano import ANO
+from sb3_ano.shaping import ano
+
+ray = pytest.importorskip("ray")
+pytest.importorskip("ray.rllib", exc_type=ImportError)
+
+import tree  # noqa: E402
+from ray.rllib.algorithms.ppo import PPOConfig  # noqa: E402
+from ray.rllib.connectors.env_to_module import FlattenObservations, MeanStdFilter  # noqa: E402
+from ray.rllib.core.columns import Columns  # noqa: E402
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig  # noqa: E402
+
+from sb3_ano.rllib import ANOConfig, to_sb3  # noqa: E402
+
+# RLlib warns of its own code.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::ResourceWarning")
+
+BOX = spaces.Box(-2.0, 2.0, (3,), np.float32)
+ACTIONS = {"Discrete": spaces.Discrete(4), "Box": BOX, "MultiDiscrete": spaces.MultiDiscrete([3, 2])}
+ROWS, STEPS = 12, 7
+
+
+def double(x):
+    return 2.0 * ano(x)
+
+
+class Spaces(gym.Env):
+    observation_space = spaces.Box(-1.0, 1.0, (5,), np.float32)
+
+    def __init__(self, config):
+        self.action_space = config["actions"]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.observation_space.sample(), float(np.sum(action)), False, self.steps >= 20, {}
+
+
+def learner_of(cls, actions, lstm=False, **training):
+    settings = {"clip_param": 0.2, "use_kl_loss": False, "entropy_coeff": 0.01, **training}
+    model = DefaultModelConfig(fcnet_hiddens=[16], use_lstm=lstm, lstm_cell_size=8, max_seq_len=STEPS)
+    config = cls().environment(Spaces, env_config={"actions": actions}).rl_module(model_config=model).training(**settings)
+    torch.manual_seed(0)
+    return config.build_learner(env=Spaces({"actions": actions}))
+
+
+def batch_of(learner, actions, lstm):
+    generator = np.random.default_rng(1)
+    shape = (ROWS, STEPS) if lstm else (ROWS * STEPS,)
+    count = int(np.prod(shape))
+    flat = np.stack([np.asarray(actions.sample()) for _ in range(count)])
+    tensors = {
+        Columns.OBS: torch.as_tensor(generator.normal(size=(*shape, 5)), dtype=torch.float32),
+        Columns.ACTIONS: torch.as_tensor(flat.reshape(*shape, *flat.shape[1:])),
+        "advantages": torch.as_tensor(generator.normal(size=shape), dtype=torch.float32),
+        "value_targets": torch.as_tensor(generator.normal(size=shape), dtype=torch.float32),
+        Columns.LOSS_MASK: torch.as_tensor(generator.random(shape) < 0.8),
+    }
+    module = learner.module["default_policy"].unwrapped()
+    if lstm:
+        tensors[Columns.STATE_IN] = tree.map_structure(lambda part: torch.zeros(ROWS, *part.shape), module.get_initial_state())
+    with torch.no_grad():
+        inputs = module.forward_train(tensors)[Columns.ACTION_DIST_INPUTS]
+        tensors[Columns.ACTION_DIST_INPUTS] = inputs
+        log_prob = module.get_train_action_dist_cls().from_logits(inputs).logp(tensors[Columns.ACTIONS])
+        # Ratios on both sides of the region.
+        tensors[Columns.ACTION_LOGP] = log_prob + torch.as_tensor(generator.normal(0, 0.3, size=shape), dtype=torch.float32)
+    return tensors
+
+
+def loss_and_gradient(learner, batch):
+    module = learner.module["default_policy"].unwrapped()
+    config = learner.config.get_config_for_module("default_policy")
+    module.zero_grad()
+    loss = learner.compute_loss_for_module(
+        module_id="default_policy", config=config, batch=dict(batch), fwd_out=module.forward_train(dict(batch))
+    )
+    loss.backward()
+    gradients = [parameter.grad.flatten() for parameter in module.parameters() if parameter.grad is not None]
+    return loss.item(), torch.cat(gradients)
+
+
+@pytest.mark.parametrize("lstm", [False, True], ids=["mlp", "lstm"])
+@pytest.mark.parametrize("actions", ACTIONS)
+def test_loss_and_gradient_equal_those_of_rllibs_ppo(actions, lstm):
+    space = ACTIONS[actions]
+    space.seed(0)
+    expected_learner = learner_of(PPOConfig, space, lstm)
+    batch = batch_of(expected_learner, space, lstm)
+    expected, gradient = loss_and_gradient(expected_learner, batch)
+
+    def deviation(**training):
+        learner = learner_of(ANOConfig, space, lstm, **training)
+        loss, own = loss_and_gradient(learner, batch)
+        return max(abs(loss - expected) / abs(expected), float((own - gradient).norm() / gradient.norm()))
+
+    assert deviation(shaping="ppo") < 1e-6
+    assert deviation(shaping="ppo", use_kl_loss=True, kl_coeff=0.0) < 1e-6
+    assert deviation(shaping="ppo", clip_param=0.201) > 1e-4
+    assert deviation(shaping="ano") > 1e-3
+
+
+def test_extreme_ratios_stay_finite():
+    learner = learner_of(ANOConfig, ACTIONS["Box"])
+    batch = batch_of(learner, ACTIONS["Box"], False)
+    batch[Columns.ACTION_LOGP][:4] -= torch.tensor([1e3, -1e3, 200.0, -200.0])
+    loss, gradient = loss_and_gradient(learner, batch)
+    assert np.isfinite(loss)
+    assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shaping": "anno"}, "shaping='anno' is unknown"),
+        ({"shaping": lambda x: ano(x)}, "cannot be imported by its name"),
+        ({"shaping": torch.cos}, "h(0)"),
+        ({"clip_param": 0.0}, "clip_param=0.0 is not allowed"),
+        ({"clip_param": None}, "clip_param=None is not allowed"),
+        ({"clip_param": [[5, 0.2], [10, 0.1]]}, "first timestep must be 0"),
+        ({"clip_range_high": -0.1}, "clip_range_high=-0.1 is not allowed"),
+        ({"desired_kl": float("nan")}, "desired_kl=nan is not allowed"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else "-".join(value),
+)
+def test_invalid_settings_are_one_clear_error(settings, message):
+    config = ANOConfig().environment("CartPole-v1").training(**settings)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        config.validate()
+
+
+def test_the_old_api_stack_is_rejected():
+    config = ANOConfig().environment("CartPole-v1")
+    config.api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
+    with pytest.raises(ValueError, match="old API stack"):
+        config.validate()
+
+
+@pytest.fixture(scope="module")
+def running_ray():
+    ray.init(num_cpus=2, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+    yield
+    ray.shutdown()
+
+
+def trained(env, iterations=2, cls=ANOConfig, model=None, runners=None, environment=None, learners=0, **training):
+    settings = {"train_batch_size_per_learner": 256, "minibatch_size": 64, "num_epochs": 4, "lr": 3e-3, "clip_param": 0.2}
+    config = cls().environment(env, **(environment or {})).env_runners(**{"num_env_runners": 0, **(runners or {})})
+    config.rl_module(
+        model_config=DefaultModelConfig(**{"fcnet_hiddens": [32, 32], "free_log_std": env == "Pendulum-v1", **(model or {})})
+    )
+    config.learners(num_learners=learners).training(**{**settings, **training}).debugging(seed=3, log_level="ERROR")
+    algorithm = config.build_algo()
+    results = [algorithm.train() for _ in range(iterations)]
+    return algorithm, results[-1]["learners"]["default_policy"] if results else {}
+
+
+def parameters(algorithm):
+    weights = algorithm.learner_group.get_weights()["default_policy"]
+    return np.concatenate([np.ravel(weights[name]) for name in sorted(weights)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_three_iterations_equal_rllibs_ppo(running_ray, env):
+    def run(cls, **training):
+        algorithm, _ = trained(env, 3, cls, use_kl_loss=False, **training)
+        found = parameters(algorithm)
+        algorithm.stop()
+        return found
+
+    expected = run(PPOConfig)
+    assert np.linalg.norm(run(ANOConfig, shaping="ppo") - expected) < 1e-5 * np.linalg.norm(expected)
+    assert np.linalg.norm(run(ANOConfig, shaping="ppo", clip_param=0.15) - expected) > 1e-4 * np.linalg.norm(expected)
+
+
+@pytest.mark.slow
+def test_radius_is_scheduled_adapted_and_restored(running_ray, tmp_path):
+    algorithm, metrics = trained("CartPole-v1", 2, clip_param=[[0, 0.4], [1024, 0.1]])
+    assert metrics["clip_range"] == pytest.approx(0.4 - 0.3 * 512 / 1024, abs=0.02)
+    algorithm.stop()
+    algorithm, _ = trained("CartPole-v1", 3, desired_kl=0.5, clip_range_high=0.3)
+    learner = algorithm.learner_group._learner
+    factor = learner._region("default_policy").factor
+    assert factor == pytest.approx(1.25**3)  # the KL is far below its target
+    checkpoint = algorithm.save_to_path(str(tmp_path / "checkpoint"))
+    algorithm.stop()
+    fresh, _ = trained("CartPole-v1", 0, desired_kl=0.5, clip_range_high=0.3)
+    fresh.restore_from_path(checkpoint)
+    assert fresh.learner_group._learner._region("default_policy").factor == factor
+    fresh.stop()
+
+
+@pytest.mark.slow
+def test_learners_agree_bit_for_bit(running_ray):
+    algorithm, _ = trained("CartPole-v1", 0, learners=2, desired_kl=0.003)
+    for _ in range(3):
+        algorithm.train()
+
+    def state(learner):
+        weights = learner.module["default_policy"].get_state()
+        return learner._region("default_policy").factor, np.concatenate([np.ravel(weights[name]) for name in sorted(weights)])
+
+    first, second = algorithm.learner_group.foreach_learner(lambda learner: state(learner))
+    algorithm.stop()
+    assert first.get()[0] == second.get()[0] != 1.0
+    np.testing.assert_array_equal(first.get()[1], second.get()[1])
+
+
+CONVERSIONS = {
+    "Discrete": ("CartPole-v1", {}, {}, {}),
+    "Box, bounds beyond 1": ("Pendulum-v1", {}, {}, {}),
+    "actions not normalized": ("Pendulum-v1", {}, {}, {"normalize_actions": False}),
+    "shared layers": ("Pendulum-v1", {"vf_share_layers": True, "fcnet_activation": "relu"}, {}, {}),
+    "hidden layers in the heads": ("CartPole-v1", {"head_fcnet_hiddens": [8], "head_fcnet_activation": "tanh"}, {}, {}),
+    "MultiDiscrete": (Spaces, {}, {}, {"env_config": {"actions": ACTIONS["MultiDiscrete"]}}),
+    "filter": ("Pendulum-v1", {}, {"env_to_module_connector": lambda *_, **__: MeanStdFilter()}, {}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CONVERSIONS)
+def test_agents_act_and_value_in_sb3_as_in_rllib(running_ray, case, tmp_path):
+    env, model, runners, environment = CONVERSIONS[case]
+    algorithm, _ = trained(env, model=model, runners=runners, environment=environment)
+    agent = to_sb3(algorithm)
+    assert isinstance(agent, ANO)
+    observations = np.stack([agent.observation_space.sample() for _ in range(1000)]).clip(-8.0, 8.0)
+    learner = algorithm.learner_group._learner.module["default_policy"].unwrapped()
+    inputs, normalize = observations, agent.get_vec_normalize_env()
+    assert (normalize is not None) == (case == "filter")
+    if normalize is not None:
+        (connector,) = (piece for piece in algorithm.env_runner._env_to_module.connectors if type(piece) is MeanStdFilter)
+        inputs = np.stack([connector._filters[None](row, update=False) for row in observations])
+        observations = normalize.normalize_obs(observations)
+    with torch.no_grad():
+        batch = {Columns.OBS: torch.as_tensor(inputs)}
+        outputs = learner.forward_inference(batch)[Columns.ACTION_DIST_INPUTS]
+        mode = learner.get_inference_action_dist_cls().from_logits(outputs).to_deterministic().sample().numpy()
+        expected_values = learner.compute_values(batch).numpy()
+        values = agent.policy.predict_values(torch.as_tensor(observations, device=agent.device)).cpu().numpy()[:, 0]
+    actions, _ = agent.predict(observations, deterministic=True)
+    space = agent.action_space
+    if isinstance(space, spaces.Box):
+        if algorithm.config.normalize_actions:
+            mode = space.low + (mode + 1.0) * (space.high - space.low) / 2.0
+        mode = mode.clip(space.low, space.high)
+        np.testing.assert_allclose(actions, mode, rtol=1e-6, atol=2e-6)
+    else:
+        np.testing.assert_array_equal(actions, mode)
+    np.testing.assert_allclose(values, expected_values, rtol=1e-5, atol=2e-6)
+    if case == "Discrete":
+        checkpoint = algorithm.save_to_path(str(tmp_path / "checkpoint"))
+        again = to_sb3(checkpoint)
+        np.testing.assert_array_equal(again.predict(observations, deterministic=True)[0], actions)
+        again.save(tmp_path / "agent")
+        assert ANO.load(tmp_path / "agent").num_timesteps == agent.num_timesteps >= 512
+        mean, _ = evaluate_policy(agent, agent.get_env(), n_eval_episodes=20)
+        assert mean == pytest.approx(evaluate_policy(again, again.get_env(), n_eval_episodes=20)[0], rel=0.5)
+    algorithm.stop()
+
+
+REJECTED = {
+    "standard deviations": ("Pendulum-v1", {"free_log_std": False}, {}, "free_log_std=True"),
+    "normalization": ("CartPole-v1", {"fcnet_use_layernorm": True}, {}, "encoder.net.mlp"),
+    "LSTM": ("CartPole-v1", {"use_lstm": True}, {}, "RLlib's"),
+    "activations": ("CartPole-v1", {"head_fcnet_hiddens": [8]}, {}, "has the activations relu, tanh"),
+    "connector": (
+        "CartPole-v1",
+        {},
+        {"env_to_module_connector": lambda *_, **__: FlattenObservations()},
+        "FlattenObservations",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", REJECTED)
+def test_what_sb3_cannot_express_is_named(running_ray, case):
+    env, model, runners, message = REJECTED[case]
+    algorithm, _ = trained(env, 0, model=model, runners=runners)
+    with pytest.raises(ValueError, match=f"^.*{message}.*$"):
+        to_sb3(algorithm)
+    algorithm.stop()

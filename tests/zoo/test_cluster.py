@@ -1,0 +1,180 @@
+"""``train --cluster``: runs on clusters of several nodes, that lose nodes, are interrupted, and resumed."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from stable_baselines3.common.evaluation import evaluate_policy
+
+from sb3_ano import ANO
+
+ray = pytest.importorskip("ray")
+cluster_utils = pytest.importorskip("ray.cluster_utils")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore:batch_size=.* does not divide"
+)
+RUN = Path("logs/ano/CartPole-v1_1")
+
+
+@pytest.fixture
+def cluster():
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    cluster.nodes = [cluster.add_node(num_cpus=1), cluster.add_node(num_cpus=1)]
+    yield cluster
+    cluster.shutdown()
+
+
+def start(directory, *options):
+    command = [
+        sys.executable,
+        "-m",
+        "sb3_ano.zoo",
+        "train",
+        "--algo",
+        "ano",
+        "--env",
+        "CartPole-v1",
+        "--eval-freq",
+        "-1",
+        *options,
+    ]
+    return subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process):
+    output, _ = process.communicate(timeout=1200)
+    assert process.returncode == 0, output
+    return output
+
+
+def wait_for(path, process):
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.2)
+
+
+def episodes(directory):
+    lines = (directory / RUN / "cluster.monitor.csv").read_text().splitlines()[1:]
+    return [(float(row["r"]), int(row["l"])) for row in csv.DictReader(lines)]
+
+
+def mean_return(directory):
+    agent = ANO.load(directory / RUN / "CartPole-v1.zip", env="CartPole-v1")
+    return agent.num_timesteps, evaluate_policy(agent, agent.get_env(), n_eval_episodes=20)[0]
+
+
+@pytest.mark.slow
+def test_cartpole_is_solved_on_three_nodes(cluster, tmp_path):
+    returns = []
+    for seed in range(5):
+        directory = tmp_path / str(seed)
+        directory.mkdir()
+        options = ("--cluster", cluster.address, "--env-runners", "2", "--learners", "2", "-n", "120000", "--seed", str(seed))
+        finish(start(directory, *options))
+        steps, mean = mean_return(directory)
+        assert 120_000 <= steps < 121_000
+        returns.append(mean)
+    assert sum(mean >= 450.0 for mean in returns) >= 4, returns
+
+
+@pytest.mark.slow
+def test_a_lost_node_is_survived(cluster, tmp_path):
+    options = (
+        "--cluster",
+        cluster.address,
+        "--env-runners",
+        "2",
+        "--learners",
+        "2",
+        "-n",
+        "40000",
+        "--checkpoint-freq",
+        "4000",
+    )
+    process = start(tmp_path, *options)
+    wait_for(tmp_path / RUN / "checkpoints" / "rllib", process)
+    cluster.remove_node(cluster.nodes[0], allow_graceful=False)
+    cluster.add_node(num_cpus=1)
+    output = finish(process)
+    steps, mean = mean_return(tmp_path)
+    assert 40_000 <= steps < 41_000, output
+    # The log has every step of the agent once, except for episodes that had not ended.
+    assert 0.9 * steps < sum(length for _, length in episodes(tmp_path)) <= steps
+    assert mean > 60.0
+    assert not (tmp_path / RUN / "checkpoints").exists()
+
+
+@pytest.mark.slow
+def test_interrupted_trainings_are_saved_and_resumed(tmp_path):
+    options = ("--cluster", "--env-runners", "1", "-n", "30000", "--checkpoint-freq", "2000")
+    process = start(tmp_path, *options)
+    wait_for(tmp_path / RUN / "checkpoints" / "rllib", process)
+    process.send_signal(signal.SIGINT)
+    assert "--resume continues it" in finish(process)
+    steps, _ = mean_return(tmp_path)
+    assert 2000 <= steps < 30_000
+    before = episodes(tmp_path)
+    process = start(tmp_path, "--resume")
+    time.sleep(20)
+    os.kill(process.pid, signal.SIGKILL)  # between checkpoints or not
+    process.wait()
+    output = finish(start(tmp_path, "--resume"))
+    assert "Resuming" in output
+    assert mean_return(tmp_path)[0] >= 30_000
+    after = episodes(tmp_path)
+    assert after[: len(before)] == before
+    assert 0.9 * 30_000 < sum(length for _, length in after) <= 30_500
+    shown = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "sb3_ano.zoo",
+            "plot_train",
+            "-a",
+            "ano",
+            "-e",
+            "CartPole-v1",
+            "-f",
+            "logs",
+            "--figure",
+            "x.png",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (tmp_path / "x.png").stat().st_size > 10_000, shown
+
+
+INVALID = {
+    "address": (("--cluster", "ray://h:1"), "--cluster ray://h:1 is not allowed"),
+    "no cluster": (("--cluster", "127.0.0.1:1"), "no Ray cluster was found"),
+    "number": (("--cluster", "--env-runners", "-1"), "--env-runners -1 is not allowed"),
+    "without cluster": (("--learners", "2"), "--learners 2 needs --cluster"),
+    "algorithm": (("--algo", "ppo", "--cluster"), "--cluster trains"),
+    "papo": (("--algo", "papo", "--cluster"), "cannot express --algo papo"),
+    "sizes": (("--cluster", "-params", "policy_kwargs:{'net_arch': {'pi': [8], 'vf': [4]}}"), "cannot express net_arch"),
+    "shape": (("--cluster", "-params", "shaping:'anno'"), "shaping='anno' is unknown"),
+    "sde": (("--cluster", "--env", "Pendulum-v1"), "cannot express use_sde"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_options_are_one_line(case, tmp_path):
+    options, message = INVALID[case]
+    process = start(tmp_path, *options)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 2
+    errors = [line for line in output.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1, output
+    assert message in errors[0]
+    assert "Traceback" not in output
+    running = subprocess.run(["pgrep", "-f", "raylet.*session"], capture_output=True, text=True).stdout
+    assert not running or "PYTEST_XDIST_WORKER" in os.environ
