@@ -154,6 +154,8 @@ def check(config: ShapedGRPOConfig, shape: ShapingPair | None) -> None:
         choices.append(("multi_objective_aggregation", ("sum_then_normalize",), " with a critic"))
         ranges |= dict.fromkeys(("gamma", "lam"), "numbers from 0 to 1")
         ranges |= {"vf_coef": "finite numbers from 0", "cliprange_value": "positive finite numbers"}
+    if config.kl_in == "reward" and type(config).kl_in == "loss":  # TRL's default of beta is 0
+        ranges["beta"] = "positive finite numbers"
     if kl_in_reward or config.missing_eos_penalty:
         when = " with kl_in='reward' or missing_eos_penalty, because it would normalize these rewards separately"
         choices.append(("multi_objective_aggregation", ("sum_then_normalize",), when))

@@ -57,13 +57,9 @@ def generate(
         ends = model.generation_config.eos_token_id
         ends = [*{tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}]
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}
-        tokens = {
-            "eos_token_id": ends or None,
-            "pad_token_id": tokenizer.pad_token_id,
-            "max_new_tokens": max_completion_length,
-        }
+        tokens = {"eos_token_id": ends, "pad_token_id": tokenizer.pad_token_id}
         # All tokens can be sampled, as in training; the model's own configuration may say otherwise.
-        model.generation_config = GenerationConfig(**sampling, **tokens)
+        model.generation_config = GenerationConfig(**sampling, **tokens, max_new_tokens=max_completion_length)
     for index in tqdm(missing, desc=f"{name}, T = {temperature:g}", unit="batch", disable=not missing or None):
         batch = batches[index]
         inputs = tokenizer.pad({"input_ids": tokenize_prompts(batch, tokenizer)}, return_tensors="pt").to(device)

@@ -166,13 +166,9 @@ def _ask(client: openai.OpenAI, ledger: Ledger, key: str, request: dict[str, Any
 def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     shown = tuple(row["verdict"] for row in rows)
     verdict = "unparseable" if None in shown else _VERDICTS.get(shown, "order")
-    result = {
-        "verdict": verdict,
-        "requests": len(rows),
-        "shown_first": shown.count("first"),
-        "shown_second": shown.count("second"),
-    }
-    return result | {name: sum(row["usage"].get(name, 0) for row in rows) for name in ("prompt_tokens", "completion_tokens")}
+    numbers = {f"shown_{place}": shown.count(place) for place in ("first", "second")}
+    numbers |= {name: sum(row["usage"].get(name, 0) for row in rows) for name in ("prompt_tokens", "completion_tokens")}
+    return {"verdict": verdict, "requests": len(rows), **numbers}
 
 
 def parse_reply(reply: str) -> str | None:

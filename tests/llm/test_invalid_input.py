@@ -35,8 +35,31 @@ COMMANDS = [
     (TRAIN + "--beta much", "argument --beta: invalid float value: 'much'"),
     (TRAIN + "--config nowhere.yaml", "No such file or directory: 'nowhere.yaml'"),
     (TRAIN + "--config wrong.yaml", "unknown algorithm 'grop', did you mean 'grpo'?"),
+    (TRAIN + "--shaping anno", "shaping='anno' is unknown; allowed are"),
+    (TRAIN + "--shaping nowhere:shape", "shaping='nowhere:shape' cannot be imported"),
     (TRAIN + "--epsilon -1", "epsilon=-1.0 is not allowed; allowed are positive finite numbers"),
+    (TRAIN + "--epsilon_high nan", "epsilon_high=nan is not allowed; allowed are positive finite numbers"),
+    (TRAIN + "--beta -0.1", "beta=-0.1 is not allowed; allowed are finite numbers from 0"),
+    (TRAIN + "--missing_eos_penalty inf", "missing_eos_penalty=inf is not allowed; allowed are finite numbers from 0"),
+    (TRAIN + "--num_iterations 0", "num_iterations=0 is not allowed; allowed are positive integers"),  # review B17
+    (TRAIN + "--kl_in advantage", "argument --kl_in/--kl-in: invalid choice: 'advantage' (choose from 'loss', 'reward')"),
+    (TRAIN + "--importance_sampling_level word", "importance_sampling_level='word' is not allowed; allowed are 'token'"),
+    (TRAIN + "--loss_type cispo", "loss_type='cispo' is not allowed with a shape; allowed are 'grpo', 'bnpo'"),
+    (TRAIN + "--delta 4", "delta=4.0 is not allowed with a shape, because it is a second clip of the ratio; allowed are None"),
+    (TRAIN + "--off_policy_mask_threshold 0.1", "off_policy_mask_threshold=0.1 is not allowed with a shape, because"),
+    (TRAIN + "--use_bias_correction_kl True", "True is not allowed without shaping='ppo' and kl_in='loss'"),
+    (TRAIN + "--algo grpo --shaping spo --use_bias_correction_kl True", "True is not allowed without shaping='ppo' and"),
+    (TRAIN + "--multi_objective_aggregation normalize_then_sum", "'normalize_then_sum' is not allowed with kl_in='reward'"),
+    (
+        TRAIN + "--algo ano --multi_objective_aggregation normalize_then_sum",
+        "'normalize_then_sum' is not allowed with a critic",
+    ),
+    (TRAIN + "--algo ppo --loss_type grpo", "loss_type='grpo' is not allowed with a critic; allowed are 'bnpo', 'dapo'"),
+    (TRAIN + "--algo spo --scale_rewards batch", "scale_rewards='batch' is not allowed with a critic; allowed are 'group'"),
     (TRAIN + "--algo ano --gamma 2", "gamma=2.0 is not allowed; allowed are numbers from 0 to 1"),
+    (TRAIN + "--algo ano --lam nan", "lam=nan is not allowed; allowed are numbers from 0 to 1"),
+    (TRAIN + "--algo ano --vf_coef -1", "vf_coef=-1.0 is not allowed; allowed are finite numbers from 0"),
+    (TRAIN + "--algo ano --cliprange_value 0", "cliprange_value=0.0 is not allowed; allowed are positive finite numbers"),
     (TRAIN + "--algo spo --shaping ano", "shaping='ano' is not allowed with SPOTrainer, whose shape is 'spo'"),
     (TRAIN + "--value_model reward", "value_model has no effect without a critic, which only ppo, spo and ano have"),
     (TRAIN + "--lora_alpha 4", "lora_alpha has no effect without LoRA; add --use_peft"),  # review N3
@@ -47,6 +70,7 @@ COMMANDS = [
     (TRAIN + "--output_dir old", "old holds a training; add --resume"),
     (TRAIN + "--dataset_train_split tarin", "data set 'posts' has no split 'tarin'; it has 'train', 'test'"),
     (TRAIN + "--model_name_or_path someone/nothing", "model 'someone/nothing' cannot be loaded"),
+    (TRAIN + "--report_to wandb", "requires wandb to be installed"),  # review B17
     (TRAIN + "--reward_funcs nowhere:it", "reward function 'nowhere:it' cannot be imported"),
     (TRAIN + "--reward_funcs it", "reward function 'it' cannot be imported"),
     ("train --dataset_name posts --model_name_or_path model --algo ano --reward_funcs lengths:score", "give value_model"),
@@ -138,55 +162,6 @@ def test_commands_end_with_one_line(arguments, message, outcomes):
 
 
 CPU = {"bf16": False, "use_cpu": True}
-
-
-@pytest.mark.parametrize(
-    ("config", "settings", "message"),
-    [
-        (ShapedGRPOConfig, {"shaping": "anno"}, "shaping='anno' is unknown; allowed are"),
-        (ShapedGRPOConfig, {"shaping": "nowhere:shape"}, "shaping='nowhere:shape' cannot be imported"),
-        (
-            ShapedGRPOConfig,
-            {"loss_type": "cispo"},
-            "loss_type='cispo' is not allowed with a shape; allowed are 'grpo', 'bnpo'",
-        ),
-        (ShapedGRPOConfig, {"delta": 4.0}, "delta=4.0 is not allowed with a shape, .*; allowed are None"),
-        (ShapedGRPOConfig, {"off_policy_mask_threshold": 0.1}, "off_policy_mask_threshold=0.1 is not allowed with a shape"),
-        (ShapedGRPOConfig, {"use_bias_correction_kl": True, "beta": 0.1}, "=True is not allowed without shaping='ppo' and"),
-        (
-            ShapedGRPOConfig,
-            {"use_bias_correction_kl": True, "beta": 0.1, "shaping": "ppo", "kl_in": "reward"},
-            "without shaping='ppo' and kl_in='loss'.*; allowed are False, None",
-        ),
-        (ShapedGRPOConfig, {"kl_in": "advantage"}, "kl_in='advantage' is not allowed; allowed are 'loss', 'reward'"),
-        (ShapedGRPOConfig, {"importance_sampling_level": "word"}, "='word' is not allowed; allowed are 'token'"),
-        (ShapedGRPOConfig, {"epsilon": 0.0}, "epsilon=0.0 is not allowed; allowed are positive finite numbers"),
-        (ShapedGRPOConfig, {"epsilon_high": float("nan")}, "epsilon_high=nan is not allowed"),
-        (ShapedGRPOConfig, {"beta": -0.1}, "beta=-0.1 is not allowed; allowed are finite numbers from 0"),
-        (ShapedGRPOConfig, {"missing_eos_penalty": float("inf")}, "missing_eos_penalty=inf is not allowed"),
-        (ShapedGRPOConfig, {"num_iterations": 0}, "num_iterations=0 is not allowed; allowed are positive integers"),
-        *(
-            (
-                ShapedGRPOConfig,
-                {**rewards, "multi_objective_aggregation": "normalize_then_sum"},
-                "_sum' is not allowed with kl",
-            )
-            for rewards in ({"kl_in": "reward", "beta": 0.1}, {"missing_eos_penalty": 1.0})
-        ),
-        (ShapedPPOConfig, {"loss_type": "grpo"}, "loss_type='grpo' is not allowed with a critic; allowed are 'bnpo', 'dapo'"),
-        (ShapedPPOConfig, {"scale_rewards": "batch"}, "='batch' is not allowed with a critic; allowed are 'group'"),
-        (ShapedPPOConfig, {"multi_objective_aggregation": "normalize_then_sum"}, "is not allowed with a critic"),
-        (ShapedPPOConfig, {"gamma": 1.1}, "gamma=1.1 is not allowed; allowed are numbers from 0 to 1"),
-        (ShapedPPOConfig, {"lam": float("nan")}, "lam=nan is not allowed; allowed are numbers from 0 to 1"),
-        (ShapedPPOConfig, {"vf_coef": -1.0}, "vf_coef=-1.0 is not allowed; allowed are finite numbers from 0"),
-        (ShapedPPOConfig, {"cliprange_value": 0.0}, "cliprange_value=0.0 is not allowed; allowed are positive finite numbers"),
-    ],
-    ids=str,
-)
-def test_settings_that_cannot_be_honored_are_rejected(config, settings, message, tmp_path):
-    with pytest.raises(ValueError, match=message) as error:
-        config(str(tmp_path), **CPU, **settings)
-    assert "\n" not in str(error.value)
 
 
 def kl(completion_ids, **_):

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from sb3_ano.llm import GANOConfig, ShapedPPOConfig
 from sb3_ano.llm.cli import main
-from tests.llm.tiny import classifier, llm_task, prompts, python
+from tests.llm.tiny import classifier, llm_task, prompts, python, tokenizer
 
 
 @pytest.fixture
@@ -58,6 +58,21 @@ def test_help_on_train_can_be_read(algo, expected, capsys, monkeypatch):
     assert groups[-3:] == ["task", "model", "training"]
     for part in (r"--algo \{ppo,spo,ano,grpo,gano\}", f"Example: .* --algo {algo} ", *expected):
         assert re.search(part, " ".join(shown.split())), part
+
+
+def test_code_that_comes_with_models_may_run_if_that_is_asked_for(data, monkeypatch):
+    """Review B11: the option reached neither the tokenizer nor the reward model."""
+    asked = []
+
+    def load(*_, trust_remote_code=False, **__):
+        asked.append(trust_remote_code)
+        return tokenizer()
+
+    monkeypatch.setattr("sb3_ano.llm.training.load_tokenizer", load)
+    monkeypatch.setattr("sb3_ano.llm.rewards.load_tokenizer", load)
+    command = ["train", "--dataset_name", "posts", "--model_name_or_path", "model", "--reward_model", "model"]
+    assert main([*command, "--trust_remote_code", "True"]) == main(command) == 2  # it is no reward model
+    assert asked == [True, True, False, False]
 
 
 @pytest.mark.filterwarnings("ignore")
