@@ -54,7 +54,7 @@ class Options:
     dataset_name: str | None = option(None, "Hub id, directory or file; it has a column 'prompt'.")
     dataset_config: str | None = option(None, "Configuration of a data set on the Hub.")
     dataset_train_split: str = option("train", "Split to train on.")
-    dataset_test_split: str | None = option(None, "Split for evaluations, 'test' with --eval_strategy.")
+    dataset_test_split: str = option("test", "Split for evaluations, with --eval_strategy.")
     reward_model: str | None = option(None, "Hub id or directory of a reward model.", aliases=["--reward_model_name_or_path"])
     reward_funcs: list[str] | None = option(None, "Reward functions as module:function, or TRL's.")  # noqa: RUF009
     value_model: str | None = option(None, "Start of the critic (ppo, spo, ano); the reward model by default.")
@@ -137,13 +137,14 @@ def parse(parser: TrlParser, arguments: Sequence[str]) -> tuple[Options, PolicyC
     is_finished = (output / "final").exists()
     is_used = is_finished or any(output.glob("checkpoint-*"))
     has_critic = issubclass(ALGORITHMS[options.algo][0], ShapedPPOTrainer)
-    evaluates = config.eval_strategy != "no"
     problems = {
         f"unknown option {' '.join(unknown[:1])!r} ('{parser.prog} --help' shows the options)": unknown,
         "dataset_name=None is not allowed; give --dataset_name": options.dataset_name is None,
         "nothing is rewarded; give --reward_model or --reward_funcs": not (options.reward_model or options.reward_funcs),
         "value_model has no effect without a critic, which only ppo, spo and ano have": options.value_model and not has_critic,
-        "dataset_test_split has no effect without --eval_strategy": options.dataset_test_split and not evaluates,
+        "dataset_test_split has no effect without --eval_strategy": (
+            options.dataset_test_split != Options.dataset_test_split and config.eval_strategy == "no"
+        ),
         "max_steps=0 trains nothing; allowed are positive integers, and -1 for num_train_epochs": config.max_steps == 0,
         f"resume_from_checkpoint={start!r} is no complete checkpoint": start and not Path(start, TRAINER_STATE_NAME).is_file(),
         f"{output} holds a training; add --resume, or choose another --output_dir": is_used and not (options.resume or start),
@@ -158,21 +159,19 @@ def parse(parser: TrlParser, arguments: Sequence[str]) -> tuple[Options, PolicyC
     check_paths(own | {"model_name_or_path": policy.model_name_or_path})
     if config.num_train_epochs != epochs and config.max_steps == steps:
         config.max_steps = -1  # or the default would decide over the given number of epochs
-    if evaluates:
-        options.dataset_test_split = options.dataset_test_split or "test"
     loading = {"revision": policy.model_revision, "attn_implementation": policy.attn_implementation, "dtype": policy.dtype}
     config.model_init_kwargs = loading | (config.model_init_kwargs or {})
     return options, policy, config
 
 
 def _make_trainer(options: Options, policy: PolicyConfig, config: ShapedGRPOConfig) -> ShapedGRPOTrainer:
+    rewards: list[Any] = [load_reward_function(name) for name in options.reward_funcs or ()]
     data = (str(options.dataset_name), options.dataset_config)
     train_dataset = load_split(*data, options.dataset_train_split)
-    eval_dataset = load_split(*data, options.dataset_test_split) if options.dataset_test_split else None
+    eval_dataset = None if config.eval_strategy == "no" else load_split(*data, options.dataset_test_split)
     model: Any = policy.model_name_or_path
     code = {"trust_remote_code": config.trust_remote_code}
     tokenizer = load_tokenizer(model, revision=policy.model_revision, **code)
-    rewards: list[Any] = [load_reward_function(name) for name in options.reward_funcs or ()]
     if options.reward_model is not None:
         rewards.insert(0, LearnedReward.load(options.reward_model, tokenizer, config.device, **code))
     quantization = get_quantization_config(policy)
