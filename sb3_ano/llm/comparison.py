@@ -30,6 +30,7 @@ REPORT = Path(__file__).with_name("report.md").read_text()
 # Okabe and Ito's palette (2008), which color-blind readers can tell apart.
 _COLORS: dict[Any, Any] = {"win": "#56B4E9", "tie": "#DDDDDD", "lose": "#E69F00"}
 _KEYS = ["policy", "opponent", "temperature"]
+_COLUMNS = [*_KEYS, "length", "opponent_length", "pair"]
 _OUTCOMES = {"win": 1.0, "tie": 0.5, "lose": 0.0, "order": 0.5}
 # Rows by policy and prompt
 Policies = dict[str, dict[str, dict[str, Any]]]
@@ -264,15 +265,13 @@ def _pairs(completions: dict[str, Policies], options: argparse.Namespace) -> Ite
     """Yield each pair to judge, with its policies, temperature and lengths."""
     names = list(options.policies)
     for temperature, (first, second) in itertools.product(completions, itertools.combinations(names, 2)):
+        if options.against_first and first != names[0]:
+            continue
         a, b = completions[temperature][first], completions[temperature][second]
         common = [prompt for prompt in a if prompt in b][: options.samples]
         if not common:
             raise ValueError(f"{first} and {second} have no prompt in common")
-        for pair in [(a[prompt], b[prompt]) for prompt in common if first == names[0] or not options.against_first]:
-            lengths = dict(zip(("length", "opponent_length"), map(_length, pair), strict=True))
-            yield {"policy": first, "opponent": second, "temperature": temperature, **lengths, "pair": pair}
-
-
-def _length(row: dict[str, Any]) -> int:
-    """Return the number of tokens, or of words if the tokens are unknown."""
-    return len(row.get("completion_ids") or row["completion"].split())
+        for pair in [(a[prompt], b[prompt]) for prompt in common]:
+            # In tokens, or in words if the tokens are unknown
+            lengths = [len(row.get("completion_ids") or row["completion"].split()) for row in pair]
+            yield dict(zip(_COLUMNS, (first, second, temperature, *lengths, pair), strict=True))
