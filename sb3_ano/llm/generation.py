@@ -63,7 +63,7 @@ def generate(
     for index in tqdm(missing, desc=f"{name}, T = {temperature:g}", unit="batch", disable=not missing or None):
         batch = batches[index]
         inputs = tokenizer.pad({"input_ids": tokenize_prompts(batch, tokenizer)}, return_tensors="pt").to(device)
-        torch.manual_seed(int(keys[index][0][:15], 16))
+        torch.manual_seed(seed * 1_000_003 + index * batch_size)  # the same for all policies
         new_tokens = model.generate(**inputs)[:, inputs["input_ids"].shape[1] :].tolist()
         for key, prompt, row in zip(keys[index], batch, new_tokens, strict=True):
             # The first EOS belongs to the completion, padding does not.

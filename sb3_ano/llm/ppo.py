@@ -135,9 +135,7 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
         # TRL has logged what groups of one completion come to: advantages of 0, and no deviation.
         means = self.accelerator.gather(batch["advantages"].sum(1) / mask.sum(1).clamp(min=1)).tolist()
         logged = self._logs["advantages"]
-        earlier = list(logged)[: -len(means)]
-        logged.clear()
-        logged.extend([*earlier, *means])
+        self._logs["advantages"] = type(logged)([*list(logged)[: -len(means)], *means], logged.maxlen)
         self._mode_metrics().pop("frac_reward_zero_std", None)
         return batch
 
