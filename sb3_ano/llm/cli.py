@@ -1,16 +1,6 @@
-"""The command line ``python -m sb3_ano.llm``."""
+"""Align language models on TRL, with shaping functions.
 
-import os
-import sys
-from collections.abc import Sequence
-
-import sb3_ano.llm
-from sb3_ano.cli import check_command, run
-
-_USAGE = """\
-usage: {program} COMMAND ...
-
-Align language models on TRL, with shaping functions.
+usage: sb3-ano llm COMMAND ...
 
 commands:
   train     train a policy with PPO, SPO or ANO and a critic, or GRPO or GANO
@@ -19,11 +9,20 @@ commands:
 examples:
   trl sft --model_name_or_path EleutherAI/pythia-1b-deduped --dataset_name trl-lib/tldr --output_dir sft
   trl reward --model_name_or_path sft --dataset_name trl-lib/tldr-preference --output_dir reward
-  {program} train --algo ano --model_name_or_path sft --reward_model reward --dataset_name trl-lib/tldr --output_dir ano
-  {program} train --algo gano --model_name_or_path sft --reward_funcs my_rewards:brevity --dataset_name trl-lib/tldr
-  {program} compare gano=gano/final sft --dataset_name trl-lib/tldr --reward_model reward --out comparison
+  sb3-ano llm train --algo ano --model_name_or_path sft --reward_model reward --dataset_name trl-lib/tldr --output_dir ano
+  sb3-ano llm train --algo gano --model_name_or_path sft --reward_funcs my_rewards:brevity --dataset_name trl-lib/tldr
+  sb3-ano llm compare ano=ano/final sft --dataset_name trl-lib/tldr --reward_model reward --out comparison
 
-'{program} train --help' shows the options. Set SB3_ANO_TRACEBACK=1 to see where an error comes from."""
+'sb3-ano llm train --help' shows the options. Set SB3_ANO_TRACEBACK=1 to see where an error comes from.
+"""
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+import sb3_ano.llm
+from sb3_ano.cli import check_command, run
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_ano.llm") -> int:
@@ -37,10 +36,15 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_a
 
     def command() -> int:
         if not rest or rest[0] in ("-h", "--help"):
-            print(_USAGE.format(program=program))
+            print(__doc__.replace("sb3-ano llm", program).rstrip())
             return 0
         check_command(rest[0], ["train", "compare"])
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # otherwise TRL reports every trainer to the Hub
+        os.environ.setdefault("DATASETS_VERBOSITY", "critical")  # its errors are raised, too
+        if not sys.stderr.isatty():
+            os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars belong on terminals
+        # TRL passes an argument that transformers has renamed.
+        warnings.filterwarnings("ignore", ".*is deprecated and will be removed in v6", FutureWarning)
         getattr(sb3_ano.llm, rest[0])(rest[1:], program)
         return 0
 

@@ -1,60 +1,43 @@
 """The command ``compare``: win rates of policies against each other."""
 
 import argparse
+import functools
 import itertools
 import os
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openai
 import pandas as pd
 import torch
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from scipy.optimize import minimize
 from scipy.stats import binomtest
 
 from sb3_ano._io import now, versions, write_file
 from sb3_ano.cli import Parser
-from sb3_ano.llm.data import load_reward_function, load_split, load_tokenizer
-from sb3_ano.llm.generation import generate, plain, read_completions
-from sb3_ano.llm.judges import TEMPLATE, ChatJudge, Judge, Ledger, Pair, ScoreJudge, Verdict
+from sb3_ano.llm.data import FORMATS, check_paths, load_reward_function, load_split, load_tokenizer
+from sb3_ano.llm.generation import generate, read_completions
+from sb3_ano.llm.judges import TEMPLATE, Judge, Ledger, judge_by_chat, judge_by_score, plain
 from sb3_ano.llm.rewards import LearnedReward
 
-_EXAMPLE = """\
-examples:
-  {program} ano=outputs/ano/final ppo=outputs/ppo/final --dataset_name trl-lib/tldr \\
-      --judge_model deepseek-chat --base_url https://api.deepseek.com --samples 200 --out comparison
-  {program} ano.jsonl ppo.jsonl --judge_function my_rewards:gold --out comparison
-
-A policy is NAME=PATH: a model's directory or Hub id, which completes the prompts of the data set, or a JSONL file with the
-columns prompt and completion. The same command resumes; nothing is generated or asked twice.
-"""
-REPORT = """\
-# Win rates
-
-{settings}
-
-{date}; {versions}.
-
-A win rate counts a tie as half a win; its 95 % interval is Wilson's. A pair whose verdict depends on the order in which the
-completions are shown is a tie, and counted under "order". "First" is the fraction of the single verdicts that prefer
-the completion that is shown first: 0.5 without bias. "Equal length" is the win rate that a logistic regression on the
-difference of lengths predicts for completions of the same length. p is that of the exact sign test.
-
-{table}
-
-Mean lengths of completions, in {unit}: {lengths}.{usage}
-"""
+#: Text of the report, with the names of what is filled in.
+REPORT = Path(__file__).with_name("report.md").read_text()
 # Okabe and Ito's palette (2008), which color-blind readers can tell apart.
-_COLORS = {"win": "#0072B2", "tie": "#BBBBBB", "lose": "#D55E00"}
+_COLORS: dict[Any, Any] = {"win": "#56B4E9", "tie": "#DDDDDD", "lose": "#E69F00"}
+_KEYS = ["policy", "opponent", "temperature"]
+_COLUMNS = [*_KEYS, "length", "opponent_length", "pair"]
+_OUTCOMES = {"win": 1.0, "tie": 0.5, "lose": 0.0, "order": 0.5}
+# Rows by policy and prompt
+Policies = dict[str, dict[str, dict[str, Any]]]
 
 
 def compare(arguments: Sequence[str], program: str) -> None:
-    """Compare the policies that the command line names, and write verdicts, table, report and figures.
+    """Compare the policies that the command line names, and write completions, verdicts, table, report and figures.
 
     :param arguments: command line after ``compare``
     :param program: name of the program in help texts
@@ -64,56 +47,44 @@ def compare(arguments: Sequence[str], program: str) -> None:
     sys.path.append(os.getcwd())  # for module:function; only "python -m" looks in the current directory
     out = Path(options.out)
     judge = _make_judge(options, out / "verdicts.jsonl")
-    completions = _completions(options, out)
-    pairs_of_names = list(itertools.combinations(options.policies, 2))
-    if options.against_first:
-        pairs_of_names = [pair for pair in pairs_of_names if pair[0] == next(iter(options.policies))]
-    rows = []
-    for temperature, policies in completions.items():
-        for first, second in pairs_of_names:
-            a, b = policies[first], policies[second]
-            common = [prompt for prompt in a if prompt in b][: options.samples]
-            if not common:
-                raise ValueError(f"{first} and {second} have no prompt in common")
-            pairs: list[Pair] = [(prompt, a[prompt], b[prompt]) for prompt in common]
-            verdicts, facts = judge(pairs)
-            lengths = np.array([_length(one) - _length(other) for _, one, other in pairs], dtype=float)
-            names = {"policy": first, "opponent": second, "temperature": temperature}
-            rows.append({**names, **summarize(verdicts, lengths), **facts})
-    table = pd.DataFrame(rows)
+    rows = pd.DataFrame(_pairs(_completions(options, out / "completions.jsonl"), options))
+    verdicts = pd.concat([rows, pd.DataFrame(judge(rows.pop("pair").tolist()))], axis=1)
+    groups = verdicts.groupby(_KEYS, sort=False)
+    table = pd.DataFrame([{**dict(zip(_KEYS, key, strict=True)), **summarize(part)} for key, part in groups])
     write_file(out / "win_rates.csv", table.to_csv(index=False, float_format="%.6g"))
-    report = _report(table, completions, options)
-    write_file(out / "report.md", report)
     draw(table, out)
+    report = REPORT.format(
+        date=now(),
+        versions=", ".join(" ".join(pair) for pair in versions(("sb3-ano", "transformers", "openai")).items()),
+        options=", ".join(f"{name} {value}" for name, value in vars(options).items() if value is not None),
+        table=table.set_index(_KEYS).to_string(line_width=120, float_format=lambda number: f"{number:.3g}"),
+    )
+    write_file(out / "report.md", report)
     print(report)
 
 
-def summarize(verdicts: Sequence[Verdict], length_differences: np.ndarray) -> dict[str, float]:
+def summarize(rows: pd.DataFrame) -> dict[Any, float]:
     """Count verdicts, and return win rates with their uncertainty.
 
-    :param verdicts: one per prompt
-    :param length_differences: length of the first completion less that of the second, shape (prompts,)
+    :param rows: a row per prompt: ``verdict``, ``length`` and ``opponent_length``, and numbers that are added up
     :return: numbers by name; NaN if there is no verdict that can be parsed
     """
-    counts = {name: list(verdicts).count(name) for name in ("first", "second", "tie", "order", "unparseable")}
-    valid = len(verdicts) - counts["unparseable"]
-    score = counts["first"] + 0.5 * (counts["tie"] + counts["order"])
-    rate = score / valid if valid else float("nan")
-    low, high = wilson(score, valid)
-    decided = counts["first"] + counts["second"]
-    result: dict[str, float] = {
-        "prompts": len(verdicts),
-        "win": counts["first"],
-        "tie": counts["tie"],
-        "lose": counts["second"],
+    counts = {name: int((rows["verdict"] == name).sum()) for name in (*_OUTCOMES, "unparseable")}
+    outcomes = rows["verdict"].map(_OUTCOMES).dropna()
+    decided = counts["win"] + counts["lose"]
+    low, high = wilson(outcomes.sum(), len(outcomes))
+    differences = (rows["length"] - rows["opponent_length"])[outcomes.index]
+    return {
+        "prompts": len(rows),
+        **counts,
+        "win_rate": float(outcomes.mean()),
+        "low": low,
+        "high": high,
+        "p": binomtest(counts["win"], decided).pvalue if decided else 1.0,
+        "equal_length": win_rate_at_equal_length(outcomes.to_numpy(), differences.to_numpy(float)),
+        **rows[["length", "opponent_length"]].mean().to_dict(),
+        **rows.drop(columns=[*_KEYS, "verdict", "length", "opponent_length"], errors="ignore").sum().to_dict(),
     }
-    result |= {"order": counts["order"], "unparseable": counts["unparseable"], "win_rate": rate, "low": low, "high": high}
-    result["p"] = binomtest(counts["first"], decided).pvalue if decided else 1.0
-    outcomes = {"first": 1.0, "second": 0.0, "tie": 0.5, "order": 0.5}
-    known = np.array([verdict in outcomes for verdict in verdicts], dtype=bool)
-    values = np.array([outcomes[verdict] for verdict in verdicts if verdict in outcomes])
-    result["equal_length"] = win_rate_at_equal_length(values, length_differences[known]) if valid else float("nan")
-    return result
 
 
 def wilson(wins: float, number: int, z: float = 1.959964) -> tuple[float, float]:
@@ -132,15 +103,16 @@ def wilson(wins: float, number: int, z: float = 1.959964) -> tuple[float, float]
 
 
 def win_rate_at_equal_length(outcomes: np.ndarray, differences: np.ndarray) -> float:
-    """Return the win rate that a logistic regression predicts for completions of the same length.
+    """Return the win rate that a logistic regression predicts for completions of the same length; NaN without outcomes.
 
     Judges tend to prefer long answers. (Dubois et al., 2024, correct win rates by a similar regression.)
 
     :param outcomes: 1 for a win, 0.5 for a tie, 0 for a loss, shape (prompts,)
     :param differences: differences of lengths, shape (prompts,)
     """
-    scale = float(np.std(differences)) or 1.0
-    features = np.stack([np.ones(len(differences)), differences / scale])
+    if len(outcomes) == 0:
+        return float("nan")
+    features = np.stack([np.ones(len(differences)), differences / (np.std(differences) or 1.0)])
 
     def loss(weights: np.ndarray) -> float:
         logits = weights @ features
@@ -154,93 +126,81 @@ def draw(table: pd.DataFrame, out: Path) -> None:
     """Draw win, tie and lose as stacked bars, and a matrix of win rates if there are more than two policies.
 
     :param table: rows of ``win_rates.csv``
-    :param out: directory of ``win_rates.png`` and ``matrix_TEMPERATURE.png``
+    :param out: directory of ``win_rates.png`` and ``matrix.png``, which have a panel per temperature
     """
-    column = table["temperature"]
-    parts = [(value, table[column.isna() if pd.isna(value) else column == value]) for value in column.unique()]
-    pairs = len(parts[0][1])
-    figure = Figure(figsize=(2.2 + 2.6 * len(parts), 0.36 * pairs + 1.2), layout="constrained")
-    panels = figure.subplots(1, len(parts), sharey=True, squeeze=False)[0]
-    for axes, (temperature, part) in zip(panels, parts, strict=True):
-        valid = (part["prompts"] - part["unparseable"]).clip(lower=1)
-        left = np.zeros(pairs)
-        for name, counts in {"win": part["win"], "tie": part["tie"] + part["order"], "lose": part["lose"]}.items():
-            width = (100.0 * counts / valid).to_numpy()
-            bars = axes.barh(range(pairs), width, left=left, color=_COLORS[name], label=name)
-            texts = [f"{value:.0f}" if value >= 6 else "" for value in width]
-            axes.bar_label(bars, texts, label_type="center", color="black" if name == "tie" else "white", fontsize=8)
-            left += width
-        axes.axvline(50.0, color="black", linestyle="--", linewidth=0.8)
-        axes.set(
-            xlim=(0, 100), ylim=(pairs - 0.5, -0.5), xlabel="Percent of prompts", title=_at(temperature).removeprefix(" at ")
-        )
-    panels[0].set_yticks(
-        range(pairs), [f"{row['policy']} against {row['opponent']}" for row in parts[0][1].to_dict("records")]
-    )
-    figure.legend(*panels[0].get_legend_handles_labels(), ncols=3, loc="outside upper center", frameon=False)
-    figure.savefig(out / "win_rates.png", dpi=150)
+    parts = table.groupby("temperature", sort=False)
+    pairs = len(table) / len(parts)
+    for draw_panel, name in ((_draw_bars, "win_rates.png"), (_draw_matrix, "matrix.png"))[: 1 + (pairs > 1)]:
+        figure = Figure(figsize=(2.0 + 3.0 * len(parts), 1.5 + 0.4 * pairs), layout="constrained")
+        panels = figure.subplots(1, len(parts), sharey=True, squeeze=False)[0]
+        for axes, (temperature, part) in zip(panels, parts, strict=True):
+            draw_panel(axes, part)
+            axes.set_title(f"T = {temperature!s}" if temperature else "")
+            axes.label_outer()
+        figure.savefig(out / name, dpi=150)
+
+
+def _draw_bars(axes: Any, table: pd.DataFrame) -> None:
+    counts = pd.DataFrame({"win": table["win"], "tie": table["tie"] + table["order"], "lose": table["lose"]})
+    shares = (100.0 * counts.div(counts.sum(axis=1), axis=0)).fillna(0.0)
+    shares.index = pd.Index(table["policy"] + " against " + table["opponent"])
+    shares[::-1].plot.barh(ax=axes, stacked=True, color=_COLORS, width=0.8, legend=False)  # from bottom to top
+    if axes.get_subplotspec().is_last_col():
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    for bars in axes.containers:
+        axes.bar_label(bars, fmt=lambda share: f"{share:.0f}" if share >= 6 else "", label_type="center", fontsize=8)
+    axes.axvline(50.0, color="black", linestyle="--", linewidth=0.8)
+    axes.set(xlim=(0, 100), xlabel="Percent of prompts")
+
+
+def _draw_matrix(axes: Any, table: pd.DataFrame) -> None:
     names = list(dict.fromkeys([*table["policy"], *table["opponent"]]))
-    for temperature, part in parts if len(names) > 2 else ():
-        rates = np.full((len(names), len(names)), np.nan)
-        for row in part.to_dict("records"):
-            i, j = names.index(row["policy"]), names.index(row["opponent"])
-            rates[i, j], rates[j, i] = 100.0 * row["win_rate"], 100.0 * (1.0 - row["win_rate"])
-        figure = Figure(figsize=(0.8 * len(names) + 1.6, 0.7 * len(names) + 1.2), layout="constrained")
-        axes = figure.subplots()
-        colors = LinearSegmentedColormap.from_list("", [_COLORS["lose"], "white", _COLORS["win"]])
-        axes.imshow(rates, cmap=colors, vmin=0, vmax=100)
-        for i, j in np.argwhere(~np.isnan(rates)):
-            color = "white" if abs(rates[i, j] - 50) > 30 else "black"
-            axes.text(j, i, f"{rates[i, j]:.0f}", ha="center", va="center", color=color)
-        axes.set_xticks(range(len(names)), names, rotation=30)
-        axes.set_yticks(range(len(names)), names)
-        axes.set(title=f"Win rate in percent{_at(temperature)}", xlabel="Opponent", ylabel="Policy")
-        figure.savefig(out / ("matrix.png" if pd.isna(temperature) else f"matrix_{temperature:g}.png"), dpi=150)
+    rates = 100.0 * table.pivot(index="policy", columns="opponent", values="win_rate").reindex(index=names, columns=names)
+    rates = rates.fillna(100.0 - rates.T)
+    axes.imshow(rates, cmap="PuOr", vmin=0, vmax=100, alpha=0.6)
+    for i, j in np.argwhere(rates.notna().to_numpy()):
+        axes.text(j, i, f"{rates.to_numpy()[i, j]:.0f}", ha="center", va="center")
+    axes.set_xticks(range(len(names)), names, rotation=30)
+    axes.set_yticks(range(len(names)), names)
+    axes.set(xlabel="Opponent", ylabel="Win rate of the policy, %")
 
 
 def _parse(arguments: Sequence[str], program: str) -> argparse.Namespace:
-    parser = Parser(
-        prog=program,
-        description="Compare policies pair by pair: win rates by a chat model, a reward model, or a Python function.",
-        epilog=_EXAMPLE.format(program=program),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    description = "Compare policies pair by pair. The same command resumes; nothing is generated or asked twice."
+    parser = Parser(prog=program, description=description, allow_abbrev=False)
+    parser.add_argument(
+        "policies", nargs="+", metavar="NAME=PATH", help="two or more models, or JSONL files with prompt and completion"
     )
-    parser.add_argument("policies", nargs="+", metavar="NAME=PATH", help="two or more policies")
     parser.add_argument("--out", required=True, help="directory to write, or to resume in")
+    parser.add_argument("--against_first", action="store_true", help="compare the first policy with the others only")
     judge = parser.add_argument_group("judge (choose one)").add_mutually_exclusive_group(required=True)
-    judge.add_argument("--judge_model", help="chat model of an OpenAI-compatible endpoint")
+    judge.add_argument("--judge_model", help="chat model of an OpenAI-compatible endpoint, whose key is in OPENAI_API_KEY")
     judge.add_argument("--reward_model", help="Hub id or directory of a reward model")
     judge.add_argument("--judge_function", help="module:function, a reward function as in TRL")
     chat = parser.add_argument_group("chat model")
     chat.add_argument("--base_url", help="address of the endpoint, OpenAI's by default")
-    chat.add_argument("--api_key_variable", default="OPENAI_API_KEY", help="environment variable with the key")
     chat.add_argument("--template", help="file with the request; {prompt}, {first} and {second} are replaced")
     chat.add_argument("--concurrency", type=_positive, default=8, help="requests at the same time")
-    chat.add_argument("--retries", type=int, default=8, help="repetitions of a failed request, after growing pauses")
+    chat.add_argument("--retries", type=_positive, default=8, help="repetitions of a failed request, after growing pauses")
     chat.add_argument("--max_tokens", type=_positive, default=512, help="length of a reply; reasoning models need more")
     texts = parser.add_argument_group("completions")
     texts.add_argument("--dataset_name", help="Hub id, directory or file; it has a column 'prompt'")
     texts.add_argument("--dataset_config", help="configuration of a data set on the Hub")
     texts.add_argument("--dataset_split", default="test", help="split of the data set")
     texts.add_argument("--samples", type=_positive, default=1000, help="number of prompts")
-    texts.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0], help="0 is greedy decoding")
+    texts.add_argument("--temperatures", type=_temperature, nargs="+", default=[0.0, 0.7, 1.0], help="0 is greedy decoding")
     texts.add_argument("--seed", type=int, default=0, help="seed of the choice of prompts and of sampling")
     texts.add_argument("--max_completion_length", type=_positive, default=53, help="tokens")
     texts.add_argument("--batch_size", type=_positive, default=32, help="prompts generated at the same time")
-    parser.add_argument("--against_first", action="store_true", help="compare the first policy with the others only")
     options = parser.parse_args(list(arguments))
-    options.policies = _policies(options.policies)
-    generated = [path for path in options.policies.values() if not _is_file(path)]
-    if generated and options.dataset_name is None:
-        raise ValueError(f"{generated[0]!r} is no JSONL file, but a model that needs prompts; give --dataset_name")
-    for path in options.policies.values():
-        if _is_file(path) and not Path(path).is_file():
-            raise ValueError(f"{path!r} does not exist")
-    if bad := [value for value in options.temperatures if not 0.0 <= value < float("inf")]:
-        raise ValueError(f"temperature {bad[0]} is not allowed; allowed are numbers from 0")
-    if len(set(options.temperatures)) < len(options.temperatures):
-        raise ValueError("a temperature is given twice")
+    names, options.policies = options.policies, dict(map(_policy, options.policies))
+    if len(options.policies) < max(2, len(names)) or "" in {*options.policies, *options.policies.values()}:
+        raise ValueError(
+            f"policies {' '.join(names)!r} are not allowed; give two or more, each with its own name, as NAME=PATH"
+        )
+    check_paths({"dataset_name": options.dataset_name, "reward_model": options.reward_model, **options.policies})
+    if options.dataset_name is None and (models := [path for path in options.policies.values() if not _is_file(path)]):
+        raise ValueError(f"{models[0]!r} is no JSONL file, but a model that needs prompts; give --dataset_name")
     return options
 
 
@@ -250,105 +210,68 @@ def _positive(text: str) -> int:
     return number
 
 
+def _temperature(text: str) -> float:
+    if not 0.0 <= (number := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number from 0")
+    return number
+
+
 def _is_file(path: str) -> bool:
-    return path.endswith(".jsonl")
+    return Path(path).suffix in FORMATS
 
 
-def _policies(texts: Sequence[str]) -> dict[str, str]:
-    policies: dict[str, str] = {}
-    for text in texts:
-        name, separator, path = text.partition("=")
-        name, path = (name, path) if separator else (Path(text).stem, text)
-        if not name or not path or "/" in name:
-            raise ValueError(f"policy {text!r} is not NAME=PATH")
-        if name in policies:
-            raise ValueError(f"two policies are called {name!r}; give each a name as NAME=PATH")
-        policies[name] = path
-    if len(policies) < 2:
-        raise ValueError("one policy cannot be compared; give two or more")
-    return policies
+def _policy(text: str) -> tuple[str, str]:
+    name, separator, path = text.partition("=")
+    return (name, path) if separator else (Path(text).stem, text)
 
 
 def _make_judge(options: argparse.Namespace, verdicts: Path) -> Judge:
-    if options.judge_model is not None:
-        try:
-            template = Path(options.template).read_text() if options.template else TEMPLATE
-        except OSError as error:
-            raise ValueError(f"template={options.template!r} cannot be read: {error.strerror}") from error
-        key = os.environ.get(options.api_key_variable)
-        if key is None and options.base_url is None:
-            raise ValueError(f"OpenAI asks for a key; set {options.api_key_variable}, or give --base_url")
-        settings = {name: getattr(options, name) for name in ("base_url", "concurrency", "retries", "max_tokens")}
-        return ChatJudge(options.judge_model, Ledger(verdicts), api_key=key, template=template, **settings)
     if options.judge_function is not None:
-        return ScoreJudge(load_reward_function(options.judge_function), options.judge_function)
-    tokenizer = load_tokenizer(options.reward_model)
-    reward = LearnedReward.load(options.reward_model, tokenizer, torch.accelerator.current_accelerator() or "cpu")
+        function = load_reward_function(options.judge_function)
+        return functools.partial(judge_by_score, score=function, name=options.judge_function)
+    if options.reward_model is not None:
+        device = torch.accelerator.current_accelerator() or "cpu"
+        reward = LearnedReward.load(options.reward_model, load_tokenizer(options.reward_model), device)
+        return functools.partial(judge_by_score, score=reward, name=options.reward_model)
+    template = Path(options.template).read_text() if options.template else TEMPLATE
+    if absent := [name for name in ("{prompt}", "{first}", "{second}") if name not in template]:
+        raise ValueError(f"template={options.template!r} lacks {', '.join(absent)}")
+    # A local server needs no key, but the client does.
+    key = os.environ.get("OPENAI_API_KEY") or (options.base_url and "none")
+    client = openai.OpenAI(api_key=key, base_url=options.base_url, max_retries=options.retries, timeout=120.0)
+    settings = {"template": template, "concurrency": options.concurrency, "max_tokens": options.max_tokens}
+    return functools.partial(judge_by_chat, client=client, model=options.judge_model, ledger=Ledger(verdicts), **settings)
 
-    def score(prompts: list[str], completions: list[str], completion_ids: list[list[int]] | None = None) -> list[float]:
-        # A completion from a file ends where its text ends.
-        end = [tokenizer.eos_token_id]
-        ids = completion_ids or [[*tokenizer(text)["input_ids"], *end] for text in completions]
-        return reward(prompts, ids)
 
-    return ScoreJudge(score, options.reward_model)
-
-
-def _completions(options: argparse.Namespace, out: Path) -> dict[float, dict[str, dict[str, dict[str, Any]]]]:
-    """Return rows by temperature, policy and prompt; files alone have one temperature, NaN."""
-    files = {name: read_completions(Path(path)) for name, path in options.policies.items() if _is_file(path)}
+def _completions(options: argparse.Namespace, file: Path) -> dict[str, Policies]:
+    """Return completions by temperature; files alone have none."""
+    files = {name: read_completions(path) for name, path in options.policies.items() if _is_file(path)}
     if len(files) == len(options.policies):
-        return {float("nan"): files}
+        return {"": files}
     dataset = load_split(options.dataset_name, options.dataset_config, options.dataset_split)
     prompts = list({plain(prompt): prompt for prompt in dataset["prompt"]}.values())
     random.Random(options.seed).shuffle(prompts)
-    lengths = {"max_completion_length": options.max_completion_length, "batch_size": options.batch_size}
-    completions: dict[float, dict[str, dict[str, dict[str, Any]]]] = {}
-    for temperature in options.temperatures:
-        for name, path in options.policies.items():
-            file = out / "completions" / f"{name}_{temperature:g}.jsonl"
-            rows = files.get(name) or generate(path, prompts[: options.samples], file, temperature, options.seed, **lengths)
-            completions.setdefault(temperature, {})[name] = rows
-    return completions
+    ledger, sampling = Ledger(file), (options.seed, options.max_completion_length, options.batch_size)
+    return {
+        f"{temperature:g}": {
+            name: files.get(name) or generate(path, prompts[: options.samples], ledger, temperature, *sampling)
+            for name, path in options.policies.items()
+        }
+        for temperature in options.temperatures
+    }
 
 
-def _length(row: dict[str, Any]) -> int:
-    """Return the number of tokens, or of words if the tokens are unknown."""
-    return len(row.get("completion_ids") or row["completion"].split())
-
-
-def _report(table: pd.DataFrame, completions: dict[float, Any], options: argparse.Namespace) -> str:
-    columns = ["policy", "opponent", "T", "prompts", "win", "tie", "lose", "order", "unparseable", "win rate, % (95 %)"]
-    lines = [f"| {' | '.join([*columns, 'p', 'equal length, %', 'first'])} |", "|---|---|" + "--:|" * 11]
-    for row in table.to_dict("records"):
-        temperature = "" if pd.isna(row["temperature"]) else f"{row['temperature']:g}"
-        rate = f"{100 * row['win_rate']:.1f} ({100 * row['low']:.1f} to {100 * row['high']:.1f})"
-        counts = [str(row[name]) for name in ("prompts", "win", "tie", "lose", "order", "unparseable")]
-        bias = row.get("first_preferred", float("nan"))
-        last = [rate, f"{row['p']:.2g}", f"{100 * row['equal_length']:.1f}", "" if pd.isna(bias) else f"{bias:.2f}"]
-        lines.append(f"| {' | '.join([row['policy'], row['opponent'], temperature, *counts, *last])} |")
-    lengths = []
-    words = False
-    for value, policies in completions.items():
-        for name, rows in policies.items():
-            words |= not all(row.get("completion_ids") for row in rows.values())
-            lengths.append(f"{name}{_at(value)} {np.mean([_length(row) for row in rows.values()]):.1f}")
-    judge = options.judge_model or options.reward_model or options.judge_function
-    usage = ""
-    if "requests" in table:
-        totals = {name: int(table[name].sum()) for name in ("requests", "prompt_tokens", "completion_tokens")}
-        usage = f"\n\nThe judge has read {totals['prompt_tokens']:,} and written {totals['completion_tokens']:,} tokens in "
-        usage += f"{totals['requests']:,} requests."
-    return REPORT.format(
-        settings=f"Judge: {judge}. Data set: {options.dataset_name or 'of the files'}, seed {options.seed}.",
-        date=now(),
-        versions=", ".join(f"{name} {number}" for name, number in versions(("sb3-ano", "transformers", "openai")).items()),
-        table="\n".join(lines),
-        unit="words" if words else "tokens",
-        lengths=", ".join(lengths),
-        usage=usage,
-    )
-
-
-def _at(temperature: float) -> str:
-    return "" if pd.isna(temperature) else f" at T = {temperature:g}"
+def _pairs(completions: dict[str, Policies], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield each pair to judge, with its policies, temperature and lengths."""
+    names = list(options.policies)
+    for temperature, (first, second) in itertools.product(completions, itertools.combinations(names, 2)):
+        if options.against_first and first != names[0]:
+            continue
+        a, b = completions[temperature][first], completions[temperature][second]
+        common = [prompt for prompt in a if prompt in b][: options.samples]
+        if not common:
+            raise ValueError(f"{first} and {second} have no prompt in common")
+        for pair in [(a[prompt], b[prompt]) for prompt in common]:
+            # In tokens, or in words if the tokens are unknown
+            lengths = [len(row.get("completion_ids") or row["completion"].split()) for row in pair]
+            yield dict(zip(_COLUMNS, (first, second, temperature, *lengths, pair), strict=True))

@@ -15,6 +15,13 @@ TOKEN_LOSS_TYPES = ("bnpo", "dapo")
 #: Where the KL divergence from the reference model is paid for.
 KL_PLACES = ("loss", "reward")
 _KL_HELP = "Place of beta * KL; 'reward' is before advantages are normalized."
+# Allowed numbers, which are all finite, by their description.
+_RANGES = {
+    "finite numbers from 0": lambda value: value >= 0,
+    "positive finite numbers": lambda value: value > 0,
+    "positive integers": lambda value: value >= 1,
+    "numbers from 0 to 1": lambda value: 0 <= value <= 1,
+}
 
 
 def option(default: Any, text: str, **metadata: Any) -> Any:
@@ -117,7 +124,6 @@ class ShapedPPOConfig(_OfficialDefaults, ShapedGRPOConfig):
     push_critic: bool = option(False, "Push the critic to the Hub, too.")
 
     def __post_init__(self) -> None:
-        _check_critic(self)
         # TRL compares completions within groups, and rejects groups of one. Any divisor of the batch passes its checks.
         generations = self.num_generations
         if generations == 1:
@@ -128,61 +134,44 @@ class ShapedPPOConfig(_OfficialDefaults, ShapedGRPOConfig):
 
 
 def check(config: ShapedGRPOConfig, shape: ShapingPair | None) -> None:
-    """Check the settings that this package adds, or that cannot be combined with a shape.
+    """Check the settings that this package adds, or that cannot be combined with a shape or a critic.
 
     :param config: settings
     :param shape: shape of the trainer, or None if it is not known yet
     :raises ValueError: if a setting is not allowed; the message says what is
     """
-    _check_choices(config, "", kl_in=KL_PLACES, importance_sampling_level=("token", "sequence"))
-    for name in ("beta", "missing_eos_penalty"):
-        _require(config, name, getattr(config, name) >= 0, "finite numbers from 0")
-    _require(config, "num_iterations", config.num_iterations >= 1, "positive integers")
     kl_in_reward = config.kl_in == "reward" and config.beta != 0.0
-    if (kl_in_reward or config.missing_eos_penalty) and config.multi_objective_aggregation != "sum_then_normalize":
-        raise ValueError(
-            f"multi_objective_aggregation={config.multi_objective_aggregation!r} is not allowed with kl_in='reward' or "
-            "missing_eos_penalty: it would normalize these rewards separately; allowed is 'sum_then_normalize'"
-        )
     replaces_clip = shape is not None and not (shape.f is shape.g is ppo)
-    if config.use_bias_correction_kl and config.beta != 0.0 and (kl_in_reward or replaces_clip):
-        raise ValueError(
-            "use_bias_correction_kl=True is allowed with shaping='ppo' and kl_in='loss' only: it weights the KL divergence in "
-            "the loss by TRL's ratio; allowed are False and None"
-        )
-    if not replaces_clip:
-        return
-    _check_choices(config, " with a shape", loss_type=LOSS_TYPES)
-    for name in ("epsilon", "epsilon_high"):
-        radius = getattr(config, name)
-        if radius is not None and not (math.isfinite(radius) and radius > 0):
-            raise ValueError(f"{name}={radius} is not a radius; allowed are positive finite numbers")
-    # These act on TRL's ratio or on the sign of the advantage, where the trainer has put the shaped objective.
-    for name, reason in (
-        ("delta", "the shape replaces the clip of the ratio, and delta is a second one"),
-        ("off_policy_mask_threshold", "its mask depends on the advantages, which already contain the shape"),
-    ):
-        if (value := getattr(config, name)) is not None:
-            raise ValueError(f"{name}={value} is not allowed with a shape: {reason}; allowed is None")
-
-
-def _check_critic(config: ShapedPPOConfig) -> None:
-    # The last two act on groups, within which a critic does not normalize.
-    groups = {"scale_rewards": ("group", True), "multi_objective_aggregation": ("sum_then_normalize",)}
-    _check_choices(config, " with a critic", loss_type=TOKEN_LOSS_TYPES, **groups)
-    for name in ("gamma", "lam"):
-        _require(config, name, 0.0 <= getattr(config, name) <= 1.0, "numbers from 0 to 1")
-    _require(config, "vf_coef", config.vf_coef >= 0, "finite numbers from 0")
-    _require(config, "cliprange_value", config.cliprange_value > 0, "positive finite numbers")
-
-
-def _check_choices(config: ShapedGRPOConfig, when: str, **allowed: tuple[Any, ...]) -> None:
-    for name, options in allowed.items():
-        if (value := getattr(config, name)) not in options:
-            raise ValueError(f"{name}={value!r} is not allowed{when}; allowed are {', '.join(map(repr, options))}")
-
-
-def _require(config: ShapedGRPOConfig, name: str, is_allowed: bool, allowed: str) -> None:
-    value = getattr(config, name)
-    if not (math.isfinite(value) and is_allowed):
-        raise ValueError(f"{name}={value} is not allowed; allowed are {allowed}")
+    choices: list[tuple[str, tuple[Any, ...], str]] = [
+        ("kl_in", KL_PLACES, ""),
+        ("importance_sampling_level", ("token", "sequence"), ""),
+    ]
+    ranges = dict.fromkeys(("beta", "missing_eos_penalty"), "finite numbers from 0") | {"num_iterations": "positive integers"}
+    if isinstance(config, ShapedPPOConfig):
+        choices.append(("loss_type", TOKEN_LOSS_TYPES, " with a critic"))
+        # These act on groups, within which a critic does not normalize.
+        choices.append(("scale_rewards", ("group", True), " with a critic"))
+        choices.append(("multi_objective_aggregation", ("sum_then_normalize",), " with a critic"))
+        ranges |= dict.fromkeys(("gamma", "lam"), "numbers from 0 to 1")
+        ranges |= {"vf_coef": "finite numbers from 0", "cliprange_value": "positive finite numbers"}
+    if config.kl_in == "reward" and type(config).kl_in == "loss":  # TRL's default of beta is 0
+        ranges["beta"] = "positive finite numbers"
+    if kl_in_reward or config.missing_eos_penalty:
+        when = " with kl_in='reward' or missing_eos_penalty, because it would normalize these rewards separately"
+        choices.append(("multi_objective_aggregation", ("sum_then_normalize",), when))
+    if config.beta != 0.0 and (kl_in_reward or replaces_clip):
+        when = " without shaping='ppo' and kl_in='loss', because it weights the KL divergence in the loss by TRL's ratio"
+        choices.append(("use_bias_correction_kl", (False, None), when))
+    if replaces_clip:
+        choices.append(("loss_type", LOSS_TYPES, " with a shape"))
+        choices.append(("delta", (None,), " with a shape, because it is a second clip of the ratio"))
+        when = " with a shape, because its mask depends on the advantages, which already contain the shape"
+        choices.append(("off_policy_mask_threshold", (None,), when))
+        ranges |= dict.fromkeys(("epsilon", "epsilon_high"), "positive finite numbers")
+    for name, allowed, when in choices:
+        if (value := getattr(config, name)) not in allowed:
+            raise ValueError(f"{name}={value!r} is not allowed{when}; allowed are {', '.join(map(repr, allowed))}")
+    for name, description in ranges.items():
+        value = getattr(config, name)
+        if value is not None and not (math.isfinite(value) and _RANGES[description](value)):
+            raise ValueError(f"{name}={value} is not allowed; allowed are {description}")

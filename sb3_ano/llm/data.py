@@ -1,7 +1,7 @@
 """Data sets, tokenizers and reward functions by name, and the checks of what they contain."""
 
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,48 +12,69 @@ from transformers import AutoTokenizer
 FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
-def load_split(name: str, config: str | None, split: str) -> Any:
+def check_paths(names: Mapping[str, str | None]) -> None:
+    """Check that files and directories exist, before anything asks the Hub.
+
+    :param names: Hub ids or paths of models and data sets by argument; a path has the ending of a data file, begins with ``.``
+        or ``/``, has more than two parts, or is in a directory that exists
+    :raises ValueError: if a path does not exist
+    """
+    for argument, name in names.items():
+        path = Path(name or ".")
+        parts = len(path.parts)
+        is_path = path.suffix in FORMATS or str(name)[:1] in "./" or parts > 2 or (parts == 2 and path.parent.is_dir())
+        if is_path and not path.exists():
+            raise ValueError(f"{argument}={name!r} does not exist")
+
+
+def load_split(name: str, config: str | None, split: str, columns: Sequence[str] = ("prompt",)) -> Any:
     """Load one split of a data set, with a prompt in each row.
 
     :param name: Hub id, JSON, CSV or Parquet file, directory of such files, or directory that ``save_to_disk`` wrote
     :param config: name of the configuration of a data set on the Hub, or None
     :param split: name of the split; a data set without splits is ``"train"``
+    :param columns: columns that must not lack a value
     :return: a ``datasets.Dataset``
-    :raises ValueError: if there is no such file or split, or a prompt is missing
+    :raises ValueError: if there is no such file or split, or a value is missing
     """
     path = Path(name)
-    if path.suffix in FORMATS:
-        loaded = datasets.load_dataset(FORMATS[path.suffix], data_files=name)
-    elif path.is_file():
-        raise ValueError(f"dataset_name={name!r} cannot be read; allowed file names end in {', '.join(FORMATS)}")
-    elif (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-        loaded = datasets.load_from_disk(name)
-    else:
-        loaded = datasets.load_dataset(name, config)
+    try:
+        if path.suffix in FORMATS:
+            loaded = datasets.load_dataset(FORMATS[path.suffix], data_files=name)
+        elif path.is_file():
+            raise ValueError(f"data set {name!r} cannot be read; allowed file names end in {', '.join(FORMATS)}")
+        elif (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+            loaded = datasets.load_from_disk(name)
+        else:
+            loaded = datasets.load_dataset(name, config)
+    except (datasets.exceptions.DatasetGenerationError, StopIteration) as error:  # which do not say what is wrong
+        raise ValueError(f"data set {name!r} cannot be read: {error.__cause__ or 'it is empty'}") from error
     splits = {"train": loaded} if isinstance(loaded, datasets.Dataset) else loaded
     if split not in splits:
-        raise ValueError(f"dataset_name={name!r} has no split {split!r}; it has {', '.join(map(repr, splits))}")
-    check_prompts(splits[split], f"dataset_name={name!r}, split {split!r},")
+        raise ValueError(f"data set {name!r} has no split {split!r}; it has {', '.join(map(repr, splits))}")
+    check_columns(splits[split], f"data set {name!r}, split {split!r},", columns)
     return splits[split]
 
 
-def check_prompts(dataset: Any, name: str) -> None:
-    """Check that a data set has prompts, and that none is empty; rows of streams are not read.
+def check_columns(dataset: Any, name: str, columns: Sequence[str] = ("prompt",)) -> None:
+    """Check that a data set has rows and columns, and that no prompt is empty; rows of streams are not read.
 
     :param dataset: data set of the ``datasets`` library
     :param name: name of the data set in messages
-    :raises ValueError: if there are no rows, no column ``prompt``, or a prompt is empty
+    :param columns: names of the columns
+    :raises ValueError: if there are no rows, a column or a value is missing, or a prompt is empty
     """
-    columns = dataset.column_names
-    if columns is not None and "prompt" not in columns:
-        raise ValueError(f"{name} has no column 'prompt'; it has {', '.join(columns) or 'none'}")
+    known = dataset.column_names
+    if absent := [column for column in columns if known is not None and column not in known]:
+        raise ValueError(f"{name} has no column {absent[0]!r}; it has {', '.join(known) or 'none'}")
     if isinstance(dataset, datasets.IterableDataset):
         return
     if len(dataset) == 0:
         raise ValueError(f"{name} has no rows")
-    for row, prompt in enumerate(dataset["prompt"]):
-        if not prompt or (isinstance(prompt, str) and not prompt.strip()):
-            raise ValueError(f"{name} has an empty prompt in row {row}; every prompt needs text")
+    for column in columns:
+        for row, value in enumerate(dataset[column]):
+            if value is None or (column == "prompt" and not (value.strip() if isinstance(value, str) else value)):
+                raise ValueError(f"{name} has an empty {column} in row {row}; every {column} needs text")
 
 
 def load_tokenizer(name: str, **options: Any) -> Any:
@@ -72,6 +93,18 @@ def load_tokenizer(name: str, **options: Any) -> Any:
     return tokenizer
 
 
+def tokenize_prompts(prompts: list[Any], tokenizer: Any) -> list[list[int]]:
+    """Return the tokens of prompts, as TRL gives them to the policy.
+
+    :param prompts: texts, or conversations for the chat template
+    :param tokenizer: tokenizer of the policy
+    """
+    if isinstance(prompts[0], str):
+        return tokenizer(text=prompts)["input_ids"]
+    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+    return tokenizer.apply_chat_template(prompts, **options)["input_ids"]
+
+
 def load_reward_function(name: str) -> Callable[..., list[float]]:
     """Import a reward function.
 
@@ -82,6 +115,6 @@ def load_reward_function(name: str) -> Callable[..., list[float]]:
         return pkgutil.resolve_name(name if "." in name or ":" in name else f"trl.rewards:{name}")
     except Exception as error:  # importing runs the module, which may raise anything
         raise ValueError(
-            f"reward_funcs={name!r} cannot be imported ({type(error).__name__}: {error}); allowed are module:function "
+            f"reward function {name!r} cannot be imported ({type(error).__name__}: {error}); allowed are module:function "
             "and names from trl.rewards"
         ) from error

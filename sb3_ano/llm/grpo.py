@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import CONFIG_NAME
 from trl import GRPOTrainer
 
 from sb3_ano.llm.config import GANOConfig, ShapedGRPOConfig, ShapedPPOConfig, check
-from sb3_ano.llm.data import check_prompts
-from sb3_ano.llm.resume import EpochSampler, RestoresRenamedParameters, load_rollout, save_rollout
+from sb3_ano.llm.data import check_columns
+from sb3_ano.llm.resume import EpochSampler, load_rollout, load_weights, save_rollout
 from sb3_ano.shaping import MAX_LOG_RATIO, SHAPINGS, ShapingLike, ano, as_pair, measure, name_of, ppo, surrogate
 
 
-class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
+class ShapedGRPOTrainer(GRPOTrainer):
     """Train with TRL's ``GRPOTrainer``, with ``f`` and ``g`` of Definition 3.2 instead of the clip of the ratio.
 
     TRL computes the current log-probabilities before it reads the advantages and the log-probabilities at generation.
@@ -46,9 +48,6 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
     algorithm: str | None = None
     args: ShapedGRPOConfig
     beta: float
-    reward_funcs: list[Any]
-    reward_func_names: list[str]
-    reward_processing_classes: list[Any]
     reward_weights: torch.Tensor
     _tag_names = ["trl", "grpo", "sb3-ano"]  # noqa: RUF012
 
@@ -96,7 +95,7 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
         self._completion_ids: list[list[int]] = []
         self._tool_mask: list[list[int]] | None = None
         if train_dataset is not None and kwargs.get("environment_factory") is None:
-            check_prompts(train_dataset, "train_dataset")
+            check_columns(train_dataset, "train_dataset")
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, processing_class, **kwargs)
         if self._tokenizer.eos_token_id is None:
             name = self._tokenizer.name_or_path or "the model"
@@ -104,8 +103,8 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
         self._given_rewards = len(self.reward_funcs)
         if args.missing_eos_penalty:
             self._add_reward(self._missing_eos, "missing_eos", args.missing_eos_penalty)
-        if self._kl_in_reward:
-            self._add_kl_to_rewards()
+        if self._kl_in_reward and not has_critic:  # whose tokens pay for it
+            self._add_reward(lambda **_: self._kl_to_reference().sum(-1).tolist(), "kl", self.beta)
         self._warn_where_the_ratio_stays_1()
 
     def _method(self, args: ShapedGRPOConfig) -> str:
@@ -113,16 +112,12 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
         shape = f" with shaping={args.shaping!r}" if self._replaces_clip else ""
         return f"GRPO{shape}{', KL divergence in the reward' if self._kl_in_reward else ''}"
 
-    def _add_kl_to_rewards(self) -> None:
-        self._add_reward(lambda **_: self._kl_to_reference().sum(-1).tolist(), "kl", self.beta)
-
     def _add_reward(self, function: Any, name: str, penalty: float) -> None:
         """Add something to subtract as a reward function, so that weights, gathering, groups and logging stay TRL's."""
         if name in self.reward_func_names:
             raise ValueError(f"a reward function is called {name!r}, like one of this package; rename the function")
-        self.reward_funcs = [*self.reward_funcs, function]
-        self.reward_func_names = [*self.reward_func_names, name]
-        self.reward_processing_classes = [*self.reward_processing_classes, None]
+        for attribute, value in (("reward_funcs", function), ("reward_func_names", name), ("reward_processing_classes", None)):
+            setattr(self, attribute, [*getattr(self, attribute), value])
         self.reward_weights = torch.cat([self.reward_weights, torch.tensor([-penalty])])
 
     def _warn_where_the_ratio_stays_1(self) -> None:
@@ -183,7 +178,7 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
             log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
             seen = mask.any(dim=-1, keepdim=True)
         to_ref = inputs["ref_per_token_logps"] - logps.detach() if self._kl_in_reward else torch.zeros_like(logps)
-        self._log(log_ratio.detach(), seen.bool(), to_ref, mask)
+        self._log(log_ratio.detach(), seen.bool(), to_ref * mask, mask)
         if not self._replaces_clip:
             return
         advantages = inputs["advantages"]
@@ -197,29 +192,33 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
     def _mode_metrics(self) -> dict[str, list[float]]:
         return self._metrics["train" if self.model.training else "eval"]
 
-    @torch.no_grad()
+    def _log_means(self, mask: torch.Tensor, values: dict[str, torch.Tensor]) -> None:
+        """Log means over the elements that count, of all processes.
+
+        :param mask: elements that count
+        :param values: tensors of the shape of the mask, by name
+        """
+        sums = torch.stack([(tensor.detach().float() * mask).sum() for tensor in (torch.ones_like(mask), *values.values())])
+        count, *totals = self.accelerator.reduce(sums, reduction="sum").tolist()
+        for name, total in zip(values, totals, strict=True):
+            self._mode_metrics()[name].append(total / max(count, 1.0))
+
     def _log(self, log_ratio: torch.Tensor, seen: torch.Tensor, to_ref: torch.Tensor, mask: torch.Tensor) -> None:
         """Log statistics of the ratio, and the KL divergence as TRL does if it is in the loss, over all processes.
 
         :param log_ratio: ``(batch, tokens)``, or ``(batch, 1)`` for sequences
         :param seen: elements of ``log_ratio`` that count
-        :param to_ref: ``log pi_ref - log pi``, ``(batch, tokens)``
+        :param to_ref: ``log pi_ref - log pi``, ``(batch, tokens)``, 0 for tokens that do not count
         :param mask: tokens that count
         """
         log_ratio = torch.where(seen, log_ratio.float(), 0.0).clamp(max=MAX_LOG_RATIO)
         deviation = torch.expm1(log_ratio)  # r - 1, zero where it does not count
-        to_ref = to_ref * mask
-        kl = torch.expm1(to_ref) - to_ref
-        columns = (deviation + seen, deviation < -self.epsilon_low, deviation > self.epsilon_high, deviation - log_ratio)
-        local = torch.stack([values.float().sum() for values in (seen, mask, kl, *columns)])
-        count, tokens, kl_sum, *sums = self.accelerator.reduce(local, reduction="sum").tolist()
-        metrics = self._mode_metrics()
-        for name, total in zip(("ratio/mean", "ratio/outside_low", "ratio/outside_high", "approx_kl"), sums, strict=True):
-            metrics[name].append(total / max(count, 1.0))
+        outside = {"ratio/outside_low": deviation < -self.epsilon_low, "ratio/outside_high": deviation > self.epsilon_high}
+        self._log_means(seen, {"ratio/mean": deviation + 1.0, **outside, "approx_kl": deviation - log_ratio})
         if self._kl_in_reward:
-            metrics["kl"].append(kl_sum / max(tokens, 1.0))
+            self._log_means(mask, {"kl": torch.expm1(to_ref) - to_ref})
         maximum = torch.where(seen, deviation + 1.0, 0.0).max().reshape(1)
-        metrics["ratio/max"].append(self.accelerator.gather(maximum).max().item())
+        self._mode_metrics()["ratio/max"].append(self.accelerator.gather(maximum).max().item())
 
     def _generate(self, prompts: list[Any]) -> Any:
         generated = super()._generate(prompts)
@@ -265,6 +264,14 @@ class ShapedGRPOTrainer(RestoresRenamedParameters, GRPOTrainer):
 
     def _get_train_sampler(self, dataset: Any = None) -> EpochSampler:
         return EpochSampler(super()._get_train_sampler(dataset), lambda: int(self.state.epoch or 0))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        checkpoint = Path(resume_from_checkpoint)
+        # Adapters and shards are transformers' own matter.
+        if isinstance(self.model, PreTrainedModel) and not self.is_fsdp_enabled and (checkpoint / CONFIG_NAME).is_file():
+            load_weights(self.model, checkpoint)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if not self.args.save_only_model:

@@ -12,6 +12,7 @@ from trl.trainer.utils import disable_dropout_in_model
 
 from sb3_ano.llm.config import ShapedGRPOConfig, ShapedPPOConfig
 from sb3_ano.llm.grpo import ShapedGRPOTrainer, policy_mask
+from sb3_ano.llm.resume import load_weights
 from sb3_ano.llm.rewards import LearnedReward, load_classifier
 
 
@@ -90,9 +91,6 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
     def _method(self, args: ShapedGRPOConfig) -> str:
         return f"PPO with shaping={args.shaping!r}" if self.algorithm is None else self.algorithm.upper()
 
-    def _add_kl_to_rewards(self) -> None:
-        """Leave the rewards of completions alone; tokens pay for the KL divergence."""
-
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Add the critic's parameters to the policy's optimizer, with weight decay for the same kinds of parameters."""
         optimizer = super().create_optimizer(model)
@@ -137,9 +135,7 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
         # TRL has logged what groups of one completion come to: advantages of 0, and no deviation.
         means = self.accelerator.gather(batch["advantages"].sum(1) / mask.sum(1).clamp(min=1)).tolist()
         logged = self._logs["advantages"]
-        earlier = list(logged)[: -len(means)]
-        logged.clear()
-        logged.extend([*earlier, *means])
+        self._logs["advantages"] = type(logged)([*list(logged)[: -len(means)], *means], logged.maxlen)
         self._mode_metrics().pop("frac_reward_zero_std", None)
         return batch
 
@@ -155,18 +151,17 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
         mask = policy_mask(inputs)
         values = self._values(self.critic, inputs)
         losses, clipped = value_loss(values, inputs["values"], inputs["returns"], self.args.cliprange_value)
-        sums = torch.stack([(x * mask).sum() for x in (torch.ones_like(losses), losses, clipped, values, inputs["returns"])])
-        count, *totals = self.accelerator.reduce(sums.detach(), "sum").tolist()
-        for name, total in zip(("loss", "clip_ratio", "value", "return"), totals, strict=True):
-            self._mode_metrics()[f"critic/{name}"].append(total / max(count, 1.0))
+        targets = inputs["returns"]
+        means = {"critic/loss": losses, "critic/clip_ratio": clipped, "critic/value": values, "critic/return": targets}
+        self._log_means(mask, means)
         # The mean that TRL takes of the policy's loss.
         steps = self.current_gradient_accumulation_steps if self.model.training else 1
         if self.loss_type == "bnpo":
-            return loss + self.args.vf_coef * sums[1] / sums[0].clamp(min=1.0) / steps
-        tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
-        if self.model.training:
-            tokens = tokens * steps / self.args.steps_per_generation
-        return loss + self.args.vf_coef * sums[1] / tokens
+            tokens = mask.sum().clamp(min=1.0) * steps
+        else:
+            tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
+            tokens = tokens * steps / self.args.steps_per_generation if self.model.training else tokens
+        return loss + self.args.vf_coef * (losses * mask).sum() / tokens
 
     def save_critic(self, directory: str | Path) -> None:
         """Save the critic and its tokenizer in a directory, which ``value_model`` can name.
@@ -189,9 +184,7 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
 
     def _load_extras(self, checkpoint: Path) -> None:
         super()._load_extras(checkpoint)
-        model = self.accelerator.unwrap_model(self.critic).model
-        # Read by the class, because checkpoints hold some parameters under names of earlier versions.
-        model.load_state_dict(type(model).from_pretrained(checkpoint / "critic", dtype=model.dtype).state_dict())
+        load_weights(self.accelerator.unwrap_model(self.critic).model, checkpoint / "critic")
 
 
 class ANOTrainer(ShapedPPOTrainer):

@@ -1,15 +1,13 @@
 """Resumption from checkpoints: complete ones, all of their parameters, and the completions in use."""
 
+import contextlib
 import json
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from transformers import PreTrainedModel
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl.trainer.utils import RepeatSampler
@@ -22,45 +20,24 @@ def last_checkpoint(directory: Path) -> Path | None:
 
     :param directory: output directory of a training
     """
-    complete = []
+    complete: dict[int, Path] = {}
     for path in directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-        number = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.name)
-        if number and _is_complete(path):
-            complete.append((int(number[1]), path))
-    return max(complete)[1] if complete else None
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+            complete[int(json.loads((path / TRAINER_STATE_NAME).read_text())["global_step"])] = path
+    return complete[max(complete)] if complete else None
 
 
-def _is_complete(checkpoint: Path) -> bool:
-    try:
-        state = json.loads((checkpoint / TRAINER_STATE_NAME).read_text())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(state, dict) and "global_step" in state
+def load_weights(model: Any, directory: Path) -> None:
+    """Load the parameters of a model that ``save_pretrained`` wrote.
 
+    It writes some parameters under names of earlier versions, such as ``embed_out`` for the output layer of GPT-NeoX (Pythia),
+    which only ``from_pretrained`` knows. The trainer of transformers 5.23 warns, and resumes with the output layer of the
+    untrained model.
 
-class RestoresRenamedParameters:
-    """Make a trainer of transformers restore parameters that checkpoints hold under older names.
-
-    ``save_pretrained`` writes some parameters under names of earlier versions, such as ``embed_out`` for the output layer
-    of GPT-NeoX (Pythia). The trainer of transformers 5.23 looks for the new names, warns, and resumes with the output layer
-    of the untrained model.
+    :param model: model of transformers
+    :param directory: directory of the checkpoint
     """
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        target = self.model if model is None else model  # type: ignore[attr-defined]
-        if isinstance(target, PreTrainedModel) and _has_other_names(Path(resume_from_checkpoint), target):
-            restored = type(target).from_pretrained(resume_from_checkpoint, dtype=target.dtype)
-            target.load_state_dict(restored.state_dict())
-        else:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
-
-
-def _has_other_names(checkpoint: Path, model: PreTrainedModel) -> bool:
-    stored: set[str] = set()
-    for path in checkpoint.glob("model*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            stored.update(file.keys())
-    return not stored <= model.state_dict().keys()
+    model.load_state_dict(type(model).from_pretrained(directory, dtype=model.dtype).state_dict())
 
 
 class EpochSampler(RepeatSampler):
@@ -97,7 +74,7 @@ def save_rollout(trainer: Any, checkpoint: Path) -> None:
     in_use = trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations) != 0
     inputs = trainer._buffered_inputs if in_use else None
     content = {"step": trainer._step, "inputs": inputs, "settings": _settings(trainer)}
-    torch.save(content, _rollout_file(trainer, checkpoint))
+    torch.save(content, checkpoint / f"rollout_{trainer.accelerator.process_index}.pt")
 
 
 def load_rollout(trainer: Any, checkpoint: Path) -> None:
@@ -107,13 +84,12 @@ def load_rollout(trainer: Any, checkpoint: Path) -> None:
     :param checkpoint: directory of the checkpoint
     :raises ValueError: if the file is damaged
     """
-    path = _rollout_file(trainer, checkpoint)
+    path = checkpoint / f"rollout_{trainer.accelerator.process_index}.pt"
     if not path.is_file():
         return
-    device = trainer.accelerator.device
     try:
         # With several processes, a CPU is called cpu:0, which torch.load does not know.
-        content = torch.load(path, map_location="cpu" if device.type == "cpu" else device, weights_only=True)
+        content = torch.load(path, map_location=trainer.accelerator.device.type, weights_only=True)
     except Exception as error:  # torch's messages have many lines
         raise ValueError(f"{path} is damaged, or holds more than tensors; remove it to resume without it") from error
     stored = content.get("settings", {})
@@ -124,10 +100,6 @@ def load_rollout(trainer: Any, checkpoint: Path) -> None:
         warnings.warn(f"{checkpoint} was written with {then}; completions are generated again", stacklevel=2)
         return
     trainer._step, trainer._buffered_inputs = content["step"], content["inputs"]
-
-
-def _rollout_file(trainer: Any, checkpoint: Path) -> Path:
-    return checkpoint / f"rollout_{trainer.accelerator.process_index}.pt"
 
 
 def _settings(trainer: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from transformers import AutoModelForSequenceClassification
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import find_adapter_config_file
 
-from sb3_ano.llm.data import load_tokenizer
+from sb3_ano.llm.data import load_tokenizer, tokenize_prompts
 
 
 class LearnedReward:
@@ -48,13 +48,14 @@ class LearnedReward:
         return cls(model.to(device), own)
 
     @torch.inference_mode()
-    def __call__(self, prompts: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:
-        """Return one score per completion."""
-        if isinstance(prompts[0], str):
-            prompt_ids = self.tokenizer(text=prompts)["input_ids"]
-        else:
-            options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
-            prompt_ids = self.tokenizer.apply_chat_template(prompts, **options)["input_ids"]
+    def __call__(
+        self, prompts: list[Any], completions: Any = (), completion_ids: list[list[int]] | None = None, **_: Any
+    ) -> list[float]:
+        """Return one score per completion; completions whose tokens are unknown are texts that end with EOS."""
+        if completion_ids is None:
+            texts = self.tokenizer(text=completions, add_special_tokens=False)["input_ids"]
+            completion_ids = [[*ids, self.tokenizer.eos_token_id] for ids in texts]
+        prompt_ids = tokenize_prompts(prompts, self.tokenizer)
         rows = [[*prompt, *completion] for prompt, completion in zip(prompt_ids, completion_ids, strict=True)]
         batch = self.tokenizer.pad({"input_ids": rows}, padding_side="right", return_tensors="pt").to(self.model.device)
         return self.model(**batch).logits[:, 0].float().tolist()

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 from peft import LoraConfig
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
-from sb3_ano.llm import GANOConfig, GANOTrainer, ShapedGRPOConfig, ShapedGRPOTrainer, ShapedPPOConfig
+from sb3_ano.llm import GANOConfig, GANOTrainer, ShapedGRPOConfig, ShapedGRPOTrainer
 from sb3_ano.llm.config import LOSS_TYPES
 from sb3_ano.shaping import ano, ratio_form, surrogate
 from tests.llm.tiny import (
@@ -94,7 +94,7 @@ def test_ppos_shape_takes_what_trl_takes(settings, tmp_path):
     ours = trained(make(tmp_path, ShapedGRPOTrainer, ShapedGRPOConfig, shaping="ppo", max_steps=3, **settings))
     default = {"use_bias_correction_kl": True} if "beta" in settings else {}
     assert torch.equal(parameters(ours), parameters(trained(make(tmp_path, max_steps=3, **{**settings, **default}))))
-    with pytest.raises(ValueError, match="is not allowed with a shape|is allowed with shaping='ppo'"):
+    with pytest.raises(ValueError, match="is not allowed with(out shaping='ppo'| a shape)"):
         shaped(tmp_path, "ano", **{**settings, **default})
 
 
@@ -218,24 +218,6 @@ def test_a_loss_that_the_shape_cannot_act_on_is_an_error(calls, shaping, tmp_pat
         RuntimeError, match=f"asked for log-probabilities {calls} times, not once, so that shaping='{shaping}'"
     ):
         loss(ours, inputs)
-
-
-def test_what_the_trainers_do_not_take(tmp_path):
-    for trainer, config, allowed in (
-        (ShapedGRPOTrainer, GRPOConfig, "ShapedGRPOConfig"),
-        (GANOTrainer, ShapedGRPOConfig, "GANOConfig"),  # review B14
-        (ShapedGRPOTrainer, ShapedPPOConfig, "ShapedGRPOConfig"),
-    ):
-        with pytest.raises(TypeError, match=f"args is a {config.__name__}; allowed are settings of class {allowed}"):
-            make(tmp_path, trainer, config)
-    with pytest.raises(ValueError, match=r"violates anchoring: h\(0\) = 1"):  # review N8
-        shaped(tmp_path, lambda x: x + 1)
-
-    def kl(completion_ids, **_):
-        return reward(completion_ids)
-
-    with pytest.raises(ValueError, match="a reward function is called 'kl', like one of this package"):  # review B15
-        make(tmp_path, GANOTrainer, GANOConfig, reward=[reward, kl], beta=0.1)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_it_lowers_the_reward_before_the_group_is_normalized(iterations, tmp_pat
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_it_is_not_in_the_loss_too_and_logged_as_trl_does(level, tmp_path):
-    others = ({}, {"beta": 0.0}, {"kl_in": "loss"})
+    others = ({}, {"beta": 0.0, "kl_in": "loss"}, {"kl_in": "loss"})
     ours, without, in_loss = (trainer(tmp_path, importance_sampling_level=level, **other) for other in others)
     inputs = rollout(ours)
     assert loss(ours, inputs) == loss(without, inputs)
@@ -54,6 +54,8 @@ def test_it_is_not_in_the_loss_too_and_logged_as_trl_does(level, tmp_path):
     assert ours._metrics["train"]["kl"][0] == pytest.approx(in_loss._metrics["train"]["kl"][0], rel=1e-5)
     assert "kl" not in without._metrics["train"]
     assert ours.beta == 0.5  # which the next generation needs
+    with pytest.raises(ValueError, match="beta=0.0 is not allowed; allowed are positive finite numbers"):  # review N8
+        trainer(tmp_path, beta=0.0)
 
 
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func':UserWarning")

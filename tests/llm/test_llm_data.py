@@ -1,4 +1,4 @@
-"""Data, tokenizers and reward models: what can be read, and one line for what cannot."""
+"""Data and reward models: what can be read, and what the scores are."""
 
 import json
 
@@ -9,8 +9,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import GPTNeoXForSequenceClassification, PreTrainedTokenizerFast
 
 from sb3_ano.llm import GANOConfig, GANOTrainer, LearnedReward
-from sb3_ano.llm.data import check_prompts, load_split
-from tests.llm.tiny import SMALL, classifier, model, prompts, reward, rollout, tokenizer
+from sb3_ano.llm.data import load_split
+from tests.llm.tiny import SMALL, classifier, model, prompts, rollout, tokenizer
 
 
 def dataset(**columns):
@@ -37,52 +37,19 @@ def test_a_dataset_is_read_from_a_directory_or_a_file(tmp_path):
         load_split(str(tmp_path / "notes.txt"), None, "train")
 
 
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"text": ["a"]}, "data has no column 'prompt'; it has text"),
-        ({"prompt": ["a", "  ", "b"]}, "data has an empty prompt in row 1; every prompt needs text"),
-        ({"prompt": [[], [{"role": "user", "content": "a"}]]}, "data has an empty prompt in row 0"),
-        ({"prompt": []}, "data has no rows"),
-        ({"prompt": [[{"role": "user", "content": "a"}]]}, None),
-    ],
-    ids=str,
-)
-def test_prompts_are_checked(columns, message, tmp_path):
-    if message is None:
-        return check_prompts(dataset(**columns), "data")
-    with pytest.raises(ValueError, match=message):
-        check_prompts(dataset(**columns), "data")
-    with pytest.raises(ValueError, match=message.replace("data", "train_dataset")):
-        GANOTrainer(model(tmp_path), reward, GANOConfig(str(tmp_path), **SMALL), dataset(**columns), None, tokenizer())
-
-
-def test_a_tokenizer_without_eos_is_rejected(tmp_path):
-    without = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend_tokenizer, pad_token="<|padding|>")
-    with pytest.raises(ValueError, match="has no eos_token, without which no completion ends"):
-        GANOTrainer(model(tmp_path), reward, GANOConfig(str(tmp_path), **SMALL), prompts(), None, without)
-
-
 def test_a_reward_model_scores_what_the_policy_wrote_with_its_end(tmp_path):
     """The same score as of the whole text, one at a time and without padding, at its last token."""
     scores = LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")
     prompt = prompts()["prompt"][0]
     completions = [tokenizer()(text)["input_ids"] for text in (" anna won boat .", " ben")]
     completions[0].append(tokenizer().eos_token_id)
-    found = scores([prompt, prompt], completions)
+    found = scores([prompt, prompt], completion_ids=completions)
     bare = GPTNeoXForSequenceClassification.from_pretrained(classifier(tmp_path))
     with torch.no_grad():
         alone = [bare(torch.tensor([tokenizer()(prompt)["input_ids"] + ids])).logits.item() for ids in completions]
     assert found == pytest.approx(alone, abs=1e-5)
-    assert scores([prompt], [completions[0][:-1]]) != pytest.approx(found[:1], abs=1e-4)
-
-
-def test_a_reward_model_with_another_tokenizer_is_rejected(tmp_path):
-    other = tokenizer().backend_tokenizer.from_str(tokenizer().backend_tokenizer.to_str())
-    other.add_tokens(["another"])
-    PreTrainedTokenizerFast(tokenizer_object=other, eos_token="<|endoftext|>").save_pretrained(classifier(tmp_path))
-    with pytest.raises(ValueError, match="has another tokenizer .* than the policy .*; allowed are models"):
-        LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")
+    assert scores([prompt], completion_ids=[completions[0][:-1]]) != pytest.approx(found[:1], abs=1e-4)
+    assert scores([prompt], [" anna won boat ."]) == pytest.approx(found[:1], abs=1e-6)  # a text ends
 
 
 def test_prompts_of_messages_are_scored_as_the_policy_has_seen_them(tmp_path):
@@ -95,13 +62,13 @@ def test_prompts_of_messages_are_scored_as_the_policy_has_seen_them(tmp_path):
     text = prompts()["prompt"][0].removesuffix("\nTL;DR:")
     completion = tokenizer()(" anna won boat .")["input_ids"]
     messages = [{"role": "user", "content": text}]
-    assert scores([messages], [completion]) == scores([text + "\nTL;DR:"], [completion])
+    assert scores([messages], None, [completion]) == scores([text + "\nTL;DR:"], None, [completion])
     data = dataset(prompt=[messages] * 4)
     rollout(GANOTrainer(model(tmp_path), scores, GANOConfig(str(tmp_path), **SMALL), data, None, chat))
 
 
-def test_adapters_are_reward_models_and_zero_3_is_rejected(tmp_path, monkeypatch):
-    """Review B1 and B16."""
+def test_adapters_are_reward_models(tmp_path):
+    """Review B1."""
     base = GPTNeoXForSequenceClassification.from_pretrained(classifier(tmp_path))
     adapted = get_peft_model(base, LoraConfig(r=2, target_modules=["query_key_value"], task_type="SEQ_CLS"))
     with torch.no_grad():
@@ -109,10 +76,7 @@ def test_adapters_are_reward_models_and_zero_3_is_rejected(tmp_path, monkeypatch
             parameter.add_(0.1 if "lora_B" in name or "modules_to_save" in name else 0.0)
     adapted.save_pretrained(tmp_path / "adapter")
     tokenizer().save_pretrained(tmp_path / "adapter")
-    args = [prompts()["prompt"][0]], [tokenizer()(" ben")["input_ids"]]
+    args = [prompts()["prompt"][0]], None, [tokenizer()(" ben")["input_ids"]]
     expected = LearnedReward(adapted.merge_and_unload(), tokenizer())(*args)
     assert LearnedReward.load(str(tmp_path / "adapter"), tokenizer(), "cpu")(*args) == pytest.approx(expected, abs=1e-5)
     assert LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")(*args) != pytest.approx(expected, abs=1e-3)
-    monkeypatch.setattr("sb3_ano.llm.rewards.is_deepspeed_zero3_enabled", lambda: True)
-    with pytest.raises(ValueError, match="reward_model is not allowed with DeepSpeed ZeRO-3"):
-        LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")

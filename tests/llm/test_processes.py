@@ -1,4 +1,4 @@
-"""Two processes against one, on the same completions, and resumed against uninterrupted."""
+"""Two processes against one, on the same completions; resumed against uninterrupted, also with another number of processes."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def rollout(prompts, trainer):
         completions.append(torch.randint(3, 30, (3 + member % 5,), generator=generator).tolist() + [0])
     return {"prompt_ids": tokenizer()(text=prompts)["input_ids"], "completion_ids": completions, "logprobs": None}
 
-for checkpoint in (None, out + "/checkpoint-4"):
+for checkpoint in (None, out + "/checkpoint-4", *sys.argv[4:]):
     if algo == "ano":  # in two processes, each update also has two passes, of which one averages gradients
         settings["gradient_accumulation_steps"] = 2
         settings["per_device_train_batch_size"] = 8 // processes
@@ -41,17 +41,17 @@ for checkpoint in (None, out + "/checkpoint-4"):
     trainer.train(resume_from_checkpoint=checkpoint)
     if trainer.accelerator.is_main_process:
         result = {"parameters": parameters(trainer), "log": trainer.state.log_history}
-        torch.save(result, out + ("_resumed.pt" if checkpoint else ".pt"))
+        torch.save(result, {None: out + ".pt", out + "/checkpoint-4": out + "_resumed.pt"}.get(checkpoint, out + "_other.pt"))
 """
 
 
-def run(tmp_path: Path, processes: int, kind: str) -> tuple[dict, dict]:
+def run(tmp_path: Path, processes: int, kind: str, *checkpoints: Path) -> tuple[dict, dict, str]:
     script, out = tmp_path / "script.py", tmp_path / f"{processes}_{kind}"
     script.write_text(SCRIPT)
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
-    done = python(*launch, script, tmp_path, out, kind)
+    done = python(*launch, script, tmp_path, out, kind, *checkpoints)
     assert done.returncode == 0, done.stderr[-3000:]
-    return torch.load(f"{out}.pt"), torch.load(f"{out}_resumed.pt")
+    return torch.load(f"{out}.pt"), torch.load(f"{out}_resumed.pt"), done.stderr
 
 
 @pytest.mark.slow
@@ -60,7 +60,13 @@ def test_two_processes_are_one_also_after_resumption(kind, tmp_path):
     """Parameters, and what is reported: the divergence in the reward, ratios and their extremes, and the critic's loss."""
     before = torch.nn.utils.parameters_to_vector(model(tmp_path).parameters()).detach()
     classifier(tmp_path)
-    (one, resumed_one), (two, resumed_two) = run(tmp_path, 1, kind), run(tmp_path, 2, kind)
+    one, resumed_one, _ = run(tmp_path, 1, kind)
+    two, resumed_two, errors = run(tmp_path, 2, kind, tmp_path / f"1_{kind}" / "checkpoint-4")
+    # Review B3: a checkpoint of one process made two wait for each other for ever.
+    assert "checkpoint-4 was written with num_processes=1, per_device_train_batch_size=" in errors
+    other = torch.load(tmp_path / f"2_{kind}_other.pt")
+    assert other["log"][-1]["step"] == 6
+    assert (other["parameters"] - one["parameters"]).abs().max() < 0.1
     assert (len(one["parameters"]) > len(before)) == kind.startswith("ano")  # the critic's follow
     # Adam divides by the size of a gradient, so that those next to 0 show rounding as differences of a whole step.
     moved = (one["parameters"][: len(before)] - before).norm()

@@ -96,8 +96,8 @@ def test_a_killed_training_resumes_to_the_same_parameters(tmp_path):
     settings |= {
         "algo": "ano",
         "value_model": tmp_path / "reward",
-        "model": tmp_path / "model",
-        "dataset": tmp_path / "data",
+        "model_name_or_path": tmp_path / "model",
+        "dataset_name": tmp_path / "data",
         "reward_funcs": "my_rewards:varied",
     }
     options = [part for key, value in settings.items() for part in (f"--{key}", str(value))]

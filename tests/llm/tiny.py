@@ -79,12 +79,16 @@ def make(folder, trainer=GRPOTrainer, config=GRPOConfig, noise=0.0, reward=rewar
     return trainer(model(folder, noise), reward, args, prompts(), None, tokenizer(), **dict(named))
 
 
-def python(*arguments) -> subprocess.CompletedProcess:
-    """Run Python offline, with this package and the working directory on its path."""
+def environment() -> dict[str, str]:
+    """Variables of a process that is offline, with this package and the working directory on its path."""
     paths = os.pathsep.join([str(ROOT), str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def python(*arguments) -> subprocess.CompletedProcess:
+    """Run Python offline."""
     command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=500)
 
 
 def parameters(trainer) -> torch.Tensor:
