@@ -10,11 +10,13 @@ from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ano import ANO, SPO
+from sb3_ano.envs import make_vec_env
 from sb3_ano.hub import SafeFormatError, load_safe, save_safe
 from tests.common import parameters, pseudo_huber
-from tests.hub.agents import CustomPolicy, acts_like, document, rewrite, trained
+from tests.hub.agents import CustomPolicy, acts_like, rewrite, trained
 
 EXTRACTOR = "policy_kwargs.features_extractor_class"
 
@@ -51,22 +53,16 @@ class Squared(LinearSchedule):
 
 @pytest.mark.parametrize(
     ("argument", "schedule"),
-    [
-        ("learning_rate", square_root),
-        ("clip_range", Squared(0.5, 0.1, 1.0)),
-        ("clip_range_high", square_root),
-        ("desired_kl", square_root),
-    ],
+    [("learning_rate", square_root), ("clip_range", Squared(0.5, 0.1, 1.0)), ("desired_kl", square_root)],
 )
-def test_with_a_custom_schedule_the_agent_acts_but_is_not_trained_without_it(argument, schedule, tmp_path):
-    model = trained(**{argument: schedule})
-    agent = saved(model, tmp_path / "agent", argument, include_optimizer=True)
-    loaded = load_safe(agent, "CartPole-v1")
-    assert acts_like(loaded, model)
-    with pytest.raises(SafeFormatError, match=f"{argument} was the schedule .*:(square_root|Squared).*{argument}': ..."):
-        loaded.learn(64, reset_num_timesteps=False)
-    again = saved(loaded, tmp_path / "again", argument)  # nothing more is lost
-    assert document(again)["arguments"][argument] == document(agent)["arguments"][argument]
+def test_a_custom_schedule_is_supplied_by_the_caller(argument, schedule, tmp_path):
+    model = trained(**{argument: schedule, "policy_kwargs": {"optimizer_class": torch.optim.SGD}})
+    agent = saved(model, tmp_path / "agent", argument)
+    with pytest.raises(
+        SafeFormatError, match=f"{argument} was .*:(square_root|Squared).*custom_objects={{'{argument}': ...}}"
+    ):
+        load_safe(agent)
+    assert acts_like(load_safe(agent, custom_objects={argument: 0.1}), model)
     model.save(tmp_path / "model.zip")
     zipped = ANO.load(tmp_path / "model.zip", env=gym.make("CartPole-v1")).learn(64, reset_num_timesteps=False)
     supplied = load_safe(agent, "CartPole-v1", custom_objects={argument: schedule}).learn(64, reset_num_timesteps=False)
@@ -111,7 +107,7 @@ def test_a_class_that_cannot_be_built_without_memory_is_compared_afterwards(tmp_
     agent = saved(model, tmp_path / "agent", EXTRACTOR)
     assert acts_like(load_safe(agent, custom_objects={EXTRACTOR: LooksAtNumbers}), model)
     rewrite(agent, {"arguments/policy_kwargs/net_arch": [65]})
-    with pytest.raises(SafeFormatError, match="unlike the policy|but that of the policy"):
+    with pytest.raises(SafeFormatError, match="but that of the built policy"):
         load_safe(agent, custom_objects={EXTRACTOR: LooksAtNumbers})
 
 
@@ -152,8 +148,6 @@ def agent(tmp_path_factory):
             "custom_objects has 'clip_rang', which the agent does not have; allowed are .*'clip_range'",
         ),
         ({"policy_kwargs.net_arc": [1]}, TypeError, r"custom_objects has 'policy_kwargs.net_arc'"),
-        ([1], TypeError, r"custom_objects=\[1\] is not allowed"),
-        ({1: 1}, TypeError, r"custom_objects=\{1: 1\} is not allowed"),
         ({"clip_range": -0.1}, SafeFormatError, "clip_range=-0.1 is not allowed"),
         ({"n_steps": 0}, SafeFormatError, "n_steps=0 is not allowed"),
         ({"policy": "CustomPolicy"}, SafeFormatError, "policy='CustomPolicy' is not allowed; allowed are MlpPolicy"),
@@ -174,35 +168,22 @@ class Derived(ANO):
     """A subclass, which the format does not know."""
 
 
-def with_complex_numbers(model):
-    model.policy.register_buffer("phases", torch.zeros(2, dtype=torch.complex64))
-
-
 @pytest.mark.parametrize(
-    ("cls", "spoil", "error", "message"),
+    ("cls", "space"),
     [
-        (PPO, lambda model: None, TypeError, "model is of class PPO; allowed are SPO, PAPO, ANO"),
-        (Derived, lambda model: None, TypeError, "model is of class Derived; allowed are SPO, PAPO, ANO"),
-        (ANO, with_complex_numbers, ValueError, "tensor 'phases' is of type torch.complex64; allowed are"),
-        *[
-            (
-                ANO,
-                lambda model, space=space: setattr(model, "observation_space", space),
-                TypeError,
-                "allowed are Box, Discrete",
-            )
-            for space in (
-                spaces.Text(3),
-                spaces.Tuple([spaces.Discrete(2)]),
-                spaces.Dict({"a": spaces.Dict({"b": spaces.Discrete(2)})}),
-            )
-        ],
+        (PPO, None),
+        (Derived, None),
+        (ANO, spaces.Text(3)),
+        (ANO, spaces.Tuple([spaces.Discrete(2)])),
+        (ANO, spaces.Dict({"a": spaces.Dict({"b": spaces.Discrete(2)})})),
     ],
 )
-def test_what_cannot_be_stored_is_named_and_nothing_is_written(cls, spoil, error, message, tmp_path):
+def test_what_cannot_be_stored_is_named_and_nothing_is_written(cls, space, tmp_path):
     model = trained(cls, steps=0)
-    spoil(model)
-    with pytest.raises(error, match=message):
+    message = f"model is of class {cls.__name__}; allowed are SPO, PAPO, ANO"
+    if space is not None:
+        model.observation_space, message = space, "cannot be stored; allowed are Box, Discrete"
+    with pytest.raises(TypeError, match=message):
         save_safe(model, tmp_path / "agent")
     assert list(tmp_path.iterdir()) == []
 
@@ -210,7 +191,7 @@ def test_what_cannot_be_stored_is_named_and_nothing_is_written(cls, spoil, error
 def test_an_agent_takes_the_place_of_another_and_a_link_stays_a_link(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "agent").symlink_to(tmp_path / "disk")
-    save_safe(trained(SPO), tmp_path / "agent", include_optimizer=True)
+    save_safe(trained(SPO, VecNormalize(make_vec_env("CartPole-v1"))), tmp_path / "agent")
     model = trained(ANO)
     save_safe(model, str(tmp_path / "agent"))
     assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == ["policy.safetensors", "sb3_ano.json"]
@@ -225,7 +206,7 @@ def test_directories_that_hold_anything_else_are_left_alone(tmp_path):
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
     with pytest.raises(FileExistsError, match=r"holds 'thesis.tex', which would be lost"):
         save_safe(model, tmp_path / "mine")
-    with pytest.raises(FileExistsError, match="is a file"):
+    with pytest.raises(NotADirectoryError):
         save_safe(model, tmp_path / "mine" / "thesis.tex")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"

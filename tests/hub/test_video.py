@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from sb3_ano.envs import make_vec_env
-from sb3_ano.hub import RenderError
 from tests.envs.backends import needs_atari
-from tests.hub.agents import is_one_line, trained
+from tests.hub.agents import trained
 
 
 def ffmpeg(path, *arguments: str) -> subprocess.CompletedProcess:
@@ -65,15 +64,11 @@ def test_atari_is_shown_in_color_though_the_agent_sees_gray(pack):
 
 
 MUJOCO = """
-import sys
 from sb3_ano import ANO
 from sb3_ano.envs import make_vec_env
-from sb3_ano.hub import RenderError, package
+from sb3_ano.hub import package
 model = ANO("MlpPolicy", make_vec_env("InvertedPendulum-v5", 1, backend="gymnasium"), n_steps=8, batch_size=8)
-try:
-    package(model, "agent", "somebody/agent", n_eval_episodes=1, video=True, video_length=4, verbose=0)
-except RenderError as error:
-    sys.exit(f"RenderError: {error}")
+package(model, "agent", "somebody/agent", n_eval_episodes=1, video_length=4, verbose=0)
 """
 
 
@@ -84,9 +79,9 @@ def test_mujoco_renders_without_a_display_and_without_settings(tmp_path):
     hidden = ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL", "PYOPENGL_PLATFORM")
     clean = {key: value for key, value in os.environ.items() if key not in hidden}
     run = subprocess.run([sys.executable, "-c", MUJOCO], capture_output=True, text=True, cwd=tmp_path, env=clean, timeout=120)
-    if "RenderError" in run.stderr and "CI" not in os.environ:
-        pytest.skip(f"no software rendering here: {run.stderr.splitlines()[-1]}")
     assert run.returncode == 0, run.stderr
+    if run.stdout.startswith("no video") and "CI" not in os.environ:
+        pytest.skip(f"no software rendering here: {run.stdout}")
     frames = decoded(tmp_path / "agent")
     assert frames.shape == (4, 480, 480, 3)
     assert frames.std() > 5, "the frames are empty"
@@ -104,25 +99,16 @@ class Breaks(gym.Wrapper):
         return super().render()
 
 
-@pytest.mark.filterwarnings("ignore:env is not what the model was trained in:UserWarning")
 @pytest.mark.parametrize(
     ("env", "reason"),
     [
-        (lambda: gym.make("CartPole-v1"), "its render_mode is None"),
-        (lambda: Breaks(gym.make("CartPole-v1", render_mode="rgb_array")), "OSError: no graphics library.*MUJOCO_GL=egl"),
+        (lambda: gym.make("CartPole-v1"), "ValueError: its render_mode is None; it must be made with render_mode='rgb_array'"),
+        (lambda: Breaks(gym.make("CartPole-v1", render_mode="rgb_array")), "OSError: no graphics library"),
     ],
 )
-def test_without_frames_the_push_continues_unless_a_video_was_asked_for(env, reason, cartpole, pack, capsys):
-    with pytest.raises(RenderError, match=reason) as caught:
-        pack(cartpole, env(), video=True)
-    assert is_one_line(str(caught.value))
-    folder = pack(cartpole, env(), video="auto")
+def test_without_frames_the_push_continues_and_says_why(env, reason, cartpole, pack, capsys):
+    folder = pack(cartpole, env(), video=True)
     (line,) = capsys.readouterr().out.splitlines()
-    assert line == f"no video: the environment does not render: {caught.value}"
+    assert line == f"no video: the environment does not render: {reason}"
     assert not (folder / "replay.mp4").exists()
     assert "<video" not in (folder / "README.md").read_text()
-
-
-def test_a_video_has_frames(cartpole, pack):
-    with pytest.raises(ValueError, match="length=0 is not allowed"):
-        pack(cartpole, video=True, video_length=0)

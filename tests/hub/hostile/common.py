@@ -15,7 +15,7 @@ import numpy as np
 from tests.hub.agents import Canary, document, is_one_line, write_document
 
 ROOT = Path(__file__).parents[3]
-TENSOR_FILES = ("policy.safetensors", "optimizer.safetensors", "vec_normalize.safetensors")
+TENSOR_FILES = ("policy.safetensors", "vec_normalize.safetensors")
 HUGE = 10**12
 #: Seconds that a case may take on a busy machine.
 TIME_LIMIT = 60

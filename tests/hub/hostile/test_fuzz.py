@@ -117,7 +117,7 @@ def mutate(folder, kind, name, generator):
 
 def fuzzed(agent, seed, n, tmp_path):
     """Count what becomes of ``n`` mutations of an agent, and list what must not be."""
-    sound = save_safe(AGENTS[agent](), tmp_path / "sound" / "agent", include_optimizer=agent == "normalized")
+    sound = save_safe(AGENTS[agent](), tmp_path / "sound" / "agent")
     files = {path.name: path.read_bytes() for path in sound.iterdir()}
     tensor_files = [name for name in TENSOR_FILES if name in files]
     folder = tmp_path / "mutated"

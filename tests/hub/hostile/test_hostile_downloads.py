@@ -4,14 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import warnings
-from types import SimpleNamespace
 
 import pytest
 import yaml
 from huggingface_hub import HfApi
 
-from sb3_ano.hub import HubError, download, download_run, load_from_hub
+from sb3_ano.hub import HubError, download_run, load_from_hub
 from tests.hub.agents import one_line
 
 REPOSITORY = "somebody/ano-CartPole-v1"
@@ -45,8 +43,8 @@ HOSTILE_IDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("env_id", "trust"), [*((env_id, False) for env_id in HOSTILE_IDS), ("this:CartPole-v1", True)])
-def test_an_id_is_only_looked_up(env_id, trust, share, no_environments, tmp_path, monkeypatch):
+@pytest.mark.parametrize("env_id", HOSTILE_IDS)
+def test_an_id_is_only_looked_up(env_id, share, no_environments, tmp_path, monkeypatch):
     for name in ("train.py", "evil_agent/evil.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("raise SystemExit('imported')")
@@ -55,7 +53,7 @@ def test_an_id_is_only_looked_up(env_id, trust, share, no_environments, tmp_path
     modules = set(sys.modules)
     share({"env_id": env_id})
     with one_line(ValueError, f"{REPOSITORY}/results.json names the environment .{{,200}} not registered here"):
-        download_run(REPOSITORY, tmp_path / "run", trust_remote_code=trust)
+        download_run(REPOSITORY, tmp_path / "run")
     assert not {name for name in set(sys.modules) - modules if name.split(".")[0] in ("train", "this", "test", "evil_agent")}
     assert not (tmp_path / "run").exists()
 
@@ -80,23 +78,17 @@ def test_results_that_name_no_environment_are_refused(content, share, tmp_path):
         ("CartPole-v1", {"vzd_path": "/bin/sh", "game_args": "-c reboot"}),
     ],
 )
-@pytest.mark.parametrize("trust", [False, True])
-def test_settings_of_an_environment_are_left_out_unless_their_author_is_trusted(
-    env_id, settings, trust, share, no_environments, tmp_path
-):
+def test_settings_of_an_environment_are_left_out(env_id, settings, share, no_environments, tmp_path):
     share({"env_id": env_id, "env_kwargs": settings})
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        run = download_run(REPOSITORY, tmp_path / "run", trust_remote_code=trust)
-    if not trust:
-        (message,) = [str(each.message) for each in caught]
-        assert f"env_kwargs={{'{min(settings)}'" in message
-        assert "are left out" in message
-        assert len(message) < 500
-    name, kept = env_id.replace("/", "-"), settings if trust else {}
+    with pytest.warns(UserWarning, match="are left out") as caught:
+        run = download_run(REPOSITORY, tmp_path / "run")
+    (message,) = [str(each.message) for each in caught]
+    assert f"env_kwargs={{'{min(settings)}'" in message
+    assert len(message) < 500
+    name = env_id.replace("/", "-")
     arguments = yaml.safe_load((run / name / "args.yml").read_text())
-    assert (arguments["env"], arguments["env_kwargs"], bool(caught)) == (env_id, kept, not trust)
-    assert yaml.safe_load((run / name / "env_kwargs.yml").read_text()) == kept
+    assert (arguments["env"], arguments["env_kwargs"]) == (env_id, {})
+    assert yaml.safe_load((run / name / "env_kwargs.yml").read_text()) == {}
     assert (run / f"{name}.zip").is_file()
 
 
@@ -114,23 +106,21 @@ def test_loading_makes_no_environment_and_needs_none(share, no_environments):
     assert "this" not in sys.modules
 
 
-def test_the_files_together_have_a_limit(share, packed, tmp_path):
-    """Review safety H8: max_bytes."""
+def test_the_files_together_have_a_limit(share, packed, monkeypatch):
+    """Review safety H8: sizes that the Hub does not list, and all files together."""
     share(b"{}")
     total = len(packed["sb3_ano.json"]) + len(packed["policy.safetensors"]) + 2
-    download(REPOSITORY, tmp_path / "agent", max_bytes=total)
-    with pytest.raises(HubError, match="allowed are .* more, see max_bytes="):
-        download(REPOSITORY, tmp_path / "agent", max_bytes=total - 1)
-
-
-@pytest.mark.parametrize(("listed", "message"), [(None, "does not say how large"), (10, r"has [0-9,]+ bytes, not 10")])
-def test_a_size_that_is_unknown_or_wrong_is_refused(listed, message, share, hub, monkeypatch):
-    share(b"{}")
-    repository = hub.repositories[REPOSITORY]
-    siblings = [SimpleNamespace(rfilename=name, size=listed) for name in repository.files]
-    monkeypatch.setattr(HfApi, "model_info", lambda *_, **__: SimpleNamespace(sha=repository.head, siblings=siblings))
-    with pytest.raises(HubError, match=message):
-        load_from_hub(REPOSITORY, max_bytes=1000)
+    monkeypatch.setattr("sb3_ano.hub.pull.MAX_BYTES", total)
+    load_from_hub(REPOSITORY)
+    monkeypatch.setattr("sb3_ano.hub.pull.MAX_BYTES", total - 1)
+    with one_line(HubError, f"download {REPOSITORY}: it has [0-9,]+ bytes; allowed are "):
+        load_from_hub(REPOSITORY)
+    info = HfApi().model_info(REPOSITORY)
+    for file in info.siblings:
+        file.size = None
+    monkeypatch.setattr(HfApi, "model_info", lambda *_, **__: info)
+    with one_line(HubError, "it has inf bytes"):
+        load_from_hub(REPOSITORY)
 
 
 IN_THE_FOLDER = """

@@ -25,7 +25,7 @@ NAMES = [
 NAMED_PLACES = {
     "algorithm": "algorithm='",
     "policy": "policy='",
-    "arguments/policy_kwargs/activation_fn": "policy_kwargs.activation_fn='",
+    "arguments/policy_kwargs/activation_fn": "there is no ActorCriticPolicy with these arguments",
     "arguments/rollout_buffer_class": "rollout_buffer_class='",
     "arguments/learning_rate": "learning_rate='",
     "observation_space/type": "observation_space.type='",
@@ -36,7 +36,6 @@ NAMED_PLACES = {
 TAGS = [
     ({"$class": "os.system"}, "='os.system' is not allowed"),
     ({"$class": "torch.nn.modules.activation.Tanh"}, "is not allowed; allowed are"),
-    ({"$class": "sb3_ano.hub.codec.UnknownSchedule"}, "is not allowed; allowed are"),
     ({"$class": ["os.system", "touch canary"]}, "is not allowed; allowed are"),
     ({"$class": "os.system", "$args": ["touch canary"]}, "has the unknown key '$args'"),
     ({"$custom": "os:system"}, "never imported by its name"),
@@ -44,10 +43,10 @@ TAGS = [
     ({"$schedule": "os.system"}, "is not allowed; allowed are plain values"),
     ({"$pickle": "gASVHAAAAAAAAACMCGJ1aWx0aW5zlIwFcHJpbnSUk5Qu"}, "is not allowed; allowed are plain values"),
     ({"$float": "__import__('os')"}, "is not allowed; allowed are plain values"),
-    ({":type:": "<class 'function'>", ":serialized:": "gASVHAAAAAAAAACMCGJ1aWx0aW5zlIwFcHJpbnSUk5Qu"}, "allowed are"),
-    ({"py/object": "os.system", "py/reduce": [{"py/function": "os.system"}]}, "allowed are"),
-    ("!!python/object/apply:os.system ['touch canary']", "allowed are"),
-    ("{{ ''.__class__.__mro__ }}", "allowed are"),
+    ({":type:": "<class 'function'>", ":serialized:": "gASVHAAAAAAAAACMCGJ1aWx0aW5zlIwFcHJpbnSUk5Qu"}, "is not "),
+    ({"py/object": "os.system", "py/reduce": [{"py/function": "os.system"}]}, "is not "),
+    ("!!python/object/apply:os.system ['touch canary']", "is not "),
+    ("{{ ''.__class__.__mro__ }}", "is not "),
 ]
 CLASS_PLACES = [
     "arguments/policy_kwargs/activation_fn",
@@ -56,12 +55,12 @@ CLASS_PLACES = [
 ]
 
 
-def discrete(n, start=0, dtype="int64"):
-    return {"type": "Discrete", "n": n, "start": start, "dtype": dtype}
+def discrete(n, dtype="int64"):
+    return {"type": "Discrete", "n": n, "start": 0, "dtype": dtype}
 
 
-def multi_discrete(*nvec, start=0):
-    return {"type": "MultiDiscrete", "shape": [len(nvec)], "dtype": "int64", "nvec": nvec, "start": [start] * len(nvec)}
+def multi_discrete(*nvec):
+    return {"type": "MultiDiscrete", "shape": [len(nvec)], "dtype": "int64", "nvec": nvec, "start": [0] * len(nvec)}
 
 
 def dict_of(*parts):
@@ -73,7 +72,7 @@ NO_POLICY = "there is no ActorCriticPolicy with these arguments and spaces: "
 # By place: values, and what the message says. The name of a place without a message is in the message, with the value.
 # Values of another type, and keys that are missing or unknown, are in the test below this table.
 VALUES = {
-    "algorithm": [("SPO", "shaping="), ("PAPO", "arguments lacks 'k'")],
+    "algorithm": [("SPO", "shaping="), ("PAPO", "arguments has the unknown key")],
     "policy": [("CnnPolicy", "there is no ActorCriticCnnPolicy with these arguments")],
     "format_version": [
         *[(version, "is not of an agent in the safe format") for version in (0, True)],
@@ -85,13 +84,14 @@ VALUES = {
         (-1, ""), (32.0, ""), (True, ""),
     ],
     "arguments/batch_size": [(0, "")],
-    "arguments/gamma": [({"$float": "nan"}, "gamma=nan"), (10**400, "is an integer beyond 2**64")],
+    "arguments/gamma": [({"$float": "nan"}, "gamma=nan"), (10**400, "")],
     "arguments/learning_rate": [(-1.0, ""), (True, "")],
     "arguments/clip_range": [
         ({"$schedule": "linear", "start": 1, "end": 0, "end_fraction": 0}, "clip_range.end_fraction=0"),
-        ({"$custom": "os:system", "initial": "1"}, "clip_range.initial='1'"),
+        ({"$custom": "os:system", "initial": 1}, "clip_range has the unknown key 'initial'"),
+        ({"$custom": "os:system"}, "clip_range was 'os:system', which is not built in and is never imported"),
     ],
-    "arguments/clip_range_vf": [({"$custom": ["os"], "initial": 1}, "clip_range_vf.$custom=['os']")],
+    "arguments/clip_range_vf": [({"$custom": ["os"]}, "clip_range_vf={'$custom': ['os']}")],
     "arguments/seed": [(-1, ""), (2**64, "seed=18446744073709551616")],
     "arguments/use_sde": [(True, NO_POLICY)],
     "arguments/rollout_buffer_kwargs": [({"buffer_size": HUGE}, "cannot be set up: TypeError")],
@@ -99,7 +99,7 @@ VALUES = {
         ([HUGE, HUGE], f"{NO_POLICY}RuntimeError"),
         ([10**6, 10**6], "but that of the policy"),
         ([8, 9], "but that of the policy"),
-        ([8], "unlike the policy"),
+        ([8], "but that of the policy"),
         ([8] * 100_000, "allowed are lists of up to 1000 elements"),
         ([-8, 8], f"{NO_POLICY}RuntimeError"),
         ({"$class": "torch.nn.ReLU"}, "allowed are values that are not classes"),
@@ -108,16 +108,17 @@ VALUES = {
     "arguments/policy_kwargs/features_extractor_kwargs": [({"fn": "os.system"}, f"{NO_POLICY}TypeError")],
     "arguments/policy_kwargs/optimizer_kwargs": [
         ({"lr": 1, "eps": 1}, f"{NO_POLICY}TypeError"),
-        ({"betas": [0.9] * 10}, "optimizer_kwargs.betas="),
+        ({"eps": "evil"}, f"{NO_POLICY}TypeError"),
     ],
+    # Both would take memory or minutes before the policy is compared.
+    "arguments/policy_kwargs/n_lstm_layers": [(10**7, "policy_kwargs.n_lstm_layers=10000000")],
+    "arguments/policy_kwargs/lstm_kwargs": [({"device": "cpu"}, "policy_kwargs.lstm_kwargs={'device': 'cpu'}")],
     "progress/num_timesteps": [(-5, "allowed are numbers from 0")],
     "observation_space": [
-        (discrete(2, start=-(2**63)), TOO_LARGE),
-        (multi_discrete(2, start=2**62), TOO_LARGE),
         (multi_discrete(2**22, 2**63 - 1, 2**63 - 2**22 + 5), TOO_LARGE),  # the sum is 4 modulo 2^64: review safety H5
         (multi_discrete(-1), "does not describe a MultiDiscrete: "),
         (discrete(0), "does not describe a Discrete: "),
-        (discrete(10**30), "is an integer beyond 2**64"),
+        (discrete(10**30), "does not describe a Discrete: "),
         (discrete(300, dtype="int8"), "does not describe a Discrete: "),
         (discrete(HUGE), TOO_LARGE),
         ({"type": "MultiBinary", "n": [2**13, 2**13]}, "observation_space.n=[8192, 8192] is not allowed"),
@@ -152,13 +153,9 @@ VALUES = {
         ([[2**64] * 9] * 2, "shaping.fingerprint.0.0=18446744073709551616"),  # found by the fuzz test
     ],
     "vec_normalize/norm_obs_keys": [(["x"], "norm_obs_keys=['x']"), (["x" * 900] * 1000, "cannot be normalized as they were")],
-    "vec_normalize/norm_obs": [(False, "unlike the observations of env"), (1, "")],
+    "vec_normalize/norm_obs": [(False, "but that of the observations of env"), (1, "")],
     "vec_normalize/clip_obs": [(-1.0, "")],
-    "optimizer/param_groups": [([], "")],
-    "optimizer/numbers": [({f"{name}": 1.0}, f"has the unknown key '{name}'") for name in ("0.step", "9.evil", "evil")],
-    ("files", "policy.safetensors"): [({"size": 2**62, "sha256": ""}, "was written with 4611686018427387904")],
-    **{("files", name): [({"size": 8, "sha256": ""}, "files={")]
-       for name in ("../evil.safetensors", "/etc/passwd", "..", "sub/policy.safetensors", "C:\\evil", "model.zip")},
+    ("files", "policy.safetensors"): [({"size": 2**62, "sha256": ""}, "damaged or cut off")],
 }  # fmt: skip
 CASES = [
     *[(place, name, message) for place, message in NAMED_PLACES.items() for name in NAMES],
@@ -183,10 +180,10 @@ def places(content, path=()):
 
 
 PARTS = ["format", "format_version", "algorithm", "policy", "arguments", "progress", "observation_space", "action_space"]
-PARTS += ["n_envs", "shaping", "vec_normalize", "optimizer", "files"]
-# What may be null, and what may be missing, because earlier versions did not store it.
-NULLABLE = {"rollout_buffer_class", "optimizer_kwargs", "seed", "vec_normalize", "optimizer", "foreach", "fused"}
-DEFAULTED = {"check_finite", "desired_kl", "radius_factor"}
+PARTS += ["n_envs", "shaping", "vec_normalize", "files"]
+NULLABLE = {"rollout_buffer_class", "seed", "vec_normalize"}
+# Of which a policy has a default: what is missing, and what it takes instead of another type, is left to it.
+LENIENT = {"arguments", "progress"}
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -194,16 +191,19 @@ def test_values_of_another_type_and_other_keys_are_rejected(part, watched, folde
     """In every place of the JSON: a value of every other type, no value, and a key that is unknown."""
     content = document(folder)
     for place, value in places({part: content[part]}):
-        name = place[-1]
+        name, takes_any = place[-1], "policy_kwargs" in place[:-1]
         skipped = [value, *[None] * (name in NULLABLE), *[-1.5] * (type(value) in (int, float))]
-        if name in DEFAULTED or name.isdigit() or "policy_kwargs" in place:
-            skipped.append(MISSING)
-        others = [other for other in (None, "evil", ["evil"], -1.5, MISSING) if other not in skipped]
-        changes = [(place, other) for other in others]
-        for changed, other in [*changes, *[((*place, "evil"), 1)] * isinstance(value, dict)]:
+        skipped += [MISSING] * (name.isdigit() or bool(LENIENT.intersection(place[:-1])))
+        changes = [(place, other) for other in (None, "evil", ["evil"], -1.5, MISSING) if other not in skipped]
+        # Names of files that are not the format's are not looked at.
+        changes += [((*place, "evil"), 1)] * (isinstance(value, dict) and place != ("files",))
+        for changed, other in changes:
             rewrite(folder, {changed: other})
-            message = refused_by(watched, folder, "")
-            assert "is not allowed" not in message or next(filter(str.isidentifier, reversed(changed))) in message
+            if takes_any:
+                assert not judged(watched(folder), "", is_rewritten=True).startswith("BAD")
+            else:
+                message = refused_by(watched, folder, "")
+                assert "is not allowed" not in message or next(filter(str.isidentifier, reversed(changed))) in message
             write_document(folder, content)
 
 
@@ -278,17 +278,11 @@ DEEP_PLACES = [
 @pytest.mark.parametrize(
     ("place", "text", "message"),
     [
-        # In the versions, whose values nothing else looks at: what other readers take otherwise.
-        ("versions/torch", '"1", "torch": "2"', "a key occurs twice"),
-        ("versions/torch", '"1", "a\\n": "2"', "a key occurs twice or is not printable"),
-        ("versions/torch", "1e999", "1e999 is not a finite number"),
-        ("versions/torch", "NaN", "NaN is not a finite number"),
-        ("versions/torch", "-Infinity", "-Infinity is not a finite number"),
-        ("versions/torch", str(10**30), "is an integer beyond 2**64"),
+        *[("versions/torch", text, "JSON compliant") for text in ("1e999", "NaN", "-Infinity")],  # which nothing else looks at
         *[(place, "[" * depth + "]" * depth, "") for place in DEEP_PLACES for depth in (40, 300, 900)],
     ],
 )
-def test_numbers_keys_and_depths_that_readers_take_otherwise_are_rejected(place, text, message, watched, folder):
+def test_numbers_and_depths_that_other_readers_do_not_take_are_rejected(place, text, message, watched, folder):
     content = document(folder)
     put(content, place, "HERE")
     (folder / "sb3_ano.json").write_text(json.dumps(content).replace('"HERE"', text))
