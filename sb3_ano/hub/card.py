@@ -2,7 +2,6 @@
 
 import json
 import platform
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,6 @@ def model_card(
     results: dict[str, Any],
     has_video: bool = False,
     license: str | None = None,
-    tags: Sequence[str] = (),
 ) -> ModelCard:
     """Fill in the card: metadata by which the Hub finds the agent, and how to install, run and judge it.
 
@@ -55,7 +53,6 @@ def model_card(
     :param results: evaluation from :func:`~sb3_ano.hub.evaluation.evaluate`
     :param has_video: whether there is a video next to the card
     :param license: license of the agent, an SPDX identifier in lower case; None states none
-    :param tags: additional search words
     """
     name, env_id = model.algorithm, task.env_id
     words = [env_id, "deep-reinforcement-learning", "reinforcement-learning", "stable-baselines3", "sb3-ano", name.lower()]
@@ -71,7 +68,7 @@ def model_card(
         library_name="stable-baselines3",
         pipeline_tag="reinforcement-learning",
         license=license,
-        tags=list(dict.fromkeys([*words, *tags])),
+        tags=words,
         eval_results=metrics,
     )
     return ModelCard.from_template(

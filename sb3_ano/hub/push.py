@@ -7,7 +7,6 @@ import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,6 @@ def package(
     video_length: int = 1000,
     run: str | os.PathLike[str] | None = None,
     license: str | None = None,
-    tags: Sequence[str] = (),
     verbose: int = 1,
 ) -> Path:
     """Write the files that :func:`push_to_hub` would push into a directory, to look at them first.
@@ -67,7 +65,6 @@ def package(
     :param run: directory of the training. Its monitor files, ``progress.csv`` and ``evaluations.npz`` are published, and the
         ``config.yml`` that the RL Zoo wrote
     :param license: license of the agent, as the Hub writes it; None states none
-    :param tags: additional search words
     :param verbose: 0 for no output, 1 for one line per step
     :return: the directory
     :raises FileExistsError: if ``path`` holds anything else
@@ -102,7 +99,7 @@ def package(
         results |= {"env_id": task.env_id, "env_kwargs": task.env_kwargs, "versions": versions(task)}
         write_json(work / repository.RESULTS, results)
         has_video = (work / repository.VIDEO).exists()
-        write_file(work / repository.CARD, str(model_card(model, repo_id, task, results, has_video, license, tags)))
+        write_file(work / repository.CARD, str(model_card(model, repo_id, task, results, has_video, license)))
     return Path(path)
 
 
