@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.wrappers import RescaleAction, TransformReward
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize, unwrap_vec_normalize
 
@@ -90,7 +91,7 @@ def test_given_environments_are_normalized_with_the_agents_statistics_and_left_a
 
 
 def test_wrapped_rewards_do_not_count(evaluated):
-    env = DummyVecEnv([lambda: gym.wrappers.TransformReward(Monitor(gym.make("CartPole-v1")), lambda reward: -5 * reward)])
+    env = DummyVecEnv([lambda: TransformReward(Monitor(gym.make("CartPole-v1")), lambda reward: -5 * reward)])
     results = evaluated(trained(env=env, steps=0), env, 2)
     assert results["episode_returns"] == results["episode_lengths"]
 
@@ -99,9 +100,13 @@ def test_settings_are_published_unless_they_are_the_defaults_of_the_id(pendulum,
     assert evaluated(trained(env=gym.make("FrozenLake-v1"), steps=0), name="lake")["env_kwargs"] == {}
     results = evaluated(pendulum, gym.make("Pendulum-v1", g=9.0, render_mode="rgb_array"))
     assert (results["env_id"], results["env_kwargs"]) == ("Pendulum-v1", {"g": 9.0})
+    settings = {"max_episode_steps": 50}  # which the environment does not know
+    results = evaluated(trained(env=gym.make("Pendulum-v1", **settings), steps=0), env_kwargs=settings)
+    assert (results["env_kwargs"], results["episode_lengths"]) == (settings, [50])
 
 
-forked = functools.partial(SubprocVecEnv, start_method="fork")
+FORKED = functools.partial(SubprocVecEnv, start_method="fork")
+ONE = np.ones(1, np.float32)
 
 
 def reversed_cartpole():
@@ -113,17 +118,9 @@ def reversed_cartpole():
     [
         (lambda: make_vec_env("CartPole-v1", 2, wrapper_class=Reversed), {}, "Reversed"),
         (reversed_cartpole, {}, "Reversed"),
-        (lambda: make_vec_env("CartPole-v1", 2, vec_env_cls=forked), {}, "settings that cannot be read"),
-        (
-            lambda: gym.wrappers.TransformReward(gym.make("Pendulum-v1"), abs),
-            {},
-            "TransformReward{'func': <built-in function abs>}",
-        ),
-        (
-            lambda: gym.wrappers.RescaleAction(gym.make("Pendulum-v1"), np.float32([-1.0]), np.float32([1.0])),
-            {},
-            "RescaleAction{'max_action': .*, 'min_action': .*}",
-        ),
+        (lambda: make_vec_env("CartPole-v1", 2, vec_env_cls=FORKED), {}, "settings that cannot be read"),
+        (lambda: TransformReward(gym.make("Pendulum-v1"), abs), {}, "TransformReward{'func': <built-in function abs>}"),
+        (lambda: RescaleAction(gym.make("Pendulum-v1"), -ONE, ONE), {}, "RescaleAction{'max_action': .*, 'min_action': .*}"),
         (lambda: gym.make("Pendulum-v1", max_episode_steps=50), {}, "max_episode_steps=50"),
         (lambda: gym.wrappers.TimeLimit(gym.make("Pendulum-v1"), 50), {}, "max_episode_steps=50"),
         (lambda: gym.make("CartPole-v1").unwrapped, {}, "max_episode_steps=None"),
@@ -153,12 +150,6 @@ def test_an_environment_that_its_id_and_settings_do_not_make_has_to_be_given(mak
         assert (each["env_id"], each["env_kwargs"]) == (env_id, settings)
         assert each["n_additions"] == (additions.count(", Vec") + 1 if additions else 0)
     model.get_env().close()
-
-
-def test_settings_that_an_environment_does_not_know_are_given(evaluated):
-    settings = {"max_episode_steps": 50}
-    results = evaluated(trained(env=gym.make("Pendulum-v1", **settings), steps=0), env_kwargs=settings)
-    assert (results["env_kwargs"], results["episode_lengths"]) == (settings, [50])
 
 
 def test_the_score_is_that_of_the_environment_that_was_given(evaluated):

@@ -38,8 +38,7 @@ def no_environments(monkeypatch):
 # Review safety H1, and the row of download_run among the unclear errors.
 HOSTILE_IDS = [
     "train:CartPole-v1", "this:CartPole-v1", "test.__main__:CartPole-v1", "evil_agent.evil:CartPole-v1", ":CartPole-v1",
-    "a:b:c", "", ".", "..", "../../CartPole-v1", "/etc/passwd", "x" * 300, "CartPole", "CartPole-v1\n", "CartPole-v1\0",
-    "\x1b]0;title\x07CartPole-v1", "Nowhere-v0", "NoFrameskip:Pong", "ALE/../Pong-v5",
+    "a:b:c", "", "..", "/etc/passwd", "x" * 300, "CartPole-v1\n", "CartPole-v1\0", "\x1b]0;title\x07CartPole-v1", "ALE/../Pong-v5",
 ]  # fmt: skip
 
 
