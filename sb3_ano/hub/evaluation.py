@@ -21,6 +21,7 @@ from sb3_ano.algorithms.contrib import with_masks
 from sb3_ano.checkpoints.rng import random_state, set_random_state
 from sb3_ano.envs import make_vec_env
 from sb3_ano.envs.batched import BatchedVecEnv
+from sb3_ano.hub.codec import encode, readable
 from sb3_ano.hub.documents import one_line, shown
 from sb3_ano.hub.safe_format import describe, load_normalization, load_safe
 
@@ -148,7 +149,8 @@ def _settings(venv: VecEnv) -> list[str]:
         return ["settings that cannot be read"]
     added = [wrapper for wrapper in reversed(spec.additional_wrappers) if wrapper.name not in _NEUTRAL]
     settings = {"class": spec.entry_point, "max_episode_steps": spec.max_episode_steps, **spec.kwargs}
-    names = [wrapper.name + (shown(wrapper.kwargs) if wrapper.kwargs else "") for wrapper in added]
+    arguments = [shown(readable(encode(wrapper.kwargs, "", {}))) if wrapper.kwargs else "" for wrapper in added]
+    names = [wrapper.name + text for wrapper, text in zip(added, arguments, strict=True)]
     return names + [f"{name}={settings[name]}" for name in sorted(settings.keys() - {"render_mode"})]
 
 

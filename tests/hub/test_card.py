@@ -209,14 +209,10 @@ def test_the_run_is_published_without_anything_of_the_authors_machine(pack, tmp_
     assert zipfile.ZipFile(folder / "train_eval_metrics.zip").namelist() == logs
 
 
-def test_only_its_own_directories_are_replaced(cartpole, pack, tmp_path):
-    folder = pack(cartpole, run=tmp_path)
-    assert pack(cartpole) == folder
+def test_a_package_is_replaced_and_a_run_has_to_exist(cartpole, pack, tmp_path):
+    assert pack(cartpole, run=tmp_path) == pack(cartpole)
     with pytest.raises(ValueError, match="run=.* is not a directory"):
         pack(cartpole, run=tmp_path / "nowhere")
-    (folder / "thesis.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="thesis.txt"):
-        pack(cartpole)
 
 
 def test_hyperparameters_are_plain_values(pendulum, pack):

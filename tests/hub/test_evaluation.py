@@ -119,7 +119,7 @@ def reversed_cartpole():
         (lambda: make_vec_env("CartPole-v1", 2, wrapper_class=Reversed), {}, "Reversed"),
         (reversed_cartpole, {}, "Reversed"),
         (lambda: make_vec_env("CartPole-v1", 2, vec_env_cls=FORKED), {}, "settings that cannot be read"),
-        (lambda: TransformReward(gym.make("Pendulum-v1"), abs), {}, "TransformReward{'func': <built-in function abs>}"),
+        (lambda: TransformReward(gym.make("Pendulum-v1"), abs), {}, "TransformReward{'func': 'builtins:abs'}"),
         (lambda: RescaleAction(gym.make("Pendulum-v1"), -ONE, ONE), {}, "RescaleAction{'max_action': .*, 'min_action': .*}"),
         (lambda: gym.make("Pendulum-v1", max_episode_steps=50), {}, "max_episode_steps=50"),
         (lambda: gym.wrappers.TimeLimit(gym.make("Pendulum-v1"), 50), {}, "max_episode_steps=50"),

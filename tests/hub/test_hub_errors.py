@@ -70,34 +70,29 @@ PULLING = "download somebody/agent: (?!LocalEntryNotFoundError)"
         (f"HEAD .*{POLICY}", DROP, PULLING),
         (f"HEAD .*{POLICY}", 403, f"{PULLING}.*403"),
         ("GET /api/models", DROP, "download somebody/agent: "),
+        ("POST .*/commit/main", DROP, "push to somebody/agent: "),
+        ("POST .*/preupload/main", DROP, "push to somebody/agent: "),
+        ("POST .*/commit/main", 500, "push to somebody/agent: .*500 .*as the test asks for"),
+        ("POST /api/repos/create", 403, "push to somebody/new: .*403 .*as the test asks for"),
     ],
 )
-def test_a_download_that_fails_leaves_no_directory(pattern, status, message, pushed, tmp_path):
+def test_what_fails_leaves_directory_and_repository_as_they_were(pattern, status, message, pushed, pendulum, tmp_path):
+    head = pushed.repositories["somebody/agent"].head
     pushed.fail = {pattern: status}
     with one_line(HubError, message):
-        download_run("somebody/agent", tmp_path / "agents" / "agent")
-    assert not list((tmp_path / "agents").iterdir())
-    pushed.fail, pushed.failures = {f"GET .*{POLICY}": DROP}, 2  # single dropped connections are survived
-    download_run("somebody/agent", tmp_path / "agents" / "agent")
+        if pattern.startswith("POST"):
+            push_to_hub(pendulum, "somebody/new" if "create" in pattern else "somebody/agent", **QUICK)
+        else:
+            download_run("somebody/agent", tmp_path / "agents" / "agent")
+    assert pushed.repositories["somebody/agent"].head == head
+    assert "somebody/new" not in pushed.repositories
+    assert not list(tmp_path.glob("agents/*"))
+
+
+def test_single_dropped_connections_are_survived(pushed):
+    pushed.fail, pushed.failures = {f"GET .*{POLICY}": DROP}, 2
+    load_from_hub("somebody/agent")
     assert pushed.failures == 0
-
-
-@pytest.mark.parametrize(
-    ("pattern", "status", "message"),
-    [
-        ("POST .*/commit/main", DROP, ""),
-        ("POST .*/preupload/main", DROP, ""),
-        ("POST .*/commit/main", 500, "500 .*as the test asks for"),
-        ("POST /api/repos/create", 403, "403 .*as the test asks for"),
-    ],
-)
-def test_a_push_that_fails_leaves_the_repository_as_it_was(pattern, status, message, pushed, pendulum):
-    before = {name: repository.head for name, repository in pushed.repositories.items()}
-    repo_id = "somebody/new" if "create" in pattern else "somebody/agent"
-    pushed.fail = {pattern: status}
-    with one_line(HubError, f"push to {repo_id}: .*{message}"):
-        push_to_hub(pendulum, repo_id, **QUICK)
-    assert {name: repository.head for name, repository in pushed.repositories.items()} == before
 
 
 def test_a_repository_that_changes_meanwhile_is_not_overwritten(pushed, cartpole, monkeypatch):

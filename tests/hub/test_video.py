@@ -5,10 +5,6 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 
-from sb3_ano.envs import make_vec_env
-from tests.envs.backends import needs_atari
-from tests.hub.agents import trained
-
 # imageio's reader leaves the pipes of its ffmpeg open.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
@@ -45,15 +41,6 @@ def test_the_video_shows_every_frame_at_the_environments_speed_and_plays_in_brow
     assert (about["codec"], about["fps"], about["pix_fmt"][:7]) == ("h264", 50, "yuv420p")
     content = path.read_bytes()
     assert content.index(b"moov") < content.index(b"mdat"), "a browser would have to load all of it before it plays"
-
-
-@needs_atari
-def test_atari_is_shown_in_color_though_the_agent_sees_gray(pack):
-    env = make_vec_env("PongNoFrameskip-v4", 1, backend="gymnasium", env_kwargs={"max_episode_steps": 20})
-    model = trained(env=env, policy="CnnPolicy", steps=0, policy_kwargs={"features_extractor_kwargs": {"features_dim": 8}})
-    frames = decoded(pack(model, video=True, video_length=5) / "replay.mp4")[1]
-    assert frames.shape == (5, 210, 160, 3)
-    assert np.ptp(frames.astype(int), axis=-1).max() > 50
 
 
 class Breaks(gym.Wrapper):

@@ -72,10 +72,8 @@ def mutate_bytes(content, generator):
     """Flip a few bits, or insert or cut off some bytes, too."""
     changed = bytearray(content)
     for _ in range(generator.choice([1, 1, 2, 8])):
-        position, how = (
-            generator.randrange(len(changed)),
-            generator.choice(["flip", "flip", "flip", "insert", "delete", "cut"]),
-        )
+        how = generator.choice(["flip", "flip", "flip", "insert", "delete", "cut"])
+        position = generator.randrange(len(changed))
         if how == "flip":
             changed[position] ^= 1 << generator.randrange(8)
         elif how == "insert":
