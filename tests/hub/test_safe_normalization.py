@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ano.envs import make_vec_env
 from sb3_ano.hub import SafeFormatError, load_normalization, load_safe, save_safe
-from tests.hub.agents import one_line, trained
+from tests.hub.agents import MISSING, one_line, rewrite, trained
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env
 
 
@@ -100,5 +100,12 @@ def test_stored_agents_act_as_they_did(name):
     arguments = expected["arguments"]
     assert [model.clip_range(progress) for progress in (1.0, 0.8, 0.1)] == pytest.approx(arguments.pop("clip_range"))
     assert {argument: getattr(model, argument) for argument in arguments} == arguments
-    if name == "spo":  # what was not stored then has its default; check_finite: review users U7
-        assert (model.check_finite, model.desired_kl, model.radius_factor) == (True, None, 1.0)
+
+
+def test_what_is_missing_has_its_default(folder):
+    """review users U7: agents of before an argument was added."""
+    places = ("arguments/check_finite", "arguments/gamma", "progress/radius_factor")
+    for values, expected in (((False, 0.5, 2.0), (False, 0.5, 2.0)), ((MISSING,) * 3, (True, 0.99, 1.0))):
+        rewrite(folder, dict(zip(places, values, strict=True)))
+        model = load_safe(folder)
+        assert (model.check_finite, model.gamma, model.radius_factor) == expected

@@ -29,7 +29,8 @@ NAMED_PLACES = {
     "observation_space/dtype": "observation_space.dtype='",
     "shaping/name": "which is not built in and is never imported",
 }
-# Objects that stand for code, in every place that takes a class.
+# Objects that stand for code, in every place that takes a class. To others than classes, a policy has an answer of its own.
+PLAIN = "allowed are"
 TAGS = [
     ({"$class": "os.system"}, "='os.system' is not allowed"),
     ({"$class": "torch.nn.modules.activation.Tanh"}, "is not allowed; allowed are"),
@@ -40,10 +41,10 @@ TAGS = [
     ({"$schedule": "os.system"}, "is not allowed; allowed are plain values"),
     ({"$pickle": "gASVHAAAAAAAAACMCGJ1aWx0aW5zlIwFcHJpbnSUk5Qu"}, "is not allowed; allowed are plain values"),
     ({"$float": "__import__('os')"}, "is not allowed; allowed are plain values"),
-    ({":type:": "<class 'function'>", ":serialized:": "gASVHAAAAAAAAACMCGJ1aWx0aW5zlIwFcHJpbnSUk5Qu"}, "is not "),
-    ({"py/object": "os.system", "py/reduce": [{"py/function": "os.system"}]}, "is not "),
-    ("!!python/object/apply:os.system ['touch canary']", "is not "),
-    ("{{ ''.__class__.__mro__ }}", "is not "),
+    ({":type:": "<class 'function'>", ":serialized:": "gASVHAAAAAAAAACMCGJ1aWx0aW5zlIwFcHJpbnSUk5Qu"}, PLAIN),
+    ({"py/object": "os.system", "py/reduce": [{"py/function": "os.system"}]}, PLAIN),
+    ("!!python/object/apply:os.system ['touch canary']", PLAIN),
+    ("{{ ''.__class__.__mro__ }}", PLAIN),
 ]
 CLASS_PLACES = [
     "arguments/policy_kwargs/activation_fn",
@@ -156,7 +157,11 @@ VALUES = {
 }  # fmt: skip
 CASES = [
     *[(place, name, message) for place, message in NAMED_PLACES.items() for name in NAMES],
-    *[(place, *tag) for place in CLASS_PLACES for tag in TAGS],
+    *[
+        (place, value, NO_POLICY if message is PLAIN and "policy_kwargs" in place else message)
+        for place in CLASS_PLACES
+        for value, message in TAGS
+    ],
     (CLASS_PLACES[0], {"$class": "torch.optim.Adam"}, "activation_fn='torch.optim.Adam' is not allowed"),
     *[(place, *case) for place, cases in VALUES.items() for case in cases],
 ]
