@@ -73,7 +73,7 @@ TEXTS = {
     "a number of many digits": b'{"format_version": ' + b"9" * 100_000 + b"}",
     "a list": b"[]",
     "YAML": b"!!python/object/apply:os.system ['touch canary']\n",
-    "too large": b'{"format": "' + b"x" * 2**24 + b'"}',
+    "too large": b"{}" + b" " * 3_999_999,
     "half a surrogate": b'{"format": "\\ud800"}',
 }
 TENSORS = {
@@ -179,6 +179,8 @@ def test_a_file_of_holes_is_refused_before_memory_is_taken(watched, folder):
     os.truncate(path, len(begin) + 4 * n)
     rewrite(folder, {("files", "policy.safetensors"): {"size": path.stat().st_size, "sha256": "0" * 64}})
     refused_by(watched, folder, "needs more memory than is available")
+    os.truncate(path, 2**31 + 1)
+    refused_by(watched, folder, "policy.safetensors is not a regular file of up to 2147483648 bytes")
 
 
 def test_a_rollout_takes_no_memory_before_training(watched, folder):
