@@ -12,10 +12,12 @@ import struct
 
 import pytest
 import torch
+from gymnasium import spaces
 from safetensors.torch import load, save
 
+from sb3_ano import MaskableANO, RecurrentANO
 from sb3_ano.envs import make_vec_env
-from sb3_ano.hub import SafeFormatError, load_safe
+from sb3_ano.hub import SafeFormatError, load_safe, save_safe
 from sb3_ano.hub.safe_format import SAFE_FILES
 from tests.hub.agents import document, one_line, rewrite, write_document
 from tests.hub.hostile.common import (
@@ -30,6 +32,7 @@ from tests.hub.hostile.common import (
     watched_process,
     write_tensors,
 )
+from tests.tiny_envs import BOX_OBSERVATIONS, masked_vec_env
 
 WATCHED = {
     "import pickle; pickle.loads(bytes.fromhex('{pickle}'))": ["pickle.find_class", "canary w"],
@@ -195,6 +198,21 @@ def test_a_rollout_takes_no_memory_before_training(watched, folder):
     assert load_safe(folder).n_steps == 10**7
     assert load_safe(folder, eight, custom_objects={"n_steps": 64}).n_steps == 64
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+@pytest.mark.parametrize(
+    ("cls", "policy", "options", "size"),
+    [
+        (MaskableANO, "MlpPolicy", {}, 4 * 4 + 8 + 7 * 4 + 2 * 3),
+        (RecurrentANO, "MlpLstmPolicy", {"lstm_hidden_size": 8, "n_lstm_layers": 2}, 4 * 4 + 8 + 7 * 4 + 2 * 2 * 8 * 4 * 2),
+    ],
+)
+def test_masks_and_states_count_as_memory_of_a_rollout(cls, policy, options, size, tmp_path):
+    model = cls(policy, masked_vec_env(BOX_OBSERVATIONS, spaces.Discrete(3)), policy_kwargs=options)
+    folder = save_safe(model, tmp_path / "agent")
+    rewrite(folder, {"arguments/n_steps": 2**30})
+    with pytest.raises(SafeFormatError, match=f"x 2 environments x {size} bytes"):
+        load_safe(folder)
 
 
 def test_no_weights_are_made_orthogonal_to_be_replaced(sound, monkeypatch):

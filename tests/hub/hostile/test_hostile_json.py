@@ -118,6 +118,7 @@ VALUES = {
         (discrete(0), "does not describe a Discrete: "),
         (discrete(10**30), "does not describe a Discrete: "),
         (discrete(300, dtype="int8"), "does not describe a Discrete: "),
+        (discrete(2, dtype="float32"), "observation_space.dtype='float32' is not allowed"),
         (discrete(2**24 + 1), TOO_LARGE),
         ({"type": "MultiBinary", "n": [2**13, 2**13]}, "observation_space.n=[8192, 8192] is not allowed"),
         ({"type": "MultiBinary", "n": 2**24 + 1}, "observation_space.n=[16777217] is not allowed"),
