@@ -2,7 +2,6 @@
 
 import json
 import platform
-from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ from sb3_ano._io import write_file
 from sb3_ano._registry import zoo_name
 from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
 from sb3_ano.envs.atari import atari_protocol
-from sb3_ano.hub.codec import is_built_in, plain, readable
+from sb3_ano.hub.codec import dotted_name, is_built_in, readable
 from sb3_ano.hub.evaluation import Task, custom_objects
-from sb3_ano.hub.repository import CURVE, VIDEO, model_file
+from sb3_ano.hub.repository import VIDEO, model_file
 from sb3_ano.hub.safe_format import describe
 
 _REPOSITORY = "https://github.com/sb3-ano/sb3-ano"
@@ -43,9 +42,8 @@ def model_card(
     repo_id: str,
     task: Task,
     results: dict[str, Any],
-    files: Collection[str] = (),
+    has_video: bool = False,
     license: str | None = None,
-    tags: Sequence[str] = (),
 ) -> ModelCard:
     """Fill in the card: metadata by which the Hub finds the agent, and how to install, run and judge it.
 
@@ -53,9 +51,8 @@ def model_card(
     :param repo_id: repository, ``"user/name"``
     :param task: environment that it was trained in
     :param results: evaluation from :func:`~sb3_ano.hub.evaluation.evaluate`
-    :param files: names of the files next to the card; a video and a learning curve among them are shown
+    :param has_video: whether there is a video next to the card
     :param license: license of the agent, an SPDX identifier in lower case; None states none
-    :param tags: additional search words
     """
     name, env_id = model.algorithm, task.env_id
     words = [env_id, "deep-reinforcement-learning", "reinforcement-learning", "stable-baselines3", "sb3-ano", name.lower()]
@@ -71,7 +68,7 @@ def model_card(
         library_name="stable-baselines3",
         pipeline_tag="reinforcement-learning",
         license=license,
-        tags=list(dict.fromkeys([*words, *tags])),
+        tags=words,
         eval_results=metrics,
     )
     return ModelCard.from_template(
@@ -81,8 +78,7 @@ def model_card(
         repo_id=repo_id,
         task=task,
         results=results,
-        video=VIDEO if VIDEO in files else None,
-        curve=CURVE if CURVE in files else None,
+        video=VIDEO if has_video else None,
         repository=_REPOSITORY,
         install_line=install_line(task),
         package=_package(env_id),
@@ -148,7 +144,7 @@ def _custom_parts(model: ShapedPolicyAlgorithm) -> dict[str, str]:
         names = model.shaping_name
         parts["shaping"] = names if isinstance(names, str) else ", ".join(names)
     if objects := custom_objects(model):
-        parts["custom_objects"] = str({name: plain(value) for name, value in objects.items()})
+        parts["custom_objects"] = str({name: dotted_name(value) for name, value in objects.items()})
     return parts
 
 

@@ -66,8 +66,6 @@ SCHEDULES = ("learning_rate", "clip_range", "clip_range_high", "clip_range_vf", 
 _ZOO_LINEAR = ("rl_zoo3.utils", "SimpleLinearSchedule")
 # tensorboard_log is a path on the author's machine, to which training would write. The shape has its own entry.
 _NOT_STORED = {"self", "policy", "env", "device", "tensorboard_log", "_init_setup_model", "shaping"}
-# Arguments that agents stored by earlier versions lack: their defaults are what those agents were trained with.
-_LATER = ("check_finite", "desired_kl")
 # Arguments that are used before the algorithm checks its arguments, or that it does not check.
 _UNCHECKED = ("n_steps", "use_sde", "verbose")
 # Attributes whose names differ from those of the arguments.
@@ -76,30 +74,6 @@ _ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
 _MAX_ITEMS = 1000
 # Arguments of an LSTM with which sb3-contrib's policies work. A device would take memory before sizes are compared.
 _LSTM = {"bias": True, "dropout": 0.0}
-
-
-class UnknownSchedule:
-    """Stand in for a function that the safe format cannot hold: a policy can be built with it, but not trained.
-
-    :param argument: argument whose schedule it was
-    :param name: name of the function, ``"module:function"``
-    :param initial: value of the schedule where training starts
-    """
-
-    def __init__(self, argument: str, name: str, initial: float) -> None:
-        self.argument, self.name, self.initial = argument, name, initial
-
-    def __call__(self, progress_remaining: float) -> float:
-        # SB3 builds a policy with the learning rate at 1; training asks for a value after its first rollout.
-        if progress_remaining == 1.0:
-            return self.initial
-        raise SafeFormatError(
-            f"{self.argument} was the schedule {self.name}, which the safe format cannot hold; to resume training, load "
-            f"with custom_objects={{{self.argument!r}: ...}}"
-        )
-
-    def __repr__(self) -> str:
-        return f"UnknownSchedule({self.argument}={self.name}, initial={self.initial})"
 
 
 def dotted_name(thing: Any) -> str:
@@ -131,8 +105,10 @@ def encode(value: Any, name: str, custom: dict[str, Any]) -> Any:
         return {"$tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("$") for key in value):
         return {key: encode(item, f"{name}.{key}", custom) for key, item in value.items()}
-    if name in SCHEDULES and callable(value):
-        return _encode_schedule(value, name, custom)
+    while isinstance(value, FloatSchedule):
+        value = value.value_schedule
+    if name in SCHEDULES and (schedule := _encode_schedule(value)) is not None:
+        return schedule
     for known, cls in _allowed_classes(name).items():
         if value is cls:
             return {"$class": known}
@@ -144,24 +120,14 @@ def _allowed_classes(name: str) -> dict[str, type]:
     return CLASSES.get(name.rpartition(".")[2], {})
 
 
-def _encode_schedule(schedule: Schedule, name: str, custom: dict[str, Any]) -> Any:
-    while isinstance(schedule, FloatSchedule):
-        schedule = schedule.value_schedule
+def _encode_schedule(schedule: Any) -> Any:
+    """Convert a constant or linear schedule to JSON; None for any other."""
     kind = type(schedule)  # a subclass may compute something else
-    if kind is ConstantSchedule:
-        return float(schedule.val)  # type: ignore[attr-defined]
-    if kind is LinearSchedule:
-        ends = {name: float(getattr(schedule, name)) for name in ("start", "end", "end_fraction")}
-        return {"$schedule": "linear", **ends}
     if (kind.__module__, kind.__qualname__) == _ZOO_LINEAR:
-        return _encode_schedule(LinearSchedule(schedule.initial_value, 0.0, 1.0), name, custom)  # type: ignore[attr-defined]
-    custom[name] = schedule
-    if isinstance(schedule, UnknownSchedule):
-        return {"$custom": schedule.name, "initial": schedule.initial}
-    initial = float(schedule(1.0))
-    if not math.isfinite(initial):
-        raise ValueError(f"{name} is {initial} at progress_remaining=1; a schedule must return finite numbers")
-    return {"$custom": dotted_name(schedule), "initial": initial}
+        schedule, kind = LinearSchedule(schedule.initial_value, 0.0, 1.0), LinearSchedule
+    if kind is LinearSchedule:
+        return {"$schedule": "linear", **{end: float(getattr(schedule, end)) for end in ("start", "end", "end_fraction")}}
+    return float(schedule.val) if kind is ConstantSchedule else None
 
 
 def decode(value: Any, name: str, custom: dict[str, Any]) -> Any:
@@ -185,7 +151,7 @@ def decode(value: Any, name: str, custom: dict[str, Any]) -> Any:
     if tag is None:
         return {key: decode(item, f"{name}.{key}", custom) for key, item in value.items()}
     content = value[tag]
-    if name in SCHEDULES and (tag == "$schedule" or "initial" in value):
+    if tag == "$schedule" and name in SCHEDULES:
         return _decode_schedule(value, name)
     require_like(value, {tag: None}, name)
     if tag == "$tuple" and isinstance(content, list):
@@ -206,9 +172,6 @@ def decode(value: Any, name: str, custom: dict[str, Any]) -> Any:
 
 
 def _decode_schedule(value: dict[str, Any], name: str) -> Schedule:
-    if "$custom" in value:
-        require_like(value, {"$custom": "", "initial": 1.0}, name)
-        return UnknownSchedule(name, value["$custom"], value["initial"])
     require_like(value, {"$schedule": "", "start": 1.0, "end": 0.0, "end_fraction": 1.0}, name)
     if value["$schedule"] != "linear":
         raise rejected(f"{name}.$schedule", value["$schedule"], "'linear'")
@@ -233,53 +196,33 @@ def encode_arguments(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> di
     return {name: encode(getattr(model, _ATTRIBUTES.get(name, name)), name, custom) for name in names}
 
 
-def decode_arguments(
-    document: Any, algorithm: type[ShapedPolicyAlgorithm], policy: type[BasePolicy], custom: dict[str, Any]
-) -> dict[str, Any]:
+def decode_arguments(document: Any, algorithm: type[ShapedPolicyAlgorithm], custom: dict[str, Any]) -> dict[str, Any]:
     """Convert JSON to the attributes of a model that :func:`encode_arguments` described.
 
-    Ranges are left to the algorithm, which checks its arguments before it is set up. What the caller supplies is taken as it
-    is.
+    An argument that the JSON lacks has its default, because the algorithm may have got it later. Types and ranges are left to
+    the algorithm, which checks its arguments before it is set up, and to the policy. What the caller supplies is not checked.
 
-    :raises SafeFormatError: if an argument is missing or unknown, or has to be supplied by the caller; or if one that is used
-        before the algorithm checks it has another type
+    :raises SafeFormatError: if an argument is unknown, or has to be supplied by the caller; or if one that is used before the
+        algorithm checks it has another type
     """
-    defaults = stored_arguments(algorithm)
-    if isinstance(document, dict):
-        document = {name: defaults[name] for name in _LATER if name in defaults} | document
-    require_like(document, {name: defaults[name] if name in _UNCHECKED else None for name in defaults}, "arguments")
-    is_supplied = "policy_kwargs" in custom
-    attributes = {_ATTRIBUTES.get(name, name): decode(document[name], name, custom) for name in defaults}
-    if not is_supplied:
-        _require_policy_arguments(attributes["policy_kwargs"], policy)
+    defaults = stored_arguments(algorithm) | {"policy_kwargs": {}}
+    stored = defaults | document if isinstance(document, dict) else document
+    require_like(stored, {name: defaults[name] if name in _UNCHECKED else None for name in defaults}, "arguments")
+    attributes = {_ATTRIBUTES.get(name, name): decode(stored[name], name, custom) for name in defaults}
+    _require_cheap(attributes["policy_kwargs"])
     if "tensorboard_log" in custom:
         attributes["tensorboard_log"] = custom.pop("tensorboard_log")
     return attributes
 
 
-def _require_policy_arguments(values: Any, policy: type[BasePolicy]) -> None:
-    """Check types where SB3's policies would take any."""
-    name = "policy_kwargs"
-    if not isinstance(values, dict):
-        raise rejected(name, values, "objects")
-    if policy not in CLASSES["policy"].values():
-        return
-    _require_defaults(values, policy, name)
-    layers, lstm = values.get("n_lstm_layers", 1), values.get("lstm_kwargs") or {}
-    if layers > _MAX_ITEMS:
-        raise rejected(f"{name}.n_lstm_layers", layers, f"integers up to {_MAX_ITEMS}")
-    require_like(lstm, {key: example for key, example in _LSTM.items() if key in lstm}, f"{name}.lstm_kwargs")
-    for kind in ("features_extractor", "optimizer"):
-        cls = values.get(f"{kind}_class", inspect.signature(policy).parameters[f"{kind}_class"].default)
-        if cls in CLASSES[f"{kind}_class"].values():
-            _require_defaults(values.get(f"{kind}_kwargs") or {}, cls, f"{name}.{kind}_kwargs")
-
-
-def _require_defaults(values: dict[str, Any], constructor: type, name: str) -> None:
-    """Check that arguments have the types of their defaults. Unknown ones are left to the constructor, which names them."""
-    parameters = inspect.signature(constructor).parameters
-    defaults = {key: parameters[key].default for key in values if key in parameters}
-    require_like({key: values[key] for key in defaults}, defaults, name)
+def _require_cheap(policy_kwargs: Any) -> None:
+    """Reject what takes memory or minutes even where a policy is built without memory."""
+    if not isinstance(policy_kwargs, dict):
+        raise rejected("policy_kwargs", policy_kwargs, "objects")
+    layers, options = policy_kwargs.get("n_lstm_layers", 1), policy_kwargs.get("lstm_kwargs") or {}
+    if not isinstance(layers, int) or layers > _MAX_ITEMS:
+        raise rejected("policy_kwargs.n_lstm_layers", layers, f"integers up to {_MAX_ITEMS}")
+    require_like(options, {key: example for key, example in _LSTM.items() if key in options}, "policy_kwargs.lstm_kwargs")
 
 
 def decode_policy(document: Any, custom: dict[str, Any]) -> type[BasePolicy]:
@@ -293,13 +236,6 @@ def decode_policy(document: Any, custom: dict[str, Any]) -> type[BasePolicy]:
     if not (isinstance(policy, type) and issubclass(policy, BasePolicy)):
         raise rejected("policy", policy, ", ".join(CLASSES["policy"]))
     return policy
-
-
-def plain(value: Any) -> Any:
-    """Return a value that JSON and safe YAML can hold, with names instead of functions, classes and other objects."""
-    if isinstance(value, dict):
-        return {str(name): plain(part) for name, part in value.items()}
-    return readable(encode(value.tolist() if hasattr(value, "tolist") else value, "", {}))
 
 
 def readable(encoded: Any) -> Any:

@@ -10,10 +10,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from sb3_ano._io import read_json, replace_directory
+from sb3_ano._io import replace_directory
 
 _MAX_MESSAGE = 900
-_MAX_INTEGER = 2**64
 _MAX_TEXT = 1000
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 120
@@ -98,53 +97,22 @@ def untrusted(folder: str | os.PathLike[str]) -> Iterator[None]:
         sys.path[:] = path
 
 
-def size_of(path: Path) -> int:
-    """Return the size of a regular file in bytes.
+def read_file(path: Path, longest: int) -> bytes:
+    """Read a regular file of bounded size.
 
-    :param path: file, which is not opened: opening a FIFO would wait for a writer
-    :raises SafeFormatError: if the file is missing, or is a link, a directory or a device
+    :param path: file; a link is not followed, and a FIFO, whose writer would be waited for, not read
+    :param longest: number of bytes that are allowed
+    :raises SafeFormatError: if the file is missing or too large, or is a link, a directory or a device
     """
-    try:
-        status = os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise SafeFormatError(f"{path.parent} is not a directory with an agent: it has no {path.name}") from error
-    except (OSError, ValueError) as error:  # a loop of links, a name that is too long or contains a null byte
-        raise SafeFormatError(f"the path cannot be read: {one_line(error)}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise SafeFormatError(f"{path} is a link, a directory or a device; allowed are regular files")
-    return status.st_size
-
-
-def read_document(path: Path) -> dict[str, Any]:
-    """Read a JSON object in which every number is finite and every key occurs once.
-
-    :param path: file of at most 4 MB
-    :raises SafeFormatError: if the file is missing, not a regular file, too large, or not such an object
-    """
-    size_of(path)  # rejects links, which the reader would follow
-    with translate_errors(f"{path} is not valid JSON"):
-        return read_json(path, object_pairs_hook=_unique, parse_constant=_finite, parse_float=_finite, parse_int=_integer)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs) or not all(key.isprintable() for key in content):
-        raise ValueError(f"a key occurs twice or is not printable among {shown([key for key, _ in pairs])}")
-    return content
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is not a finite number")
-    return value
-
-
-def _integer(text: str) -> int:
-    value = int(text)
-    if abs(value) > _MAX_INTEGER:
-        raise ValueError(f"{text[:20]}... is an integer beyond 2**64")
-    return value
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK if hasattr(os, "O_NOFOLLOW") else 0
+    with (
+        translate_errors("a file of the agent cannot be read"),  # the error has its path
+        open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as file,
+    ):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > longest:
+            raise SafeFormatError(f"{path} is not a regular file of up to {longest} bytes")
+        return file.read()
 
 
 def require_like(value: Any, example: Any, name: str) -> None:
@@ -153,8 +121,8 @@ def require_like(value: Any, example: Any, name: str) -> None:
     Python's numbers and booleans would otherwise pass for each other, or fail long after the agent was loaded.
 
     :param value: decoded value
-    :param example: boolean, number, class or string; list of as many examples; dictionary of examples, whose keys are
-        required, and no others are allowed; a value is not compared with any other example, such as None
+    :param example: boolean, number or string; list of as many examples; dictionary of examples, whose keys are required,
+        and no others are allowed; a value is not compared with any other example, such as None
     :param name: dotted name of the value, for messages
     :raises SafeFormatError: if a type or a length differs, a key is missing or unknown, a number is NaN, or a string does not
         fit on one line
@@ -168,8 +136,6 @@ def require_like(value: Any, example: Any, name: str) -> None:
         sound, allowed = is_number or (isinstance(value, float) and not math.isnan(value)), "numbers"
     elif isinstance(example, str):
         sound, allowed = isinstance(value, str) and value.isprintable() and len(value) <= _MAX_TEXT, "short strings"
-    elif isinstance(example, type):
-        sound, allowed = callable(value), "classes from the list of the safe format"
     elif isinstance(example, list | tuple):
         sound, allowed = isinstance(value, list | tuple) and len(value) == len(example), f"lists of {len(example)} values"
         parts = list(enumerate(example))
@@ -192,20 +158,13 @@ def new_folder(path: str | os.PathLike[str], own: Collection[str]) -> Iterator[P
 
     :param path: directory that does not exist, is empty, or holds only files with names in ``own``, which are replaced
     :param own: names of the files that may be replaced
-    :raises FileExistsError: if ``path`` is a file, or a directory with other content
+    :raises FileExistsError: if ``path`` is a directory with other content
+    :raises NotADirectoryError: if ``path`` is a file
     """
     target = Path(os.path.realpath(path))  # a link to a directory stays a link
-    _check_replaceable(target, own)
+    entries = target.iterdir() if target.exists() else ()
+    if others := sorted(entry.name for entry in entries if entry.name not in own):
+        allowed = "allowed are a new directory and one that holds only an agent"
+        raise FileExistsError(f"path={str(path)!r} holds {others[0]!r}, which would be lost; {allowed}")
     with replace_directory(target) as directory:
         yield directory
-        _check_replaceable(target, own)  # again, because the block may have taken minutes
-
-
-def _check_replaceable(path: Path, own: Collection[str]) -> None:
-    allowed = "allowed are a new directory and one that holds only an agent"
-    if path.exists() and not path.is_dir():
-        raise FileExistsError(f"path={str(path)!r} is a file; {allowed}")
-    entries = path.iterdir() if path.exists() else ()
-    others = sorted(entry.name for entry in entries if entry.name not in own or not entry.is_file())
-    if others:
-        raise FileExistsError(f"path={str(path)!r} holds {others[0]!r}, which would be lost; {allowed}")

@@ -4,14 +4,13 @@ import contextlib
 import dataclasses
 import json
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.envs.registration import EnvSpec, WrapperSpec
+from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize, unwrap_vec_normalize
@@ -22,25 +21,14 @@ from sb3_ano.algorithms.contrib import with_masks
 from sb3_ano.checkpoints.rng import random_state, set_random_state
 from sb3_ano.envs import make_vec_env
 from sb3_ano.envs.batched import BatchedVecEnv
-from sb3_ano.hub.codec import SCHEDULES, plain
+from sb3_ano.hub.codec import encode, readable
 from sb3_ano.hub.documents import one_line, shown
 from sb3_ano.hub.safe_format import describe, load_normalization, load_safe
 
-# Wrappers that leave the task as it is. SB3 adds VecTransposeImage itself; the spaces are compared afterwards.
-_NEUTRAL = {
-    "Monitor",
-    "OrderEnforcing",
-    "PassiveEnvChecker",
-    "RecordEpisodeStatistics",
-    "RecordVideo",
-    "TimeLimit",  # max_episode_steps is compared instead
-    "PatchedTimeLimit",  # rl_zoo3's replacement of TimeLimit
-    "VecCheckNan",
-    "VecMonitor",
-    "VecTransposeImage",
-    "VecVideoRecorder",
-    "_LearnersGame",
-}
+# Wrappers that leave the task as it is. Instead of TimeLimit, and rl_zoo3's PatchedTimeLimit, max_episode_steps is compared.
+_NEUTRAL = {"OrderEnforcing", "PassiveEnvChecker", "TimeLimit", "PatchedTimeLimit", "Monitor", "RecordEpisodeStatistics"}
+# SB3 adds VecTransposeImage itself; the spaces are compared afterwards.
+_NEUTRAL |= {"RecordVideo", "VecCheckNan", "VecMonitor", "VecTransposeImage", "VecVideoRecorder", "_LearnersGame"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,44 +56,36 @@ class Task:
 
 def task_of(
     model: BaseAlgorithm,
-    env: str | gym.Env | VecEnv | None = None,
+    env: gym.Env | VecEnv | None = None,
     env_id: str | None = None,
     env_kwargs: dict[str, Any] | None = None,
 ) -> Task:
     """Determine what an agent was trained in, and whether an id is enough to make that environment.
 
     :param model: agent
-    :param env: id, environments, or None for the model's own environment
+    :param env: environments, or None for the model's own
     :param env_id: id, if the environment does not know it
     :param env_kwargs: settings of the task; None takes those that the environment was made with
+    :raises TypeError: if the settings cannot be written as JSON
     :raises ValueError: if there is no environment or no id, or if no environments are given and the id makes another
         task than the model's environment
     """
-    env, env_id = (None, env) if isinstance(env, str) else (env, env_id)
-    trained_in = model.get_env()
-    source = trained_in if env is None else env
-    if source is None and env_id is None:
-        raise ValueError("env=None is not allowed for a model without an environment; pass the id of its environment")
-    venv = None if source is None else model._wrap_env(source)
-    known_id, settings = (None, {}) if venv is None else _made_from(venv)
-    env_id = env_id or known_id
-    if env_id is None:
-        raise ValueError(
-            "env has no registered id, by which others could make it; register it with gymnasium, or pass env= and env_id="
-        )
-    if not re.fullmatch(r"[\w:./-]+", env_id):  # it goes into Markdown, YAML and Python
-        raise ValueError(f"env_id={env_id!r} is not allowed; allowed are letters, digits and any of _ : . / -")
-    task = Task(env_id, dict(settings if env_kwargs is None else env_kwargs))
-    try:
-        json.dumps(task.env_kwargs)
-    except TypeError as error:
-        raise ValueError(f"env_kwargs={task.env_kwargs!r} cannot be written as JSON: {error}; pass env_kwargs=") from None
+    venv = model.get_env() if env is None else model._wrap_env(env)
     if venv is None:
-        return task
+        raise ValueError("env=None is not allowed for a model without an environment; pass the environment as env=")
+    known_id, settings = _made_from(venv)
+    env_id = env_id or known_id
+    if env_id is None or not re.fullmatch(r"[\w:./-]+", env_id):  # it goes into Markdown, YAML and Python
+        raise ValueError(
+            f"env_id={env_id!r} is not allowed; allowed are the ids by which others can make the environment, of letters, "
+            "digits and any of _ : . / -; register it with gymnasium, or pass env= and env_id="
+        )
+    task = Task(env_id, dict(settings if env_kwargs is None else env_kwargs))
+    json.dumps(task.env_kwargs)
     backend = task.backend
     try:
         with contextlib.closing(task.make()) as made:
-            additions, backend = _differences(venv, made), getattr(made.unwrapped, "backend", backend)
+            additions, backend = _differences(venv, made, task), getattr(made.unwrapped, "backend", backend)
     except Exception as error:  # constructors raise errors of any class for the arguments of another class
         additions = [f"what its id does not make ({one_line(error)})"]
     if additions and env is None:
@@ -113,8 +93,6 @@ def task_of(
             f"env={env_id!r} is not what the model was trained in, because the model's environment has "
             f"{', '.join(additions)}: the score would be that of another task; build that environment and pass it as env="
         )
-    if trained_in not in (None, source) and (unlike := _differences(venv, trained_in)):
-        warnings.warn(f"env is not what the model was trained in: it has {', '.join(unlike)}", stacklevel=3)
     return dataclasses.replace(task, backend=backend, additions=tuple(additions))
 
 
@@ -129,70 +107,58 @@ def _made_from(venv: VecEnv) -> tuple[str | None, dict[str, Any]]:
 
 
 def _spec(venv: VecEnv) -> EnvSpec | None:
-    if isinstance(venv.unwrapped, SubprocVecEnv):
-        # A worker dies if it has to send what cannot be pickled, such as a wrapper's lambda: look at the names first.
-        *names, env_id = venv.env_method("__str__", indices=[0])[0].strip("<>").split("<")
-        if wrappers := [name for name in names[:-1] if name not in _NEUTRAL]:
-            spec = gym.registry.get(env_id)
-            added = tuple(WrapperSpec(name, name, None) for name in reversed(wrappers))
-            return spec and dataclasses.replace(spec, additional_wrappers=added)
+    """Return what gymnasium knows of an environment; None for one that does not tell.
+
+    A worker of SubprocVecEnv is not asked: it dies if it has to send what cannot be pickled, such as a wrapper's lambda.
+    """
     try:
-        return venv.get_attr("spec", [0])[0]
+        return None if isinstance(venv.unwrapped, SubprocVecEnv) else venv.get_attr("spec", [0])[0]
     except AttributeError:
         return None
 
 
-def _differences(venv: VecEnv, made: VecEnv) -> list[str]:
-    """List what an environment has and another one has not, or else lacks, or else has in another order."""
-    found, expected = _description(venv), _description(made)
+def _differences(venv: VecEnv, made: VecEnv, task: Task) -> list[str]:
+    """List what an environment has and that of its task has not, or else lacks, or else has in another order."""
+    found = _wrappers(venv)
+    expected: list[str] = []
+    if not isinstance(venv.unwrapped, BatchedVecEnv):
+        found, expected = found + _settings(venv), _wrappers(made) + _settings(made)
+    elif _made_from(venv) != (task.env_id, task.env_kwargs):  # a batch follows the same protocol without wrappers
+        found.append(f"task={_made_from(venv)}")
     added = [part for part in found if part not in expected]
     removed = [f"no {part}" for part in expected if part not in found]
     return added or removed or ([f"another order of {', '.join(found)}"] if found != expected else [])
 
 
-def _description(venv: VecEnv) -> list[str]:
-    """List the wrappers that change the task, outermost first, and its settings."""
+def _wrappers(venv: VecEnv) -> list[str]:
+    """List the wrappers of SB3's that change the task, outermost first."""
     names: list[str] = []
     while isinstance(venv, VecEnvWrapper):
         name = type(venv).__name__
         # The outermost VecNormalize is not part of the task: its statistics are the agent's.
         if name not in _NEUTRAL and (not isinstance(venv, VecNormalize) or (names and venv.norm_obs)):
-            stacked = vars(venv).get("stacked_obs")  # of VecFrameStack
-            names.append(name if stacked is None else f"{name}(n_stack={stacked.n_stack})")
+            names.append(name)
         venv = venv.venv
-    if isinstance(venv, BatchedVecEnv):
-        env_id, env_kwargs = _made_from(venv)
-        # gymnasium describes the same task in more detail, if it has it.
-        twin = Task(env_id or venv.env_id, env_kwargs)
-        with contextlib.suppress(ValueError, TypeError), contextlib.closing(twin.make()) as made:
-            if not isinstance(made.unwrapped, BatchedVecEnv):
-                return names + _description(made)
-        return [*names, f"task={twin.env_id} {env_kwargs}"]
+    return names
+
+
+def _settings(venv: VecEnv) -> list[str]:
+    """List the wrappers of gymnasium's that change the task, outermost first, and its settings."""
     spec = _spec(venv)
     if spec is None:
-        return [*names, "no registered id"]
+        return ["settings that cannot be read"]
     added = [wrapper for wrapper in reversed(spec.additional_wrappers) if wrapper.name not in _NEUTRAL]
-    names += [wrapper.name + (shown(plain(wrapper.kwargs)) if wrapper.kwargs else "") for wrapper in added]
     settings = {"class": spec.entry_point, "max_episode_steps": spec.max_episode_steps, **spec.kwargs}
+    arguments = [shown(readable(encode(wrapper.kwargs, "", {}))) if wrapper.kwargs else "" for wrapper in added]
+    names = [wrapper.name + text for wrapper, text in zip(added, arguments, strict=True)]
     return names + [f"{name}={settings[name]}" for name in sorted(settings.keys() - {"render_mode"})]
 
 
 def custom_objects(model: ShapedPolicyAlgorithm) -> dict[str, Any]:
-    """Return the ``custom_objects`` that ``load_safe`` needs for an agent.
-
-    Schedules are left out, because an agent acts without them.
-    """
+    """Return the ``custom_objects`` that ``load_safe`` needs for an agent."""
     objects: dict[str, Any] = {}
     describe(model, objects)
-    return {name: value for name, value in objects.items() if name not in SCHEDULES}
-
-
-@contextlib.contextmanager
-def quiet_about_batches() -> Iterator[None]:
-    """Ignore minibatches that do not divide a rollout, because an agent with fewer environments than in training only acts."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "batch_size=.* does not divide the rollout", UserWarning)
-        yield
+    return objects
 
 
 @contextlib.contextmanager
@@ -224,8 +190,7 @@ def loaded_agent(
             if normalized is not None:  # for now with the agent's statistics; without a VecNormalize, load_safe adds one
                 vars(normalized).update(vars(load_normalization(folder, normalized.venv)))
                 normalized.training = normalized.norm_reward = False
-            with quiet_about_batches():
-                agent = load_safe(folder, venv, **options)
+            agent = load_safe(folder, venv, **options)
         except ValueError as error:
             raise ValueError(f"env={task.env_id!r} is not what the model was trained in: {error}; pass it as env=") from None
         yield agent

@@ -6,27 +6,23 @@ Everything is made, and tried out, in a directory before anything goes online.
 import os
 import shutil
 import tempfile
-import warnings
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
 import gymnasium as gym
-import numpy as np
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub.utils import validate_repo_id
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano._io import write_file, write_json
-from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
+from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.hub import repository
 from sb3_ano.hub.card import model_card, versions, write_settings
-from sb3_ano.hub.curves import plot_learning_curve
-from sb3_ano.hub.documents import new_folder
+from sb3_ano.hub.documents import new_folder, one_line
 from sb3_ano.hub.evaluation import Task, evaluate, loaded_agent, task_of
 from sb3_ano.hub.safe_format import require_algorithm, save_safe
-from sb3_ano.hub.video import RenderError, record
+from sb3_ano.hub.video import record
 
 _LOGS = ("*monitor.csv", "progress.csv", "evaluations.npz")
 
@@ -42,19 +38,17 @@ def package(
     n_eval_episodes: int = 10,
     deterministic: bool = True,
     seed: int = 0,
-    video: bool | Literal["auto"] = "auto",
+    video: bool = True,
     video_length: int = 1000,
     run: str | os.PathLike[str] | None = None,
     license: str | None = None,
-    tags: Sequence[str] = (),
-    include_optimizer: bool = False,
     verbose: int = 1,
 ) -> Path:
     """Write the files that :func:`push_to_hub` would push into a directory, to look at them first.
 
-    The agent is evaluated, recorded, saved in both formats, and loaded again from both; its actions must be the same. It is
-    evaluated in the environment that it was trained in: if the id alone does not make it, because of wrappers or another
-    time limit, pass an environment that is built in the same way as ``env``.
+    The agent is saved in both formats, loaded from the safe one, evaluated and recorded. It is evaluated in the environment
+    that it was trained in: if the id alone does not make it, because of wrappers or another time limit, pass an environment
+    that is built in the same way as ``env``.
 
     :param model: agent
     :param path: new directory, empty directory, or directory that this function wrote, which is replaced
@@ -66,21 +60,19 @@ def package(
     :param n_eval_episodes: number of episodes of the evaluation
     :param deterministic: whether the evaluation and the video take the mode of the policy instead of a sample
     :param seed: seed of the environments of the evaluation and the video
-    :param video: whether to record; ``"auto"`` continues without a video if the environment does not render, and prints why
+    :param video: whether to record; if the environment does not render, this is printed, and there is no video
     :param video_length: number of steps in the video
     :param run: directory of the training. Its monitor files, ``progress.csv`` and ``evaluations.npz`` are published, and the
         ``config.yml`` that the RL Zoo wrote
     :param license: license of the agent, as the Hub writes it; None states none
-    :param tags: additional search words
-    :param include_optimizer: whether the safe format holds the optimizer's state, to continue the training
     :param verbose: 0 for no output, 1 for one line per step
     :return: the directory
     :raises FileExistsError: if ``path`` holds anything else
-    :raises TypeError: if the model is not an algorithm of this package
+    :raises TypeError: if the model is not an algorithm of this package, or its settings cannot be written as JSON
     :raises ValueError: if an argument is invalid, or the environment is not what the agent was trained in
-    :raises RenderError: if the environment does not render, and ``video`` is True
     """
     require_algorithm(model)
+    env, env_id = (None, env) if isinstance(env, str) else (env, env_id)
     task = task_of(model, env, env_id, env_kwargs)
     training = None if run is None else Path(run)
     if training is not None and not training.is_dir():
@@ -88,10 +80,11 @@ def package(
     saved = repository.model_file(model.algorithm, task.env_id)
     with new_folder(path, (*repository.FIXED_FILES, saved)) as work:
         _say(verbose, f"saving the {model.algorithm} agent for {task.env_id}")
-        save_safe(model, work, include_optimizer=include_optimizer)
-        _save_for_sb3(model, work / saved)
-        with loaded_agent(model, work, None if isinstance(env, str) else env, task, seed) as agent:
-            _check_actions(model, agent, work / saved)
+        save_safe(model, work)
+        model.save(work / saved, exclude=["tensorboard_log"])  # a path on the author's machine
+        if (statistics := model.get_vec_normalize_env()) is not None:
+            statistics.save(str(work / repository.STATISTICS))
+        with loaded_agent(model, work, env, task, seed) as agent:
             _say(verbose, f"evaluating it over {n_eval_episodes} episodes")
             results = evaluate(agent, n_eval_episodes, deterministic=deterministic, seed=seed)
             _say(verbose, f"mean return {results['mean_reward']:.2f} +/- {results['std_reward']:.2f}")
@@ -99,16 +92,14 @@ def package(
                 _say(verbose, f"recording {video_length} steps")
                 try:
                     record(agent, work / repository.VIDEO, video_length, deterministic=deterministic, seed=seed)
-                except RenderError as error:
-                    if video != "auto":
-                        raise
-                    _say(1, f"no video: the environment does not render: {error}")
+                except Exception as error:  # graphics drivers and their bindings raise errors of any class
+                    _say(1, f"no video: the environment does not render: {one_line(error)}")
         write_settings(work, model, task)
-        _copy_run(training, work, task, f"{model.algorithm} on {task.env_id}")
+        _copy_run(training, work, task)
         results |= {"env_id": task.env_id, "env_kwargs": task.env_kwargs, "versions": versions(task)}
         write_json(work / repository.RESULTS, results)
-        files = [file.name for file in work.iterdir()]
-        write_file(work / repository.CARD, str(model_card(model, repo_id, task, results, files, license, tags)))
+        has_video = (work / repository.VIDEO).exists()
+        write_file(work / repository.CARD, str(model_card(model, repo_id, task, results, has_video, license)))
     return Path(path)
 
 
@@ -117,38 +108,8 @@ def _say(verbose: int, line: str) -> None:
         print(line, flush=True)
 
 
-def _save_for_sb3(model: ShapedPolicyAlgorithm, path: Path) -> None:
-    model.save(path, exclude=["tensorboard_log"])  # a path on the author's machine
-    statistics = model.get_vec_normalize_env()
-    if statistics is not None:
-        statistics.save(str(path.with_name(repository.STATISTICS)))
-    # cloudpickle writes the code of what it cannot import by name.
-    markers = (b"_make_function", b"_make_skeleton_class")
-    parts = vars(model).keys() - {*model._excluded_save_params(), "policy"}
-    code = [name for name in sorted(parts) if any(marker in cloudpickle.dumps(vars(model)[name]) for marker in markers)]
-    if code:
-        warnings.warn(
-            f"{path.name} holds the code of {', '.join(code)}, the path of its file and the values of the globals that it "
-            "uses, because it cannot be imported by name; if any of this is private, move it to a module and train with what "
-            "is imported from there",
-            stacklevel=3,
-        )
-
-
-def _check_actions(model: ShapedPolicyAlgorithm, agent: ShapedPolicyAlgorithm, saved: Path) -> None:
-    """Check that an agent acts as before once it is loaded, from the safe format as well as from SB3's file."""
-    shaping: dict[str, Any] = {"shaping": model.shaping} if isinstance(model, ANO) else {}
-    loaded = {"safe format": agent, saved.name: type(model).load(saved, device=model.device, **shaping)}
-    for source, other in loaded.items():
-        for _ in range(32):
-            observation = model.observation_space.sample()
-            expected, action = (each.predict(observation, deterministic=True)[0] for each in (model, other))
-            if not np.array_equal(expected, action):
-                raise ValueError(f"the agent does not act as before once it is loaded from its {source}; nothing was written")
-
-
-def _copy_run(run: Path | None, work: Path, task: Task, title: str) -> None:
-    """Copy the zoo's hyperparameters, archive the logs of the training, and plot its learning curve.
+def _copy_run(run: Path | None, work: Path, task: Task) -> None:
+    """Copy the zoo's hyperparameters, and archive the logs of the training.
 
     The zoo's ``args.yml`` and other files of the run are left out, because they hold paths of the author's machine.
     """
@@ -156,16 +117,9 @@ def _copy_run(run: Path | None, work: Path, task: Task, title: str) -> None:
     with zipfile.ZipFile(work / repository.LOGS, "w", zipfile.ZIP_DEFLATED) as archive:
         for log in logs:
             archive.write(log, log.name)
-    if run is None:
-        return
-    config = run / repository.environment_name(task.env_id) / "config.yml"
-    if config.is_file():
+    config = None if run is None else run / repository.environment_name(task.env_id) / "config.yml"
+    if config is not None and config.is_file():
         shutil.copyfile(config, work / config.name)
-    if any(log.name.endswith("monitor.csv") for log in logs):
-        try:
-            plot_learning_curve(run, work / repository.CURVE, title)
-        except ValueError as error:  # no episode has ended, as in short trainings of Atari games
-            _say(1, f"no learning curve: {error}")
 
 
 def push_to_hub(
@@ -195,51 +149,26 @@ def push_to_hub(
     :raises ValueError: as for :func:`package`
     """
     require_algorithm(model)
-    repository.check_repo_id(repo_id)
+    validate_repo_id(repo_id)
+    if "/" not in repo_id:
+        raise ValueError(f"repo_id={repo_id!r} is not allowed; allowed is 'user/name'")
+    api = HfApi(token=token)
     with repository.explained(f"push to {repo_id}"), tempfile.TemporaryDirectory() as temporary:
-        HfApi(token=token).whoami()  # before minutes are spent on evaluation and video
+        api.whoami()  # before minutes are spent on evaluation and video
         folder = package(model, Path(temporary) / "agent", repo_id, env, **options)
         _say(options.get("verbose", 1), f"pushing it to {repo_id}")
-        message = commit_message or f"{model.algorithm} agent"
-        return push_folder(folder, repo_id, commit_message=message, private=private, token=token)
-
-
-def push_folder(
-    folder: str | os.PathLike[str],
-    repo_id: str,
-    *,
-    commit_message: str = "Agent",
-    private: bool = False,
-    token: str | None = None,
-) -> str:
-    """Push a directory that :func:`package` wrote to the Hub, in one commit.
-
-    :param folder: the directory
-    :param repo_id: repository, ``"user/name"``, which is created if it does not exist
-    :param commit_message: message of the commit
-    :param private: whether a new repository is private
-    :param token: token of the Hub; None takes the one of ``hf auth login`` or of the variable ``HF_TOKEN``
-    :return: address of the agent's page
-    :raises HubError: if the Hub, the connection or the disk fails; the repository is then as it was, or new and empty
-    :raises ValueError: if the directory holds no model card
-    """
-    repository.check_repo_id(repo_id)
-    files = {path.name: path for path in sorted(Path(folder).iterdir()) if path.is_file()}
-    if repository.CARD not in files:
-        raise ValueError(f"folder={str(folder)!r} holds no {repository.CARD}; sb3_ano.hub.package writes a directory to push")
-    api = HfApi(token=token)
-    with repository.explained(f"push to {repo_id}"):
         url = api.create_repo(repo_id, private=private, exist_ok=True)
         before = api.model_info(repo_id)
-        names = [file.rfilename for file in before.siblings or []]
+        files = {path.name: path for path in sorted(folder.iterdir())}
+        former = {file.rfilename for file in before.siblings or []}.intersection(repository.FIXED_FILES)
         # upload_folder would make several commits if hf_xet is installed.
         api.create_commit(
             repo_id,
             [
-                *(CommitOperationDelete(name) for name in names if repository.is_own(name) and name not in files),
+                *(CommitOperationDelete(name) for name in sorted(former - files.keys())),
                 *(CommitOperationAdd(name, str(path)) for name, path in files.items()),
             ],
-            commit_message=commit_message,
+            commit_message=commit_message or f"{model.algorithm} agent",
             parent_commit=before.sha,
         )
     return str(url)

@@ -1,7 +1,5 @@
 """Agents as safetensors and JSON: a directory that a stranger loads without running anything of its author's."""
 
-import contextlib
-import functools
 import hashlib
 import json
 import math
@@ -16,7 +14,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import GymEnv
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 
 from sb3_ano._io import versions, write_file
 from sb3_ano._registry import ALGORITHMS as REGISTRY
@@ -28,18 +26,19 @@ from sb3_ano.hub.spaces import decode_space, encode_space
 from sb3_ano.shaping import ShapingLike, fingerprint
 
 FORMAT, FORMAT_VERSION = "sb3_ano agent", 1
-DOCUMENT, POLICY = "sb3_ano.json", "policy.safetensors"
-OPTIMIZER, NORMALIZATION = "optimizer.safetensors", "vec_normalize.safetensors"
+DOCUMENT, POLICY, NORMALIZATION = "sb3_ano.json", "policy.safetensors", "vec_normalize.safetensors"
 #: All files of the format.
-SAFE_FILES = (DOCUMENT, POLICY, OPTIMIZER, NORMALIZATION)
+SAFE_FILES = (DOCUMENT, POLICY, NORMALIZATION)
 #: Algorithms by the name in a file, which is that of the class.
 ALGORITHMS = {entry.algorithm.__name__: entry.algorithm for entry in REGISTRY.values()}
 #: Size of the rollout buffer that an agent may ask for, in bytes. Its memory is taken only when training fills it.
 MAX_ROLLOUT_BYTES = 2**31
 _MAX_ENVS = 2**20
+_MAX_DOCUMENT_BYTES = 4_000_000
+# The optimizer is null; it had an entry before the format was released.
 _KEYS = (
     "format", "format_version", "algorithm", "policy", "arguments", "progress", "observation_space", "action_space", "n_envs",
-    "shaping", "vec_normalize", "optimizer", "files", "versions", "checksum",
+    "shaping", "vec_normalize", "optimizer", "files", "versions",
 )  # fmt: skip
 # Attributes that say how far training has come.
 _PROGRESS = (
@@ -49,20 +48,19 @@ _PROGRESS = (
 _VERSIONS = ("sb3-ano", "stable-baselines3", "torch", "gymnasium", "numpy", "safetensors")
 
 
-def save_safe(model: ShapedPolicyAlgorithm, path: str | os.PathLike[str], *, include_optimizer: bool = False) -> Path:
+def save_safe(model: ShapedPolicyAlgorithm, path: str | os.PathLike[str]) -> Path:
     """Write an agent as a directory of JSON and safetensors, without pickles.
 
     What the format has no name for, such as a custom policy class, is warned about and stored by name; whoever loads the
-    agent passes it to :func:`load_safe`. ``tensorboard_log`` is not stored.
+    agent passes it to :func:`load_safe`. ``tensorboard_log`` and the state of the optimizer are not stored.
 
     :param model: algorithm of this package; statistics of a VecNormalize around its environments are stored with it
     :param path: directory, which appears whole or not at all. An empty one is replaced, and so is one with an agent in this
         format, but not one that holds other files
-    :param include_optimizer: whether to store the state of the optimizer, so that training resumes as it would have continued
     :return: the directory
     :raises TypeError: if ``model`` is of another class, or a space is of a kind that SB3 does not support
     :raises ValueError: if a part of the model cannot be stored
-    :raises FileExistsError: if ``path`` is a file, or a directory with other files
+    :raises FileExistsError: if ``path`` is a directory with other files
     """
     require_algorithm(model)
     custom: dict[str, Any] = {}
@@ -70,15 +68,13 @@ def save_safe(model: ShapedPolicyAlgorithm, path: str | os.PathLike[str], *, inc
     tensors = {POLICY: state.unique_tensors(getattr(model.policy, "_orig_mod", model.policy))}
     if (venv := model.get_vec_normalize_env()) is not None:
         tensors[NORMALIZATION] = state.statistics_of(venv)
-    if include_optimizer:
-        document["optimizer"], tensors[OPTIMIZER] = state.encode_optimizer(model.get_parameters()["policy.optimizer"])
     with documents.new_folder(path, SAFE_FILES) as folder:
         for name, content in tensors.items():
             serial = state.serialize(content)
             write_file(folder / name, serial)
             document["files"][name] = state.fingerprint_of(serial)
         document["checksum"] = _checksum(document)
-        write_file(folder / DOCUMENT, json.dumps(document, indent=1, allow_nan=False) + "\n")
+        write_file(folder / DOCUMENT, json.dumps(document, indent=1) + "\n")
         _read_model(folder, dict(custom), "cpu")  # what cannot be loaded again raises now, while the model is still there
     if not codec.is_built_in(getattr(model, "shaping_name", "ano")):
         custom["shaping"] = model
@@ -132,8 +128,8 @@ def describe(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> dict[str, 
 
 
 def _checksum(document: dict[str, Any]) -> str:
-    content = {key: value for key, value in document.items() if key != "checksum"}
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    """Return a SHA-256 of a document; NaN and Inf, which other readers of JSON do not know, raise ValueError."""
+    return hashlib.sha256(json.dumps(document, allow_nan=False).encode()).hexdigest()
 
 
 def load_safe(
@@ -163,28 +159,29 @@ def load_safe(
     :raises ValueError: if the shape is not the one that the agent was trained with, or ``env`` has other spaces
     :raises TypeError: if ``custom_objects`` names something that the agent does not have
     """
-    supplied = {} if custom_objects is None else custom_objects
-    if not isinstance(supplied, Mapping) or not all(isinstance(name, str) for name in supplied):
-        raise TypeError(f"custom_objects={custom_objects!r} is not allowed; allowed is a dict with strings as keys")
-    folder, unused = Path(path), dict(supplied)
+    folder, supplied = Path(path), dict(custom_objects or {})
+    unused = dict(supplied)
     with untrusted(folder):
         document, model, weights = _read_model(folder, unused, device)
         if unused:
             allowed = ["policy", *codec.stored_arguments(type(model)), "tensorboard_log"]
             raise TypeError(f"custom_objects has {min(unused)!r}, which the agent does not have; allowed are {allowed}")
         _set_shaping(model, folder, document["shaping"], shaping)
-        moments = None if document["optimizer"] is None else _open_tensors(folder, document, OPTIMIZER)
         if env is not None:
             _set_env(model, folder, document["vec_normalize"] is not None, env)
         if "n_steps" not in supplied:
             _require_affordable(model, folder)
-        # A custom policy may keep what it draws.
-        cheap = contextlib.nullcontext() if _is_custom(supplied) else state.cheap_initialization()
-        with translate_errors(f"the agent in {folder} cannot be set up"), cheap:
+        with (
+            translate_errors(f"the agent in {folder} cannot be set up"),
+            state.cheap_initialization(),
+            warnings.catch_warnings(),
+        ):
+            # An agent with fewer environments than in training only acts.
+            warnings.filterwarnings("ignore", "batch_size=.* does not divide the rollout", UserWarning)
             model._setup_model()
+        # Again, because a custom policy may be known only now.
+        state.require_specs(folder / POLICY, weights, state.specify(state.unique_tensors(model.policy)), "the built policy")
         state.load_policy(model, weights)
-        if moments is not None:
-            state.restore_optimizer(model.policy.optimizer, document["optimizer"], moments)
     return model
 
 
@@ -203,8 +200,8 @@ def load_normalization(path: str | os.PathLike[str], venv: VecEnv) -> VecNormali
         document = open_document(folder)
         if document["vec_normalize"] is None:
             raise SafeFormatError(f"{folder} holds no statistics of VecNormalize; the agent was trained without it")
-        file = _open_tensors(folder, document, NORMALIZATION)
-        return state.restore_normalization(venv, document["vec_normalize"], file)
+        file = folder / NORMALIZATION
+        return state.restore_normalization(venv, document["vec_normalize"], file, state.read_tensors(file, document["files"]))
 
 
 def open_document(folder: Path) -> dict[str, Any]:
@@ -213,80 +210,71 @@ def open_document(folder: Path) -> dict[str, Any]:
     :raises SafeFormatError: if there is none, it is of a newer format, or it is damaged
     """
     path = folder / DOCUMENT
-    document = documents.read_document(path)
-    version = document.get("format_version")
-    if document.get("format") != FORMAT or type(version) is not int or version < 1:
+    content = documents.read_file(path, _MAX_DOCUMENT_BYTES)
+    with translate_errors(f"{path} is not valid JSON"):
+        document = json.loads(content.decode())
+    version = document.get("format_version") if isinstance(document, dict) else None
+    if type(version) is not int or version < 1 or document.get("format") != FORMAT:
         raise SafeFormatError(f"{path} is not of an agent in the safe format")
     if version > FORMAT_VERSION:
         raise SafeFormatError(
             f"{path} is of format version {version}; this sb3_ano reads {FORMAT_VERSION}: install a newer one"
         )
-    with translate_errors(f"{path} is not valid"):  # nested too deeply
+    stated = document.pop("checksum", None)
+    with translate_errors(f"{path} is not valid"):  # nested too deeply, NaN or Inf
         checksum = _checksum(document)
-    # Agents that were saved before the checksum was introduced have none.
-    if document.setdefault("checksum", checksum) != checksum:
+    if stated not in (None, checksum):
         raise SafeFormatError(
             f"{path} does not match its checksum: it is damaged; if you edited it, remove the key 'checksum'"
         )
     require_like(document, dict.fromkeys(_KEYS), DOCUMENT)
-    files = document["files"]
-    if not isinstance(files, dict) or not files.keys() <= set(SAFE_FILES):
-        raise rejected("files", files, f"objects with the keys {', '.join(SAFE_FILES[1:])}")
+    if not isinstance(document["files"], dict):
+        raise rejected("files", document["files"], "objects")
     return document
-
-
-def _open_tensors(folder: Path, document: dict[str, Any], name: str) -> state.TensorFile:
-    if name not in document["files"]:
-        raise SafeFormatError(f"{folder / DOCUMENT} lists no {name} among its files")
-    return state.TensorFile(folder / name, document["files"][name])
 
 
 def _read_model(
     folder: Path, custom: dict[str, Any], device: torch.device | str
-) -> tuple[dict[str, Any], ShapedPolicyAlgorithm, state.TensorFile]:
+) -> tuple[dict[str, Any], ShapedPolicyAlgorithm, dict[str, torch.Tensor]]:
     """Read what a directory says of an agent, and check all that can be checked before memory is taken for it.
 
     :param custom: what the caller supplies by dotted name; what is used is removed
-    :return: JSON; model that is not set up; parameters of its policy, of which only the header was read
+    :return: JSON; model that is not set up; parameters of its policy
     :raises SafeFormatError: if something is missing, damaged, not allowed, or has to be supplied by the caller
     """
     document = open_document(folder)
-    is_custom = _is_custom(custom)
+    is_custom = any(name.partition(".")[0] in ("policy", "policy_kwargs") for name in custom)
     name = document["algorithm"]
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise rejected("algorithm", name, ", ".join(ALGORITHMS))
     model = ALGORITHMS[name](next(iter(ALGORITHMS[name].policy_aliases)), None, device=device, _init_setup_model=False)
     with translate_errors(f"{folder / DOCUMENT} does not describe an agent"):
-        policy = model.policy_class = codec.decode_policy(document["policy"], custom)
-        vars(model).update(codec.decode_arguments(document["arguments"], type(model), policy, custom))
-        vars(model).update(_decode_progress(document["progress"]))
+        model.policy_class = codec.decode_policy(document["policy"], custom)
+        vars(model).update(codec.decode_arguments(document["arguments"], type(model), custom))
+        _set_progress(model, document["progress"])
         model.observation_space = decode_space(document["observation_space"], "observation_space")
         model.action_space = decode_space(document["action_space"], "action_space")
         model.n_envs = document["n_envs"]
         if type(model.n_envs) is not int or not 1 <= model.n_envs <= _MAX_ENVS:
             raise rejected("n_envs", model.n_envs, f"integers from 1 to {_MAX_ENVS}")
-    weights = _open_tensors(folder, document, POLICY)
+    weights = state.read_tensors(folder / POLICY, document["files"])
     try:
         expected = state.describe_policy(model)
     except SafeFormatError:
         if not is_custom:
             raise
-        expected = weights.specs  # a custom policy that cannot be built without memory is compared when it is built
-    weights.require(expected, "the policy that the JSON describes")
+        expected = state.specify(weights)  # a custom policy that cannot be built without memory is compared when it is built
+    state.require_specs(folder / POLICY, weights, expected, "the policy that the JSON describes")
     return document, model, weights
 
 
-def _is_custom(supplied: Mapping[str, Any]) -> bool:
-    """Return whether the caller supplies a part of the policy."""
-    return any(name.partition(".")[0] in ("policy", "policy_kwargs") for name in supplied)
-
-
-def _decode_progress(document: Any) -> dict[str, Any]:
-    stored = {"radius_factor": 1.0} | document  # earlier versions had none
-    require_like(stored, {name.lstrip("_"): 0 for name in _PROGRESS}, "progress")
+def _set_progress(model: ShapedPolicyAlgorithm, document: Any) -> None:
+    initial = {name.lstrip("_"): getattr(model, name) for name in _PROGRESS}
+    stored = initial | document  # what the algorithm has got later is missing
+    require_like(stored, dict.fromkeys(initial, 0), "progress")
     if min(stored.values()) < 0:
         raise rejected("progress", document, "numbers from 0")
-    return {name: stored[name.lstrip("_")] for name in _PROGRESS}
+    vars(model).update({name: stored[name.lstrip("_")] for name in _PROGRESS})
 
 
 def _set_shaping(model: ShapedPolicyAlgorithm, folder: Path, document: Any, shaping: ShapingLike | None) -> None:
@@ -330,9 +318,26 @@ def _set_env(model: ShapedPolicyAlgorithm, folder: Path, is_normalized: bool, en
         env = model._wrap_env(env)
         env = env.venv if isinstance(env, VecTransposeImage) else env  # SB3 normalizes images before it transposes them
     if is_normalized:
-        env = state.with_statistics(env, functools.partial(load_normalization, folder))
+        env = _with_statistics(folder, env)
     model.n_envs = env.num_envs
     try:
         model.set_env(env)
     except ValueError as error:
         raise ValueError(f"env does not fit the agent in {folder}: {documents.one_line(error)}") from error
+
+
+def _with_statistics(folder: Path, env: VecEnv) -> VecEnv:
+    """Normalize environments with the statistics of an agent, which stay as they are; rewards are not normalized.
+
+    A VecNormalize among the environments keeps its settings, and its statistics, too, if it has been stepped.
+    """
+    given = unwrap_vec_normalize(env)
+    stored = load_normalization(folder, env if given is None else given.venv)
+    stored.training = stored.norm_reward = False
+    if given is None:
+        return stored
+    if given.ret_rms.count < 1.0:  # it counts steps
+        for name in ("obs_rms", "ret_rms"):
+            if hasattr(given, name) and hasattr(stored, name):
+                setattr(given, name, getattr(stored, name))
+    return env

@@ -25,8 +25,6 @@ _DTYPES = ("float16", "float32", "float64", *_INTEGERS)
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 _MAX_AXES = 8
 _MAX_PARTS = 1000
-# SB3 adds the start to an action in int64.
-_MAX_START = 2**53
 
 
 def encode_space(space: spaces.Space) -> dict[str, Any]:
@@ -71,9 +69,8 @@ def decode_space(document: Any, name: str) -> spaces.Space:
         if kind == "MultiDiscrete":  # whose shape is that of its arrays
             del attributes["shape"]
         space = getattr(spaces, kind)(**attributes)
-    starts = np.ravel(getattr(space, "start", 0)).tolist()
-    if _width(space) > MAX_ELEMENTS or max(map(abs, starts)) > _MAX_START:
-        raise rejected(name, space, f"spaces of up to {MAX_ELEMENTS} elements that start between -2**53 and 2**53")
+    if _width(space) > MAX_ELEMENTS:
+        raise rejected(name, space, f"spaces of up to {MAX_ELEMENTS} elements")
     return space
 
 

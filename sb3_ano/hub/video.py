@@ -14,14 +14,9 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano.algorithms.contrib import with_masks
-from sb3_ano.hub.documents import one_line
 
 
-class RenderError(RuntimeError):
-    """The environment returns no frames; the message says why, and what helps."""
-
-
-def record(model: BaseAlgorithm, path: str | Path, length: int = 1000, *, deterministic: bool = True, seed: int = 0) -> Path:
+def record(model: BaseAlgorithm, path: Path, length: int = 1000, *, deterministic: bool = True, seed: int = 0) -> None:
     """Record an agent in the first of its environments, over as many episodes as fit.
 
     :param model: agent with environments that were made with ``render_mode="rgb_array"``
@@ -29,12 +24,12 @@ def record(model: BaseAlgorithm, path: str | Path, length: int = 1000, *, determ
     :param length: number of steps, one frame each
     :param deterministic: whether to take the mode of the policy instead of a sample
     :param seed: seed of the environments
-    :return: path of the video
-    :raises RenderError: if the environment does not render; no file is left
+    :raises Exception: of any class, because graphics drivers and their bindings do, if the environment returns no frames; no
+        file is left
     """
-    if length < 1:
-        raise ValueError(f"length={length} is not allowed; allowed are positive integers")
-    path, env = Path(path), cast(VecEnv, model.get_env())
+    env = cast(VecEnv, model.get_env())
+    if env.render_mode != "rgb_array":
+        raise ValueError(f"its render_mode is {env.render_mode!r}; it must be made with render_mode='rgb_array'")
     fps = (env.get_attr("metadata", [0])[0] or {}).get("render_fps") or 30
     # Browsers play yuv420p, whose sides are even, and start early if the index comes first.
     writer = imageio.v2.get_writer(
@@ -47,13 +42,12 @@ def record(model: BaseAlgorithm, path: str | Path, length: int = 1000, *, determ
             agent, states, starts = with_masks(model, env), None, np.ones(env.num_envs, dtype=bool)
             observations: Any = env.reset()
             for _ in range(length):
-                writer.append_data(_frame(env))
+                writer.append_data(np.asarray(env.get_images()[0]))
                 actions, states = agent.predict(observations, states, starts, deterministic)
                 observations, _, starts, _ = env.step(actions)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
-    return path
 
 
 @contextlib.contextmanager
@@ -71,18 +65,3 @@ def software_rendering() -> Iterator[None]:
         yield
     finally:
         del os.environ["MUJOCO_GL"]
-
-
-def _frame(env: VecEnv) -> np.ndarray:
-    if env.render_mode != "rgb_array":
-        raise RenderError(f"its render_mode is {env.render_mode!r}; it must be made with render_mode='rgb_array'")
-    try:
-        frame = env.get_images()[0]
-    except Exception as error:  # graphics drivers and their bindings raise errors of any class
-        raise RenderError(
-            f"{one_line(error)}. Without a display, MuJoCo renders with MUJOCO_GL=egl and the EGL library "
-            "(Debian: apt install libegl1)"
-        ) from error
-    if frame is None:
-        raise RenderError("it returns no frame")
-    return np.asarray(frame)

@@ -57,7 +57,7 @@ def push(values: argparse.Namespace) -> None:
             seed=values.seed,
             run=log_path,
             deterministic=not samples,
-            video=False if values.no_render else "auto",
+            video=not values.no_render,
             video_length=values.n_timesteps,
             commit_message=values.commit_message,
             verbose=values.verbose,
@@ -79,13 +79,8 @@ def load(values: argparse.Namespace) -> None:
     run = directory / f"{values.env}_{number}" if number > 0 else directory
     if run.exists() and not values.force:
         raise ValueError(f"the directory {run} exists; --force replaces it, --exp-id 0 makes a new one")
-    try:
-        with no_empty_directories(run), replace_directory(run) as new:
-            download_run(_repo_id(values), new, env_id=values.env.gym_id)
-    except ValueError as error:
-        if "trust_remote_code=True" not in str(error):
-            raise
-        raise ValueError(str(error).replace("pass trust_remote_code=True", "use --trust-remote-code")) from error
+    with no_empty_directories(run), replace_directory(run) as new:
+        download_run(_repo_id(values), new, env_id=values.env.gym_id)
     print(f"Saved to {run}")
 
 

@@ -73,7 +73,7 @@ def sound(tmp_path_factory):
     policy_kwargs = {"net_arch": [8, 8], "activation_fn": torch.nn.Tanh, "log_std_init": 0.0, "ortho_init": True}
     policy_kwargs |= {"normalize_images": True, "optimizer_kwargs": {"eps": 1e-5, "betas": (0.9, 0.999), "amsgrad": False}}
     model = trained(env=VecNormalize(make_vec_env("CartPole-v1")), clip_range="lin_0.2", policy_kwargs=policy_kwargs)
-    return save_safe(model, tmp_path_factory.mktemp("sound") / "agent", include_optimizer=True)
+    return save_safe(model, tmp_path_factory.mktemp("sound") / "agent")
 
 
 @pytest.fixture(scope="session")

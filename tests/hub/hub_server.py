@@ -95,7 +95,6 @@ class Refusal(Exception):  # noqa: N818  # an answer of the server
 
 class Handler(BaseHTTPRequestHandler):
     hub: FakeHub
-    status = 200
 
     def log_message(self, *arguments: object) -> None:
         pass
@@ -109,19 +108,22 @@ class Handler(BaseHTTPRequestHandler):
         self.hub.failures -= bool(faults)
         if DROP in faults:
             return
-        headers = {}
+        status, headers = 200, {}
         try:
             if faults:
                 raise Refusal(faults[0], "as the test asks for")
             token = self.headers.get("Authorization")
             if token != f"Bearer {TOKEN}" and (token or re.match("POST /api/(repos|models)/", request)):
                 raise Refusal(401, "Invalid credentials in Authorization header")
-            content, headers = self._answer(path, body)
+            if found := re.fullmatch(r"(?:/api/models)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+                content, headers = self._file(*found.groups())
+            else:
+                content = json.dumps(self._answer(path.removeprefix("/api/").split("/"), body)).encode()
         except Refusal as refusal:
-            self.status, message, *code = refusal.args
-            content = json.dumps({"error": message}).encode()
+            status, message, *code = refusal.args
             headers = {"X-Error-Message": message, "X-Error-Code": "".join(code)}
-        self.send_response(self.status)
+            content = json.dumps({"error": message, "url": message}).encode()  # of a repository that exists
+        self.send_response(status)
         for name, value in {"Content-Length": str(len(content)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
@@ -130,18 +132,14 @@ class Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_POST = do_GET  # noqa: N815
 
-    def _answer(self, path: str, body: bytes) -> tuple[bytes, dict[str, str]]:
-        found = re.fullmatch(r"(?:/api/models)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
-        if not found:
-            return json.dumps(self._answer_api(path, body)).encode(), {"Content-Type": "application/json"}
-        repo_id, revision, name = found.groups()
+    def _file(self, repo_id: str, revision: str, name: str) -> tuple[bytes, dict[str, str]]:
         commit, files = self._files(repo_id, revision)
         if name not in files:
             raise Refusal(404, "Entry not found", "EntryNotFound")
         return files[name], {"ETag": f'"{hashlib.sha256(files[name]).hexdigest()}"', "X-Repo-Commit": commit}
 
-    def _answer_api(self, path: str, body: bytes) -> Any:
-        match path.removeprefix("/api/").split("/"):
+    def _answer(self, path: list[str], body: bytes) -> Any:
+        match path:
             case ["whoami-v2"]:
                 return {"type": "user", "name": USER}
             case ["validate-yaml"]:
@@ -172,13 +170,12 @@ class Handler(BaseHTTPRequestHandler):
         return commit, repository.commits[commit]
 
     def _create(self, name: str, organization: str | None = None, visibility: str = "public", **others: Any) -> Any:
-        user = organization or USER
-        if f"{user}/{name}" in self.hub.repositories:
-            self.status = 409
-        else:
-            self.hub.repositories[f"{user}/{name}"] = Repository(visibility == "private")
-            self.hub.add(f"{user}/{name}", {".gitattributes": b"*.zip filter=lfs\n"})
-        return {"url": f"{self.hub.url}/{user}/{name}"}
+        repo_id = f"{organization or USER}/{name}"
+        if repo_id in self.hub.repositories:
+            raise Refusal(409, f"{self.hub.url}/{repo_id}")
+        self.hub.repositories[repo_id] = Repository(visibility == "private")
+        self.hub.add(repo_id, {".gitattributes": b"*.zip filter=lfs\n"})
+        return {"url": f"{self.hub.url}/{repo_id}"}
 
     def _commit(self, repo_id: str, body: bytes) -> Any:
         head, files = self._files(repo_id, "main")

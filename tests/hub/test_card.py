@@ -17,17 +17,15 @@ import torch
 import yaml
 from huggingface_hub import ModelCard
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ano import ANO, MaskableANO
 from sb3_ano.envs import make_vec_env
 from sb3_ano.hub import load_safe
-from sb3_ano.hub.curves import plot_learning_curve, read_returns
 from tests.common import SMALL, pseudo_huber
 from tests.envs.backends import needs_envpool
-from tests.hub.agents import CustomPolicy, Reversed, one_line, trained
+from tests.hub.agents import CustomPolicy, Reversed, trained
 from tests.tiny_envs import OneAllowed
 
 ROOT = Path(__file__).parents[2]
@@ -48,26 +46,19 @@ def hyperparameters(folder: Path) -> dict:
 @pytest.fixture(autouse=True, scope="module")
 def registered():
     """An environment of another package, and one of Box2D, which is not imported."""
-    entry_points = {
-        "Elsewhere-v0": "tests.hub.agents:RegisteredElsewhere",
-        "Landing-v0": "gymnasium.envs.box2d_landing:Landing",
-    }
-    for name, entry_point in entry_points.items():
-        gym.register(name, entry_point=entry_point)
+    gym.register("Elsewhere-v0", "tests.hub.agents:RegisteredElsewhere")
+    gym.register("Landing-v0", "gymnasium.envs.box2d_landing:Landing")
     yield
-    for name in entry_points:
-        del gym.registry[name]
+    del gym.registry["Elsewhere-v0"], gym.registry["Landing-v0"]
 
 
 def test_the_hub_reads_numbers_and_words_and_the_page_says_how_the_agent_was_judged_and_trained(cartpole, pack, packed):
-    folder = pack(cartpole, license="apache-2.0", tags=("demo",), n_eval_episodes=3, seed=4)
+    folder = pack(cartpole, license="apache-2.0", n_eval_episodes=3, seed=4)
     card, results = ModelCard.load(folder / "README.md"), json.loads((folder / "results.json").read_text())
     data = card.data.to_dict()
-    assert data["library_name"] == "stable-baselines3"
-    assert data["pipeline_tag"] == "reinforcement-learning"
-    assert data["license"] == "apache-2.0"
-    expected = ["CartPole-v1", "deep-reinforcement-learning", "reinforcement-learning", "stable-baselines3", "sb3-ano", "ano"]
-    assert data["tags"] == [*expected, "demo"]
+    expected = {"library_name": "stable-baselines3", "pipeline_tag": "reinforcement-learning", "license": "apache-2.0"}
+    words = ["CartPole-v1", "deep-reinforcement-learning", "reinforcement-learning", "stable-baselines3", "sb3-ano", "ano"]
+    assert {**data, **expected, "tags": words} == data
     ((result,),) = (entry["results"] for entry in data["model-index"])
     assert result["dataset"] == {"name": "CartPole-v1", "type": "CartPole-v1"}
     arguments = {"n_eval_episodes": 3, "deterministic": True, "seed": 4}
@@ -82,8 +73,6 @@ def test_the_hub_reads_numbers_and_words_and_the_page_says_how_the_agent_was_jud
         "- seed: 0",
         f"torch {metadata.version('torch')}",
         "zhang2026ano",
-        "raffin2021stable",
-        "docs/algorithms.md",
         "pickles: loading it runs whatever code",
     ):
         assert part in card.text
@@ -129,7 +118,7 @@ def test_no_name_writes_code_or_markdown_into_the_card(cartpole, pack):
 
 def run_snippet(folder, monkeypatch, supplied: str = "", env=None) -> dict:
     """Run a card's Python with the agent taken from the directory instead of the Hub, and the reader's parts filled in."""
-    code = code_of(folder).replace("env=env", f"env=env{supplied}").replace("env = ...", "env = given")
+    code = code_of(folder).replace("env=env", f"env=env, {supplied}").replace("env = ...", "env = given")
     monkeypatch.setattr("sb3_ano.hub.load_from_hub", lambda repo_id, env, **options: load_safe(folder, env, **options))
     names: dict = {"given": env, "pseudo_huber": pseudo_huber, "CustomPolicy": CustomPolicy}
     exec(code, names)
@@ -137,32 +126,25 @@ def run_snippet(folder, monkeypatch, supplied: str = "", env=None) -> dict:
     return names
 
 
-@pytest.mark.filterwarnings("ignore:.*(stored by name only|cannot be imported|is another function|holds the code):UserWarning")
+@pytest.mark.filterwarnings("ignore:.*(stored by name only|cannot be imported|is another function):UserWarning")
 @pytest.mark.parametrize(
     ("options", "supplied", "remark"),
     [
-        ({"shaping": pseudo_huber}, ", shaping=pseudo_huber", "`shaping=`: `tests.common:pseudo_huber`"),
-        (
-            {"shaping": ("ano", pseudo_huber)},
-            ", shaping=('ano', pseudo_huber)",
-            "`shaping=`: `ano, tests.common:pseudo_huber`",
-        ),
+        ({"shaping": pseudo_huber}, "shaping=pseudo_huber", "`shaping=`: `tests.common:pseudo_huber`"),
+        ({"shaping": ("ano", pseudo_huber)}, "shaping=('ano', pseudo_huber)", "`shaping=`: `ano, tests.common:pseudo_huber`"),
         # Neither a shape without a name nor a schedule matters for acting.
+        ({"shaping": lambda x: x - x * x}, "shaping='ano'", f"`shaping=`: `{__name__}:<lambda>`"),
         (
-            {"shaping": lambda x: x - x * x, "learning_rate": lambda progress: 1e-3},
-            ", shaping='ano'",
-            f"`shaping=`: `{__name__}:<lambda>`",
+            {"learning_rate": lambda progress: 1e-3},
+            "custom_objects={'learning_rate': 1.0}",
+            "`custom_objects=`: `{'learning_rate'",
         ),
-        (
-            {"policy": CustomPolicy},
-            ", custom_objects={'policy': CustomPolicy}",
-            "`custom_objects=`: `{'policy': 'tests.hub.agents:CustomPolicy'}`",
-        ),
+        ({"policy": CustomPolicy}, "custom_objects={'policy': CustomPolicy}", "`{'policy': 'tests.hub.agents:CustomPolicy'}`"),
     ],
 )
 def test_the_card_names_what_only_the_author_has(options, supplied, remark, pack, monkeypatch):
     folder = pack(trained(steps=0, **options))
-    assert f"- {remark}" in (folder / "README.md").read_text()
+    assert remark in (folder / "README.md").read_text()
     model = run_snippet(folder, monkeypatch, supplied)["model"]
     assert isinstance(model.policy, options.get("policy", object))
 
@@ -215,14 +197,12 @@ def test_the_run_is_published_without_anything_of_the_authors_machine(pack, tmp_
         "CartPole-v1/args.yml": f"tensorboard_log: {home}\n",
     }.items():
         (run / name).write_text(content)
-    folder = pack(model, run=run, video=True, video_length=3, include_optimizer=True)
+    folder = pack(model, run=run, video=True, video_length=3)
     assert model.tensorboard_log == str(home / "tensorboard"), "the author's model was changed"
     searched = [part for path in folder.iterdir() for part in contents(path.name, path.read_bytes())]
     assert {"ano-CartPole-v1.zip!data:policy_class", "vec_normalize.pkl"} <= {name for name, _ in searched}
     private = [b"q7x", str(tmp_path).encode(), str(ROOT).encode(), str(Path.cwd()).encode()]
     assert not [name for name, data in searched if any(text in data for text in private)]
-    assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
-    assert "![Returns of the training episodes](./learning_curve.png)" in (folder / "README.md").read_text()
     assert (folder / "config.yml").read_text() == "policy: MlpPolicy\nnormalize: false\n"
     arguments = yaml.safe_load((folder / "args.yml").read_text())
     assert arguments == {"algo": "ano", "env": "CartPole-v1", "env_kwargs": {}, "n_timesteps": 256, "seed": 0}
@@ -230,49 +210,15 @@ def test_the_run_is_published_without_anything_of_the_authors_machine(pack, tmp_
     assert zipfile.ZipFile(folder / "train_eval_metrics.zip").namelist() == logs
 
 
-@pytest.mark.filterwarnings("ignore:stored by name only:UserWarning")
-def test_code_that_is_published_is_named(pack):
-    """safety H6: functions of the main script are pickled with the globals that they use."""
-    names = {"__name__": "__main__"}
-    exec("KEY = 3e-4\ndef schedule(progress): return KEY * progress", names)
-    model = trained(steps=0, learning_rate=names["schedule"], policy_kwargs={"activation_fn": torch.nn.ReLU})
-    with pytest.warns(UserWarning, match="^ano-CartPole-v1.zip holds the code of learning_rate, .*the path of its file"):
-        pack(model)
-
-
-@pytest.mark.parametrize("format", ["safe format", "ano-Pendulum-v1.zip"])
-def test_an_agent_that_comes_back_as_another_is_not_packed(format, pack, monkeypatch):
-    model, other = trained(env="Pendulum-v1", steps=0), trained(env="Pendulum-v1", steps=0, seed=1)
-    if format == "safe format":
-        model.policy.mlp_extractor.policy_net[1] = torch.nn.ReLU()  # which no argument says
-    else:
-        monkeypatch.setattr("sb3_ano.ANO.load", lambda *arguments, **options: other)
-    with pytest.raises(ValueError, match=f"does not act as before once it is loaded from its {format}"):
-        pack(model)
-
-
-def test_only_its_own_directories_are_replaced(cartpole, pack, tmp_path):
-    run = tmp_path / "run"
-    make_vec_env("CartPole-v1", 1, backend="gymnasium", monitor_dir=run).close()
-    folder = pack(cartpole, run=run)
-    assert not (folder / "learning_curve.png").exists(), "no episode of the run has ended"
-    assert pack(cartpole) == folder
+def test_a_package_is_replaced_and_a_run_has_to_exist(cartpole, pack, tmp_path):
+    assert pack(cartpole, run=tmp_path) == pack(cartpole)
     with pytest.raises(ValueError, match="run=.* is not a directory"):
         pack(cartpole, run=tmp_path / "nowhere")
-    (folder / "thesis.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="thesis.txt"):
-        pack(cartpole)
-    assert (folder / "thesis.txt").read_text() == "mine"
 
 
 def test_hyperparameters_are_plain_values(pendulum, pack):
-    model = trained(
-        steps=0,
-        clip_range=LinearSchedule(0.2, 0.0, 1.0),
-        clip_range_high=0.3,
-        learning_rate=LinearSchedule(1e-3, 1e-4, 0.5),
-        policy_kwargs={"activation_fn": torch.nn.ReLU},
-    )
+    schedules = {"clip_range": LinearSchedule(0.2, 0.0, 1.0), "learning_rate": LinearSchedule(1e-3, 1e-4, 0.5)}
+    model = trained(steps=0, clip_range_high=0.3, policy_kwargs={"activation_fn": torch.nn.ReLU}, **schedules)
     found = hyperparameters(pack(model))
     assert found["clip_range"] == "lin_0.2"
     assert found["clip_range_high"] == 0.3
@@ -281,60 +227,6 @@ def test_hyperparameters_are_plain_values(pendulum, pack):
     assert (found["shaping"], found["normalize"]) == ("ano", False)
     assert not {"env", "device", "verbose", "seed"} & set(found)
     assert hyperparameters(pack(pendulum, name="pendulum"))["normalize"]["clip_obs"] == 5.0
-
-
-@pytest.fixture
-def run(tmp_path):
-    """A directory with the monitor file of 30 random episodes, and their returns."""
-    env = Monitor(gym.make("CartPole-v1"), str(tmp_path / "0"))
-    env.action_space.seed(0)
-    for seed in range(30):
-        env.reset(seed=seed)
-        while not env.needs_reset:
-            env.step(env.action_space.sample())
-    env.close()
-    return tmp_path, env.get_episode_rewards()
-
-
-def test_returns_are_those_of_the_monitor(run):
-    folder, expected = run
-    returns = read_returns(folder)
-    np.testing.assert_allclose(returns["episode_return"], expected)
-    np.testing.assert_array_equal(returns["timesteps"], np.cumsum(expected))
-
-
-@pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
-def test_a_figure_is_written(run, ending, start, tmp_path):
-    figure = plot_learning_curve(run[0], tmp_path / "figures" / f"curve.{ending}", "CartPole")
-    assert figure.read_bytes().startswith(start)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda lines: [lines[0], "r,l\n", *lines[2:]],
-        lambda lines: [lines[0], lines[1], "x,y,z\n", *lines[2:]],
-        lambda lines: ["#[]\n", *lines[1:]],
-        lambda lines: ["#" + "[" * 100_000 + "\n", *lines[1:]],
-        lambda lines: ["r,l,t\n", *lines[2:]],
-        lambda lines: [lines[0], "a,b,c\n", *lines[2:]],
-    ],
-)
-def test_a_damaged_monitor_file_is_one_clear_line(change, run):
-    """Review safety, unclear errors: TypeError, KeyError, AssertionError, RecursionError."""
-    folder, _ = run
-    file = next(folder.glob("*monitor.csv"))
-    file.write_text("".join(change(file.read_text().splitlines(keepends=True))))
-    with one_line(ValueError, "holds a damaged monitor file: "):
-        read_returns(folder)
-
-
-def test_a_directory_without_a_finished_episode_is_named(tmp_path):
-    with pytest.raises(ValueError, match="holds no monitor files"):
-        read_returns(tmp_path)
-    Monitor(gym.make("CartPole-v1"), str(tmp_path / "0")).close()
-    with pytest.raises(ValueError, match="holds no finished episode yet"):
-        read_returns(tmp_path)
 
 
 def test_the_card_of_an_agent_with_masks_evaluates_it_with_masks(pack, monkeypatch):

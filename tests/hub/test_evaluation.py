@@ -1,11 +1,13 @@
 """The evaluation behind a model card: in the environment that the agent was trained in, or in none."""
 
+import functools
 import json
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.wrappers import RescaleAction, TransformReward
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize, unwrap_vec_normalize
 
@@ -89,16 +91,22 @@ def test_given_environments_are_normalized_with_the_agents_statistics_and_left_a
 
 
 def test_wrapped_rewards_do_not_count(evaluated):
-    env = DummyVecEnv([lambda: gym.wrappers.TransformReward(Monitor(gym.make("CartPole-v1")), lambda reward: -5 * reward)])
+    env = DummyVecEnv([lambda: TransformReward(Monitor(gym.make("CartPole-v1")), lambda reward: -5 * reward)])
     results = evaluated(trained(env=env, steps=0), env, 2)
     assert results["episode_returns"] == results["episode_lengths"]
 
 
-def test_settings_at_the_defaults_of_the_id_are_not_published_and_others_are_warned_about(pendulum, evaluated):
+def test_settings_are_published_unless_they_are_the_defaults_of_the_id(pendulum, evaluated):
     assert evaluated(trained(env=gym.make("FrozenLake-v1"), steps=0), name="lake")["env_kwargs"] == {}
-    with pytest.warns(UserWarning, match="env is not what the model was trained in: it has g=9.0"):
-        results = evaluated(pendulum, gym.make("Pendulum-v1", g=9.0, render_mode="rgb_array"))
+    results = evaluated(pendulum, gym.make("Pendulum-v1", g=9.0, render_mode="rgb_array"))
     assert (results["env_id"], results["env_kwargs"]) == ("Pendulum-v1", {"g": 9.0})
+    settings = {"max_episode_steps": 50}  # which the environment does not know
+    results = evaluated(trained(env=gym.make("Pendulum-v1", **settings), steps=0), env_kwargs=settings)
+    assert (results["env_kwargs"], results["episode_lengths"]) == (settings, [50])
+
+
+FORKED = functools.partial(SubprocVecEnv, start_method="fork")
+ONE = np.ones(1, np.float32)
 
 
 def reversed_cartpole():
@@ -110,19 +118,15 @@ def reversed_cartpole():
     [
         (lambda: make_vec_env("CartPole-v1", 2, wrapper_class=Reversed), {}, "Reversed"),
         (reversed_cartpole, {}, "Reversed"),
-        (lambda: SubprocVecEnv([reversed_cartpole], start_method="fork"), {}, "Reversed"),
-        (lambda: gym.wrappers.TransformReward(gym.make("Pendulum-v1"), abs), {}, "TransformReward{'func': 'builtins:abs'}"),
-        (
-            lambda: gym.wrappers.RescaleAction(gym.make("Pendulum-v1"), np.float32([-1.0]), np.float32([1.0])),
-            {},
-            r"RescaleAction{'max_action': \[1.0\], 'min_action': \[-1.0\]}",
-        ),
+        (lambda: make_vec_env("CartPole-v1", 2, vec_env_cls=FORKED), {}, "settings that cannot be read"),
+        (lambda: TransformReward(gym.make("Pendulum-v1"), abs), {}, "TransformReward{'func': 'builtins:abs'}"),
+        (lambda: RescaleAction(gym.make("Pendulum-v1"), -ONE, ONE), {}, "RescaleAction{'max_action': .*, 'min_action': .*}"),
         (lambda: gym.make("Pendulum-v1", max_episode_steps=50), {}, "max_episode_steps=50"),
         (lambda: gym.wrappers.TimeLimit(gym.make("Pendulum-v1"), 50), {}, "max_episode_steps=50"),
         (lambda: gym.make("CartPole-v1").unwrapped, {}, "max_episode_steps=None"),
-        (lambda: VecFrameStack(pendulums(2), 2), {}, r"VecFrameStack\(n_stack=2\)"),
-        (lambda: VecNormalize(VecFrameStack(pendulums(2), 2)), {}, r"VecFrameStack\(n_stack=2\)"),
-        (lambda: VecFrameStack(VecNormalize(pendulums(2)), 2), {}, r"VecFrameStack\(n_stack=2\), VecNormalize"),
+        (lambda: VecFrameStack(pendulums(2), 2), {}, "VecFrameStack"),
+        (lambda: VecNormalize(VecFrameStack(pendulums(2), 2)), {}, "VecFrameStack"),
+        (lambda: VecFrameStack(VecNormalize(pendulums(2)), 2), {}, "VecFrameStack, VecNormalize"),
         (lambda: pendulums(2, env_kwargs={"max_episode_steps": 50, "g": 2.0}), {"max_episode_steps": 50, "g": 2.0}, ""),
         (lambda: gym.make("Pendulum-v1", g=2.0, render_mode="rgb_array"), {"g": 2.0}, ""),
         (lambda: gym.wrappers.RecordEpisodeStatistics(gym.make("Pendulum-v1")), {}, ""),
@@ -148,12 +152,6 @@ def test_an_environment_that_its_id_and_settings_do_not_make_has_to_be_given(mak
     model.get_env().close()
 
 
-def test_settings_that_an_environment_does_not_know_are_given(evaluated):
-    settings = {"max_episode_steps": 50}
-    results = evaluated(trained(env=gym.make("Pendulum-v1", **settings), steps=0), env_kwargs=settings)
-    assert (results["env_kwargs"], results["episode_lengths"]) == (settings, [50])
-
-
 def test_the_score_is_that_of_the_environment_that_was_given(evaluated):
     """users U1: 9.10 on the card of an agent that scores 500 in its own environment."""
     model = trained(env=make_vec_env("CartPole-v1", 1, wrapper_class=Reversed), steps=1024)
@@ -162,7 +160,6 @@ def test_the_score_is_that_of_the_environment_that_was_given(evaluated):
     assert returns != returns_by_hand(model, gym.make("CartPole-v1"), 5, seed=3)
 
 
-@pytest.mark.filterwarnings("ignore:env is not what the model was trained in:UserWarning")
 def test_statistics_are_used_where_the_training_had_them(evaluated):
     """users U2: VecNormalize and VecFrameStack in either order."""
     inside, outside = (
@@ -208,8 +205,6 @@ def test_models_of_envpool_are_evaluated_in_gymnasium_if_it_has_the_task(pack, a
     with pytest.raises(ValueError, match="'HalfCheetah-v4' is not what the model was trained in.* pass it as env="):
         pack(model)
     assert accepted(model, env) == "HalfCheetah-v4"
-    with pytest.warns(UserWarning, match="not what the model was trained in"):
-        accepted(model, gym.make("HalfCheetah-v4"))
     env.close()
     folder = pack(trained(env=make_vec_env("Hopper-v4", 2, backend="envpool"), steps=0))
     assert "make_vec_env('Hopper-v4', backend='gymnasium', seed=0, env_kwargs={})" in (folder / "README.md").read_text()
@@ -226,12 +221,11 @@ def test_other_rules_of_a_game_are_another_task(pack, accepted):
         pack(model, env_kwargs={})
 
 
-@pytest.mark.filterwarnings("ignore:env is not what the model was trained in:UserWarning")
 def test_environments_that_are_not_the_agents_are_rejected(cartpole, pack, tmp_path):
-    with pytest.raises(ValueError, match="no registered id"):
+    with pytest.raises(ValueError, match="env_id=None is not allowed.* register it with gymnasium"):
         pack(cartpole, DummyVecEnv([lambda: TinyEnv(BOX_OBSERVATIONS, spaces.Discrete(2))]))
     cartpole.save(tmp_path / "model")
-    with pytest.raises(ValueError, match="pass the id"):
+    with pytest.raises(ValueError, match="pass the environment as env="):
         pack(ANO.load(tmp_path / "model"))
     with pytest.raises(ValueError, match="'Pendulum-v1' is not what the model was trained in: .*env does not fit"):
         pack(cartpole, gym.make("Pendulum-v1"))

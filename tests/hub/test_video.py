@@ -1,30 +1,19 @@
 """Replay videos: what a decoder reads back is what the environment drew."""
 
-import os
-import re
-import subprocess
-import sys
-
 import gymnasium as gym
 import imageio_ffmpeg
 import numpy as np
 import pytest
 
-from sb3_ano.envs import make_vec_env
-from sb3_ano.hub import RenderError
-from tests.envs.backends import needs_atari
-from tests.hub.agents import is_one_line, trained
+# imageio's reader leaves the pipes of its ffmpeg open.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-def ffmpeg(path, *arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([imageio_ffmpeg.get_ffmpeg_exe(), "-i", str(path), *arguments], capture_output=True)
-
-
-def decoded(folder) -> np.ndarray:
-    path = folder / "replay.mp4"
-    frames = np.frombuffer(ffmpeg(path, "-f", "rawvideo", "-pix_fmt", "rgb24", "-").stdout, np.uint8)
-    width, height = re.search(r" (\d+)x(\d+)[, ]", ffmpeg(path).stderr.decode()).groups()
-    return frames.reshape(-1, int(height), int(width), 3)
+def decoded(path):
+    """What a decoder says of a video, and its frames."""
+    about, *frames = imageio_ffmpeg.read_frames(str(path))
+    width, height = about["size"]
+    return about, np.stack([np.frombuffer(frame, np.uint8).reshape(height, width, 3) for frame in frames])
 
 
 def drawn(model, env, length, seed) -> np.ndarray:
@@ -41,55 +30,17 @@ def drawn(model, env, length, seed) -> np.ndarray:
 
 def test_the_video_shows_every_frame_at_the_environments_speed_and_plays_in_browsers(cartpole, pack, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))  # no ffmpeg on the path is needed
-    folder = pack(cartpole, video=True, video_length=70, seed=3)
-    frames = decoded(folder)
+    path = pack(cartpole, video=True, video_length=70, seed=3) / "replay.mp4"
+    about, frames = decoded(path)
     expected = drawn(cartpole, gym.make("CartPole-v1", render_mode="rgb_array"), 70, seed=3)
     assert frames.shape == expected.shape == (70, 400, 600, 3)
     # The cart's lines are thin, and a compressed line is blurred; frames in the wrong order would differ more.
     errors = [[np.abs(frame.astype(float) - other).mean() for other in expected[::10]] for frame in frames[::10]]
     assert np.argmin(errors, axis=1).tolist() == list(range(7))
     assert np.diag(errors).max() < 1.0
-    about = ffmpeg(folder / "replay.mp4").stderr.decode()
-    assert re.search(r"Video: h264 .*yuv420p.* 50 fps", about), about
-    content = (folder / "replay.mp4").read_bytes()
+    assert (about["codec"], about["fps"], about["pix_fmt"][:7]) == ("h264", 50, "yuv420p")
+    content = path.read_bytes()
     assert content.index(b"moov") < content.index(b"mdat"), "a browser would have to load all of it before it plays"
-
-
-@needs_atari
-def test_atari_is_shown_in_color_though_the_agent_sees_gray(pack):
-    env = make_vec_env("PongNoFrameskip-v4", 1, backend="gymnasium", env_kwargs={"max_episode_steps": 20})
-    model = trained(env=env, policy="CnnPolicy", steps=0, policy_kwargs={"features_extractor_kwargs": {"features_dim": 8}})
-    frames = decoded(pack(model, video=True, video_length=5))
-    assert frames.shape == (5, 210, 160, 3)
-    assert np.ptp(frames.astype(int), axis=-1).max() > 50
-
-
-MUJOCO = """
-import sys
-from sb3_ano import ANO
-from sb3_ano.envs import make_vec_env
-from sb3_ano.hub import RenderError, package
-model = ANO("MlpPolicy", make_vec_env("InvertedPendulum-v5", 1, backend="gymnasium"), n_steps=8, batch_size=8)
-try:
-    package(model, "agent", "somebody/agent", n_eval_episodes=1, video=True, video_length=4, verbose=0)
-except RenderError as error:
-    sys.exit(f"RenderError: {error}")
-"""
-
-
-@pytest.mark.slow
-def test_mujoco_renders_without_a_display_and_without_settings(tmp_path):
-    """In a process of its own: MuJoCo binds to one graphics library for good."""
-    pytest.importorskip("mujoco")
-    hidden = ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL", "PYOPENGL_PLATFORM")
-    clean = {key: value for key, value in os.environ.items() if key not in hidden}
-    run = subprocess.run([sys.executable, "-c", MUJOCO], capture_output=True, text=True, cwd=tmp_path, env=clean, timeout=120)
-    if "RenderError" in run.stderr and "CI" not in os.environ:
-        pytest.skip(f"no software rendering here: {run.stderr.splitlines()[-1]}")
-    assert run.returncode == 0, run.stderr
-    frames = decoded(tmp_path / "agent")
-    assert frames.shape == (4, 480, 480, 3)
-    assert frames.std() > 5, "the frames are empty"
 
 
 class Breaks(gym.Wrapper):
@@ -104,25 +55,16 @@ class Breaks(gym.Wrapper):
         return super().render()
 
 
-@pytest.mark.filterwarnings("ignore:env is not what the model was trained in:UserWarning")
 @pytest.mark.parametrize(
     ("env", "reason"),
     [
-        (lambda: gym.make("CartPole-v1"), "its render_mode is None"),
-        (lambda: Breaks(gym.make("CartPole-v1", render_mode="rgb_array")), "OSError: no graphics library.*MUJOCO_GL=egl"),
+        (lambda: gym.make("CartPole-v1"), "ValueError: its render_mode is None; it must be made with render_mode='rgb_array'"),
+        (lambda: Breaks(gym.make("CartPole-v1", render_mode="rgb_array")), "OSError: no graphics library"),
     ],
 )
-def test_without_frames_the_push_continues_unless_a_video_was_asked_for(env, reason, cartpole, pack, capsys):
-    with pytest.raises(RenderError, match=reason) as caught:
-        pack(cartpole, env(), video=True)
-    assert is_one_line(str(caught.value))
-    folder = pack(cartpole, env(), video="auto")
+def test_without_frames_the_push_continues_and_says_why(env, reason, cartpole, pack, capsys):
+    folder = pack(cartpole, env(), video=True)
     (line,) = capsys.readouterr().out.splitlines()
-    assert line == f"no video: the environment does not render: {caught.value}"
+    assert line == f"no video: the environment does not render: {reason}"
     assert not (folder / "replay.mp4").exists()
     assert "<video" not in (folder / "README.md").read_text()
-
-
-def test_a_video_has_frames(cartpole, pack):
-    with pytest.raises(ValueError, match="length=0 is not allowed"):
-        pack(cartpole, video=True, video_length=0)

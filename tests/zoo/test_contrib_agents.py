@@ -71,10 +71,9 @@ def rollout(model, steps: int = 20) -> list:
     return seen
 
 
-@pytest.mark.parametrize("optimizer", [False, True])
 @pytest.mark.parametrize("kind", ["Mlp", "MultiInput", "Cnn"])
 @pytest.mark.parametrize("algo", CONTRIB)
-def test_the_safe_format_brings_back_actions_and_states(algo, kind, optimizer, tmp_path):
+def test_the_safe_format_brings_back_actions_and_states(algo, kind, tmp_path):
     observations = {"Mlp": BOX_OBSERVATIONS, "MultiInput": DICT_OBSERVATIONS, "Cnn": IMAGE_OBSERVATIONS}[kind]
     recurrent = "lstm" in algo
     options = {"lstm_hidden_size": 8, "net_arch": [8]} if recurrent else {}
@@ -82,7 +81,7 @@ def test_the_safe_format_brings_back_actions_and_states(algo, kind, optimizer, t
     policy = f"{kind}{'Lstm' if recurrent else ''}Policy"
     cls = ALGORITHMS[algo].algorithm
     model = cls(policy, env, **{**SMALL, "batch_size": 64}, policy_kwargs=options).learn(64)
-    save_safe(model, tmp_path / "agent", include_optimizer=optimizer)
+    save_safe(model, tmp_path / "agent")
     loaded = load_safe(tmp_path / "agent", env=env)
     assert type(loaded) is cls
     assert torch.equal(parameters(loaded), parameters(model))

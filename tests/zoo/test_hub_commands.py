@@ -1,7 +1,6 @@
 """``push_to_hub`` and ``load_from_hub`` of the zoo, against a Hub on this machine."""
 
 import json
-import os
 import re
 import shutil
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from huggingface_hub import constants
 from stable_baselines3 import PPO
 
 from sb3_ano import SPO
@@ -30,15 +28,8 @@ LOAD = f"load_from_hub --algo spo --env {ENV} -orga {USER}"
 def hub(tmp_path_factory):
     """A Hub with an agent of ours and one of SB3's, trained in the current directory and pushed from it."""
     directory = tmp_path_factory.mktemp("zoo")
-    with running_zoo_hub() as (server, variables), pytest.MonkeyPatch.context() as patch:
-        for name, value in {**variables, "PATH": os.environ["PATH"]}.items():
-            patch.setenv(name, value)
-        # huggingface_hub reads its variables when it is imported, which has happened in this process.
-        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.url)
-        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        patch.setattr(constants, "ENDPOINT", server.url)
-        patch.setattr(constants, "HF_HUB_CACHE", str(directory / "hf" / "hub"))
-        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    with running_zoo_hub() as (server, _), pytest.MonkeyPatch.context() as patch:
+        server.connect(patch, directory / "hf")
         patch.delenv("TRUST_REMOTE_CODE", raising=False)
         patch.chdir(directory)
         for algo, options in (("spo", "-m mine"), ("ppo", "-n 20")):

@@ -15,17 +15,18 @@ import numpy as np
 from tests.hub.agents import Canary, document, is_one_line, write_document
 
 ROOT = Path(__file__).parents[3]
-TENSOR_FILES = ("policy.safetensors", "optimizer.safetensors", "vec_normalize.safetensors")
+TENSOR_FILES = ("policy.safetensors", "vec_normalize.safetensors")
 HUGE = 10**12
 #: Seconds that a case may take on a busy machine.
 TIME_LIMIT = 60
 
 
 @contextlib.contextmanager
-def watched_process(sound):
+def watched_process(sound, spare=2**30):
     """A function that loads a directory, or runs code, in another process, and returns what happened there.
 
     :param sound: agent that the process loads first, so that it has imported all that loading needs
+    :param spare: bytes of memory that loading may take beyond what the process has then
     """
     # On its path lie modules that it has no reason to import.
     modules = sound.parent / "modules"
@@ -33,7 +34,7 @@ def watched_process(sound):
     for name in ("canary_module", "canary_package"):
         (modules / f"{name}.py").write_text("def shape(x): return x\n")
     path = os.pathsep.join([str(modules), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "tests.hub.hostile.watched_loader", str(sound)]
+    command = [sys.executable, "-m", "tests.hub.hostile.watched_loader", str(sound), str(spare)]
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as process:
 

@@ -4,14 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import warnings
-from types import SimpleNamespace
 
 import pytest
 import yaml
 from huggingface_hub import HfApi
 
-from sb3_ano.hub import HubError, download, download_run, load_from_hub
+from sb3_ano.hub import HubError, download_run, load_from_hub
 from tests.hub.agents import one_line
 
 REPOSITORY = "somebody/ano-CartPole-v1"
@@ -40,13 +38,12 @@ def no_environments(monkeypatch):
 # Review safety H1, and the row of download_run among the unclear errors.
 HOSTILE_IDS = [
     "train:CartPole-v1", "this:CartPole-v1", "test.__main__:CartPole-v1", "evil_agent.evil:CartPole-v1", ":CartPole-v1",
-    "a:b:c", "", ".", "..", "../../CartPole-v1", "/etc/passwd", "x" * 300, "CartPole", "CartPole-v1\n", "CartPole-v1\0",
-    "\x1b]0;title\x07CartPole-v1", "Nowhere-v0", "NoFrameskip:Pong", "ALE/../Pong-v5",
+    "a:b:c", "", "..", "/etc/passwd", "x" * 300, "CartPole-v1\n", "CartPole-v1\0", "\x1b]0;title\x07x", "ALE/../Pong-v5",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("env_id", "trust"), [*((env_id, False) for env_id in HOSTILE_IDS), ("this:CartPole-v1", True)])
-def test_an_id_is_only_looked_up(env_id, trust, share, no_environments, tmp_path, monkeypatch):
+@pytest.mark.parametrize("env_id", HOSTILE_IDS)
+def test_an_id_is_only_looked_up(env_id, share, no_environments, tmp_path, monkeypatch):
     for name in ("train.py", "evil_agent/evil.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("raise SystemExit('imported')")
@@ -55,7 +52,7 @@ def test_an_id_is_only_looked_up(env_id, trust, share, no_environments, tmp_path
     modules = set(sys.modules)
     share({"env_id": env_id})
     with one_line(ValueError, f"{REPOSITORY}/results.json names the environment .{{,200}} not registered here"):
-        download_run(REPOSITORY, tmp_path / "run", trust_remote_code=trust)
+        download_run(REPOSITORY, tmp_path / "run")
     assert not {name for name in set(sys.modules) - modules if name.split(".")[0] in ("train", "this", "test", "evil_agent")}
     assert not (tmp_path / "run").exists()
 
@@ -70,42 +67,21 @@ def test_results_that_name_no_environment_are_refused(content, share, tmp_path):
     assert not list((tmp_path / "logs").iterdir())
 
 
-# Review safety H2: files elsewhere, memory, executables.
-@pytest.mark.parametrize(
-    ("env_id", "settings"),
-    [
-        ("HalfCheetah-v5", {"xml_file": "/etc/passwd"}),
-        ("FrozenLake-v1", {"desc": ["S" + "F" * 999] * 1000}),
-        ("ALE/Pong-v5", {"screen_size": 60_000, "frame_stack": 3_000_000}),
-        ("CartPole-v1", {"vzd_path": "/bin/sh", "game_args": "-c reboot"}),
-    ],
-)
-@pytest.mark.parametrize("trust", [False, True])
-def test_settings_of_an_environment_are_left_out_unless_their_author_is_trusted(
-    env_id, settings, trust, share, no_environments, tmp_path
-):
-    share({"env_id": env_id, "env_kwargs": settings})
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        run = download_run(REPOSITORY, tmp_path / "run", trust_remote_code=trust)
-    if not trust:
-        (message,) = [str(each.message) for each in caught]
-        assert f"env_kwargs={{'{min(settings)}'" in message
-        assert "are left out" in message
-        assert len(message) < 500
-    name, kept = env_id.replace("/", "-"), settings if trust else {}
-    arguments = yaml.safe_load((run / name / "args.yml").read_text())
-    assert (arguments["env"], arguments["env_kwargs"], bool(caught)) == (env_id, kept, not trust)
-    assert yaml.safe_load((run / name / "env_kwargs.yml").read_text()) == kept
-    assert (run / f"{name}.zip").is_file()
-
-
-def test_the_environment_is_the_one_that_was_asked_for(share, tmp_path):
-    """Review safety H8: an agent for CartPole-v0 was taken for one of CartPole-v1."""
-    share({"env_id": "CartPole-v0"})
-    with pytest.raises(ValueError, match=f"{REPOSITORY} holds an agent for CartPole-v0, not for CartPole-v1"):
-        download_run(REPOSITORY, tmp_path / "run", env_id="CartPole-v1")
-    download_run(REPOSITORY, tmp_path / "run", env_id="CartPole-v0")
+def test_settings_of_an_environment_are_left_out(share, no_environments, tmp_path):
+    """Review safety H2: files elsewhere, memory, executables."""
+    share(
+        {
+            "env_id": "ALE/Pong-v5",
+            "env_kwargs": {"xml_file": "/etc/passwd", "desc": ["S" * 999] * 1000, "frame_stack": 3_000_000},
+        }
+    )
+    with pytest.warns(UserWarning, match="env_kwargs={'desc': .*are left out") as caught:
+        run = download_run(REPOSITORY, tmp_path / "run")
+    assert [len(str(each.message)) < 500 for each in caught] == [True]
+    arguments = yaml.safe_load((run / "ALE-Pong-v5" / "args.yml").read_text())
+    assert (arguments["env"], arguments["env_kwargs"]) == ("ALE/Pong-v5", {})
+    assert yaml.safe_load((run / "ALE-Pong-v5" / "env_kwargs.yml").read_text()) == {}
+    assert (run / "ALE-Pong-v5.zip").is_file()
 
 
 def test_loading_makes_no_environment_and_needs_none(share, no_environments):
@@ -114,23 +90,21 @@ def test_loading_makes_no_environment_and_needs_none(share, no_environments):
     assert "this" not in sys.modules
 
 
-def test_the_files_together_have_a_limit(share, packed, tmp_path):
-    """Review safety H8: max_bytes."""
+def test_the_files_together_have_a_limit(share, packed, monkeypatch):
+    """Review safety H8: sizes that the Hub does not list, and all files together."""
     share(b"{}")
     total = len(packed["sb3_ano.json"]) + len(packed["policy.safetensors"]) + 2
-    download(REPOSITORY, tmp_path / "agent", max_bytes=total)
-    with pytest.raises(HubError, match="allowed are .* more, see max_bytes="):
-        download(REPOSITORY, tmp_path / "agent", max_bytes=total - 1)
-
-
-@pytest.mark.parametrize(("listed", "message"), [(None, "does not say how large"), (10, r"has [0-9,]+ bytes, not 10")])
-def test_a_size_that_is_unknown_or_wrong_is_refused(listed, message, share, hub, monkeypatch):
-    share(b"{}")
-    repository = hub.repositories[REPOSITORY]
-    siblings = [SimpleNamespace(rfilename=name, size=listed) for name in repository.files]
-    monkeypatch.setattr(HfApi, "model_info", lambda *_, **__: SimpleNamespace(sha=repository.head, siblings=siblings))
-    with pytest.raises(HubError, match=message):
-        load_from_hub(REPOSITORY, max_bytes=1000)
+    monkeypatch.setattr("sb3_ano.hub.pull.MAX_BYTES", total)
+    load_from_hub(REPOSITORY)
+    monkeypatch.setattr("sb3_ano.hub.pull.MAX_BYTES", total - 1)
+    with one_line(HubError, f"download {REPOSITORY}: it has [0-9,]+ bytes; allowed are "):
+        load_from_hub(REPOSITORY)
+    info = HfApi().model_info(REPOSITORY)
+    for file in info.siblings:
+        file.size = None
+    monkeypatch.setattr(HfApi, "model_info", lambda *_, **__: info)
+    with one_line(HubError, "it has inf bytes"):
+        load_from_hub(REPOSITORY)
 
 
 IN_THE_FOLDER = """

@@ -4,21 +4,22 @@ Each case spoils a sound agent as someone could who knows the format: unless a c
 JSON are made to fit. A process that is watched by an audit hook, with little memory, loads the result.
 """
 
-import functools
-import io
+import itertools
 import json
 import os
 import resource
 import struct
-import zipfile
 
 import pytest
 import torch
+from gymnasium import spaces
 from safetensors.torch import load, save
 
+from sb3_ano import MaskableANO, RecurrentANO
 from sb3_ano.envs import make_vec_env
-from sb3_ano.hub import SafeFormatError, load_safe
-from tests.hub.agents import Canary, one_line, rewrite
+from sb3_ano.hub import SafeFormatError, load_safe, save_safe
+from sb3_ano.hub.safe_format import SAFE_FILES
+from tests.hub.agents import document, one_line, rewrite, write_document
 from tests.hub.hostile.common import (
     HUGE,
     TENSOR_FILES,
@@ -31,6 +32,7 @@ from tests.hub.hostile.common import (
     watched_process,
     write_tensors,
 )
+from tests.tiny_envs import BOX_OBSERVATIONS, masked_vec_env
 
 WATCHED = {
     "import pickle; pickle.loads(bytes.fromhex('{pickle}'))": ["pickle.find_class", "canary w"],
@@ -58,99 +60,85 @@ def entry(shape, begin, end, dtype="F32"):
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-def torch_file(folder, zipped):
-    stream = io.BytesIO()
-    torch.save({"value_net.bias": Canary(folder.parent / "canary")}, stream, _use_new_zipfile_serialization=zipped)
-    return stream.getvalue()
-
-
-def zip_bomb(folder):
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("data.pkl", b"\0" * 2**24)
-    return stream.getvalue()
-
-
-def changed(change):
+def changed(path, change):
     """The content of a file, after a change of its largest tensor."""
-
-    def content(path):
-        tensors = load(path.read_bytes())
-        change(tensors, max(tensors, key=lambda key: (tensors[key].numel(), key)))
-        return save(tensors)
-
-    return content
+    tensors = load(path.read_bytes())
+    change(tensors, max(tensors, key=lambda key: (tensors[key].numel(), key)))
+    return save(tensors)
 
 
-PICKLES = {
-    "pickle": evil_pickle,
-    "PyTorch's old format": functools.partial(torch_file, zipped=False),
-    "PyTorch's zip": functools.partial(torch_file, zipped=True),
-    "zip bomb": zip_bomb,
+TEXTS = {
+    "empty": b"",
+    "not UTF-8": b'{"format": "\xff\xfe"}',
+    "byte order mark": b"\xef\xbb\xbf{}",
+    "deep lists": b"[" * 1_000_000,
+    "deep, but closed": b'{"a":' + b"[" * 500 + b"]" * 500 + b"}",
+    "a number of many digits": b'{"format_version": ' + b"9" * 100_000 + b"}",
+    "a list": b"[]",
+    "YAML": b"!!python/object/apply:os.system ['touch canary']\n",
+    "too large": b"{}" + b" " * 3_999_999,
+    "half a surrogate": b'{"format": "\\ud800"}',
 }
 TENSORS = {
-    "empty": b"",
+    "nothing": b"",
     "shorter than a length": b"\1\0\0",
-    "a length only": struct.pack("<Q", 0),
     "a length beyond everything": struct.pack("<Q", 2**63) + b"{}" * 100,
     "a length beyond the file": struct.pack("<Q", 1000) + b"{}",
     "no JSON": with_header(b"\xff" * 64),
     "deep JSON": with_header(b'{"a":' * 10_000),
-    "a list": with_header(b"[]"),
     "no tensors": with_header({}),
     "terabytes without data": with_header({"value_net.bias": entry([HUGE], 0, 4 * HUGE)}),
     "terabytes beside their data": with_header({"value_net.bias": entry([HUGE], 0, 4)}, b"\0" * 4),
     "overflowing shape": with_header({"value_net.bias": entry([2**33, 2**33], 0, 4)}, b"\0" * 4),
     "negative offsets": with_header({"value_net.bias": entry([1], -4, 0)}, b"\0" * 4),
-    "negative shape": with_header({"value_net.bias": entry([-1], 0, 4)}, b"\0" * 4),
-    "offsets the wrong way": with_header({"value_net.bias": entry([1], 4, 0)}, b"\0" * 4),
     "overlapping": with_header({"a": entry([2], 0, 8), "b": entry([2], 4, 12)}, b"\0" * 12),
-    "a hole": with_header({"a": entry([1], 0, 4), "b": entry([1], 8, 12)}, b"\0" * 12),
     "data without a tensor": with_header({"a": entry([1], 0, 4)}, b"\0" * 400),
     "an unknown type": with_header({"a": entry([1], 0, 4, "OBJECT")}, b"\0" * 4),
-    "names that are paths": with_header({"../../evil": entry([1], 0, 4)}, b"\0" * 4),
     "names with line breaks": with_header({"a\nb\x1b[31m": entry([1], 0, 4)}, b"\0" * 4),
     "a name of a megabyte": with_header({"x" * 2**20: entry([1], 0, 4)}, b"\0" * 4),
     "a header of 17 MiB": with_header(b" " * 17 * 2**20),
     "many tensors": with_header({str(i): entry([0], 0, 0) for i in range(20_000)}),
-    "metadata that is code": with_header({"__metadata__": {"__reduce__": "os.system"}, "a": entry([1], 0, 4)}, b"\0" * 4),
 }
-SPOILT = {
-    "transposed": lambda tensors, key: tensors.update({key: tensors[key].reshape(*tensors[key].shape, 1)}),
+CHANGES = {
+    "one more axis": lambda tensors, key: tensors.update({key: tensors[key].reshape(*tensors[key].shape, 1)}),
     "half precision": lambda tensors, key: tensors.update({key: tensors[key].half()}),
-    "integers": lambda tensors, key: tensors.update({key: tensors[key].int()}),
     "missing": lambda tensors, key: tensors.pop(key),
     "one more": lambda tensors, key: tensors.update({"evil": torch.zeros(1)}),
     "renamed": lambda tensors, key: tensors.update({f"{key}x": tensors.pop(key)}),
     "larger": lambda tensors, key: tensors.update({key: torch.zeros(1_000_000)}),
-    "no numbers": lambda tensors, key: tensors.update({key: torch.zeros(0)}),
 }
-CONTENTS = {
-    **{kind: lambda path, make=make: make(path.parent) for kind, make in PICKLES.items()},
-    **{kind: lambda path, content=content: content for kind, content in TENSORS.items()},
-    **{kind: changed(change) for kind, change in SPOILT.items()},
+# What stands in the place of a file.
+NODES = {
+    "no file": lambda path: None,
+    "folder": lambda path: path.mkdir(),
+    "pipe": os.mkfifo,
+    "link out": lambda path: path.symlink_to(path.parents[1] / "elsewhere"),
+    "link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "dangling link": lambda path: path.symlink_to("/nowhere"),
+    "loop": lambda path: path.symlink_to(path),
 }
 
 
-# Without tensors, a file is that of an optimizer which has made no step.
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        *[
-            (kind, name)
-            for kind in CONTENTS
-            for name in TENSOR_FILES
-            if (kind, name) != ("no tensors", "optimizer.safetensors")
-        ],
-        *[(kind, "sb3_ano.json") for kind in PICKLES],
+        *itertools.product(["pickle", *NODES], SAFE_FILES),
+        *itertools.product(TEXTS, SAFE_FILES[:1]),
+        *itertools.product([*TENSORS, *CHANGES], TENSOR_FILES),
     ],
 )
 def test_what_is_no_file_of_the_format_is_rejected(kind, name, watched, folder):
-    content = CONTENTS[kind](folder / name)
-    if name in TENSOR_FILES:
-        write_tensors(folder, name, content)
+    path = folder / name
+    if kind in NODES:
+        path.rename(folder.parent / "elsewhere")
+        NODES[kind](path)
+    elif kind in CHANGES:
+        write_tensors(folder, name, changed(path, CHANGES[kind]))
     else:
-        (folder / name).write_bytes(content)
+        content = {"pickle": evil_pickle(folder), **TEXTS, **TENSORS}[kind]
+        path.write_bytes(content)
+        if name in TENSOR_FILES:
+            write_tensors(folder, name, content)
     refused_by(watched, folder, name)
 
 
@@ -165,42 +153,23 @@ def test_pickles_and_code_beside_the_files_are_not_looked_at(watched, folder, so
         (folder / name).write_text("!!python/object/apply:os.system ['touch canary']\n")
     for name in ("__init__.py", "setup.py", "sitecustomize.py", "conftest.py"):
         (folder / name).write_text(f"open({str(folder.parent / 'canary')!r}, 'w')")
+    content = document(folder)
+    for name in ("../evil.safetensors", "/etc/passwd", "..", "sub/policy.safetensors", "C:\\evil", "model.zip"):
+        content["files"][name] = {"size": 8, "sha256": ""}
+    write_document(folder, content)
     before = everything_in(folder.parent)
     assert judged(watched(folder), acts) == "acts the same"
     assert everything_in(folder.parent) == before
 
 
-@pytest.mark.parametrize("name", ["sb3_ano.json", *TENSOR_FILES])
-@pytest.mark.parametrize("kind", ["missing", "folder", "link out", "link to a device", "dangling link", "loop", "pipe"])
-def test_files_that_are_no_files_are_refused(kind, name, watched, folder, sound):
-    path = folder / name
-    path.unlink()
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind != "missing":
-        targets = {"link out": sound / name, "link to a device": "/dev/zero", "dangling link": "/nowhere", "loop": path}
-        path.symlink_to(targets[kind])
-    refused_by(watched, folder, name)
-
-
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("file", "file is not a directory with an agent: it has no sb3_ano.json"),
-        ("nowhere", "nowhere is not a directory with an agent: it has no sb3_ano.json"),
-        ("loop", "cannot be read"),
-        ("x" * 5000, "cannot be read"),
-        ("a\0b", "cannot be read"),
-    ],
-    ids=["file", "nowhere", "loop", "long", "null"],
+    "name", ["file", "nowhere", "loop", "x" * 5000, "a\0b"], ids=["file", "nowhere", "loop", "long", "null"]
 )
-def test_paths_that_are_no_directory_are_one_line(name, message, tmp_path):
+def test_paths_that_are_no_directory_are_one_line(name, tmp_path):
     """Review safety, unclear errors."""
     (tmp_path / "file").write_text("no directory")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with one_line(SafeFormatError, message):
+    with one_line(SafeFormatError, "a file of the agent cannot be read: "):
         load_safe(f"{tmp_path}/{name}")
 
 
@@ -213,6 +182,8 @@ def test_a_file_of_holes_is_refused_before_memory_is_taken(watched, folder):
     os.truncate(path, len(begin) + 4 * n)
     rewrite(folder, {("files", "policy.safetensors"): {"size": path.stat().st_size, "sha256": "0" * 64}})
     refused_by(watched, folder, "needs more memory than is available")
+    os.truncate(path, 2**31 + 1)
+    refused_by(watched, folder, "policy.safetensors is not a regular file of up to 2147483648 bytes")
 
 
 def test_a_rollout_takes_no_memory_before_training(watched, folder):
@@ -227,6 +198,21 @@ def test_a_rollout_takes_no_memory_before_training(watched, folder):
     assert load_safe(folder).n_steps == 10**7
     assert load_safe(folder, eight, custom_objects={"n_steps": 64}).n_steps == 64
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+@pytest.mark.parametrize(
+    ("cls", "policy", "options", "size"),
+    [
+        (MaskableANO, "MlpPolicy", {}, 4 * 4 + 8 + 7 * 4 + 2 * 3),
+        (RecurrentANO, "MlpLstmPolicy", {"lstm_hidden_size": 8, "n_lstm_layers": 2}, 4 * 4 + 8 + 7 * 4 + 2 * 2 * 8 * 4 * 2),
+    ],
+)
+def test_masks_and_states_count_as_memory_of_a_rollout(cls, policy, options, size, tmp_path):
+    model = cls(policy, masked_vec_env(BOX_OBSERVATIONS, spaces.Discrete(3)), policy_kwargs=options)
+    folder = save_safe(model, tmp_path / "agent")
+    rewrite(folder, {"arguments/n_steps": 2**30})
+    with pytest.raises(SafeFormatError, match=f"x 2 environments x {size} bytes"):
+        load_safe(folder)
 
 
 def test_no_weights_are_made_orthogonal_to_be_replaced(sound, monkeypatch):

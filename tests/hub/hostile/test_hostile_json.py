@@ -6,16 +6,13 @@ process that is watched by an audit hook, with little memory, loads the result.
 
 import hashlib
 import json
-import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from sb3_ano.hub import load_safe
 from tests.hub.agents import MISSING, document, put, rewrite, write_document
-from tests.hub.hostile.common import HUGE, everything_in, flipped, judged, refused_by, spots
+from tests.hub.hostile.common import HUGE, everything_in, flipped, judged, refused_by, spots, watched_process
 
 # Names that lead to code, in every place that takes a name.
 NAMES = [
@@ -25,18 +22,18 @@ NAMES = [
 NAMED_PLACES = {
     "algorithm": "algorithm='",
     "policy": "policy='",
-    "arguments/policy_kwargs/activation_fn": "policy_kwargs.activation_fn='",
+    "arguments/policy_kwargs/activation_fn": "there is no ActorCriticPolicy with these arguments",
     "arguments/rollout_buffer_class": "rollout_buffer_class='",
     "arguments/learning_rate": "learning_rate='",
     "observation_space/type": "observation_space.type='",
     "observation_space/dtype": "observation_space.dtype='",
     "shaping/name": "which is not built in and is never imported",
 }
-# Objects that stand for code, in every place that takes a class.
+# Objects that stand for code, in every place that takes a class. To others than classes, a policy has an answer of its own.
+PLAIN = "allowed are"
 TAGS = [
     ({"$class": "os.system"}, "='os.system' is not allowed"),
     ({"$class": "torch.nn.modules.activation.Tanh"}, "is not allowed; allowed are"),
-    ({"$class": "sb3_ano.hub.codec.UnknownSchedule"}, "is not allowed; allowed are"),
     ({"$class": ["os.system", "touch canary"]}, "is not allowed; allowed are"),
     ({"$class": "os.system", "$args": ["touch canary"]}, "has the unknown key '$args'"),
     ({"$custom": "os:system"}, "never imported by its name"),
@@ -44,10 +41,10 @@ TAGS = [
     ({"$schedule": "os.system"}, "is not allowed; allowed are plain values"),
     ({"$pickle": "gASVHAAAAAAAAACMCGJ1aWx0aW5zlIwFcHJpbnSUk5Qu"}, "is not allowed; allowed are plain values"),
     ({"$float": "__import__('os')"}, "is not allowed; allowed are plain values"),
-    ({":type:": "<class 'function'>", ":serialized:": "gASVHAAAAAAAAACMCGJ1aWx0aW5zlIwFcHJpbnSUk5Qu"}, "allowed are"),
-    ({"py/object": "os.system", "py/reduce": [{"py/function": "os.system"}]}, "allowed are"),
-    ("!!python/object/apply:os.system ['touch canary']", "allowed are"),
-    ("{{ ''.__class__.__mro__ }}", "allowed are"),
+    ({":type:": "<class 'function'>", ":serialized:": "gASVHAAAAAAAAACMCGJ1aWx0aW5zlIwFcHJpbnSUk5Qu"}, PLAIN),
+    ({"py/object": "os.system", "py/reduce": [{"py/function": "os.system"}]}, PLAIN),
+    ("!!python/object/apply:os.system ['touch canary']", PLAIN),
+    ("{{ ''.__class__.__mro__ }}", PLAIN),
 ]
 CLASS_PLACES = [
     "arguments/policy_kwargs/activation_fn",
@@ -56,12 +53,12 @@ CLASS_PLACES = [
 ]
 
 
-def discrete(n, start=0, dtype="int64"):
-    return {"type": "Discrete", "n": n, "start": start, "dtype": dtype}
+def discrete(n, dtype="int64"):
+    return {"type": "Discrete", "n": n, "start": 0, "dtype": dtype}
 
 
-def multi_discrete(*nvec, start=0):
-    return {"type": "MultiDiscrete", "shape": [len(nvec)], "dtype": "int64", "nvec": nvec, "start": [start] * len(nvec)}
+def multi_discrete(*nvec):
+    return {"type": "MultiDiscrete", "shape": [len(nvec)], "dtype": "int64", "nvec": nvec, "start": [0] * len(nvec)}
 
 
 def dict_of(*parts):
@@ -73,7 +70,7 @@ NO_POLICY = "there is no ActorCriticPolicy with these arguments and spaces: "
 # By place: values, and what the message says. The name of a place without a message is in the message, with the value.
 # Values of another type, and keys that are missing or unknown, are in the test below this table.
 VALUES = {
-    "algorithm": [("SPO", "shaping="), ("PAPO", "arguments lacks 'k'")],
+    "algorithm": [("SPO", "shaping="), ("PAPO", "arguments has the unknown key")],
     "policy": [("CnnPolicy", "there is no ActorCriticCnnPolicy with these arguments")],
     "format_version": [
         *[(version, "is not of an agent in the safe format") for version in (0, True)],
@@ -81,17 +78,18 @@ VALUES = {
     ],
     "arguments/n_steps": [
         (HUGE, "asks for rollouts of n_steps=1000000000000"),
-        (4 * 10**8, "asks for rollouts of n_steps=400000000 x 1 environments x 52 bytes"),  # review safety H4
+        (41_297_763, "asks for rollouts of n_steps=41297763 x 1 environments x 52 bytes"),  # review safety H4
         (-1, ""), (32.0, ""), (True, ""),
     ],
     "arguments/batch_size": [(0, "")],
-    "arguments/gamma": [({"$float": "nan"}, "gamma=nan"), (10**400, "is an integer beyond 2**64")],
+    "arguments/gamma": [({"$float": "nan"}, "gamma=nan"), (10**400, "")],
     "arguments/learning_rate": [(-1.0, ""), (True, "")],
     "arguments/clip_range": [
         ({"$schedule": "linear", "start": 1, "end": 0, "end_fraction": 0}, "clip_range.end_fraction=0"),
-        ({"$custom": "os:system", "initial": "1"}, "clip_range.initial='1'"),
+        ({"$custom": "os:system", "initial": 1}, "clip_range has the unknown key 'initial'"),
+        ({"$custom": "os:system"}, "clip_range was 'os:system', which is not built in and is never imported"),
     ],
-    "arguments/clip_range_vf": [({"$custom": ["os"], "initial": 1}, "clip_range_vf.$custom=['os']")],
+    "arguments/clip_range_vf": [({"$custom": ["os"]}, "clip_range_vf={'$custom': ['os']}")],
     "arguments/seed": [(-1, ""), (2**64, "seed=18446744073709551616")],
     "arguments/use_sde": [(True, NO_POLICY)],
     "arguments/rollout_buffer_kwargs": [({"buffer_size": HUGE}, "cannot be set up: TypeError")],
@@ -99,8 +97,8 @@ VALUES = {
         ([HUGE, HUGE], f"{NO_POLICY}RuntimeError"),
         ([10**6, 10**6], "but that of the policy"),
         ([8, 9], "but that of the policy"),
-        ([8], "unlike the policy"),
-        ([8] * 100_000, "allowed are lists of up to 1000 elements"),
+        ([8], "but that of the policy"),
+        ([8] * 1001, "allowed are lists of up to 1000 elements"),
         ([-8, 8], f"{NO_POLICY}RuntimeError"),
         ({"$class": "torch.nn.ReLU"}, "allowed are values that are not classes"),
     ],
@@ -108,21 +106,24 @@ VALUES = {
     "arguments/policy_kwargs/features_extractor_kwargs": [({"fn": "os.system"}, f"{NO_POLICY}TypeError")],
     "arguments/policy_kwargs/optimizer_kwargs": [
         ({"lr": 1, "eps": 1}, f"{NO_POLICY}TypeError"),
-        ({"betas": [0.9] * 10}, "optimizer_kwargs.betas="),
+        ({"eps": "evil"}, f"{NO_POLICY}TypeError"),
     ],
+    # Both would take memory or minutes before the policy is compared.
+    "arguments/policy_kwargs/n_lstm_layers": [(1001, "policy_kwargs.n_lstm_layers=1001")],
+    "arguments/policy_kwargs/lstm_kwargs": [({"device": "cpu"}, "policy_kwargs.lstm_kwargs={'device': 'cpu'}")],
     "progress/num_timesteps": [(-5, "allowed are numbers from 0")],
     "observation_space": [
-        (discrete(2, start=-(2**63)), TOO_LARGE),
-        (multi_discrete(2, start=2**62), TOO_LARGE),
         (multi_discrete(2**22, 2**63 - 1, 2**63 - 2**22 + 5), TOO_LARGE),  # the sum is 4 modulo 2^64: review safety H5
         (multi_discrete(-1), "does not describe a MultiDiscrete: "),
         (discrete(0), "does not describe a Discrete: "),
-        (discrete(10**30), "is an integer beyond 2**64"),
+        (discrete(10**30), "does not describe a Discrete: "),
         (discrete(300, dtype="int8"), "does not describe a Discrete: "),
-        (discrete(HUGE), TOO_LARGE),
+        (discrete(2, dtype="float32"), "observation_space.dtype='float32' is not allowed"),
+        (discrete(2**24 + 1), TOO_LARGE),
         ({"type": "MultiBinary", "n": [2**13, 2**13]}, "observation_space.n=[8192, 8192] is not allowed"),
-        ({"type": "MultiBinary", "n": HUGE}, "observation_space.n=[1000000000000] is not allowed"),
+        ({"type": "MultiBinary", "n": 2**24 + 1}, "observation_space.n=[16777217] is not allowed"),
         (dict_of(), "observation_space.spaces={}"),
+        (dict_of(*[discrete(2)] * 1001), "objects with up to 1000 spaces"),
         (dict_of(dict_of()), "is a Dict inside of a Dict"),
         (dict_of(*[discrete(2**23)] * 3), "observation_space.spaces has more than 16777216 elements"),
         (dict_of(*[{"type": "MultiBinary", "n": 2**23}] * 999), "observation_space.spaces has more than 16777216 elements"),
@@ -130,7 +131,7 @@ VALUES = {
     ],
     "observation_space/type": [([[["x" * 100] * 10] * 10] * 10, "type=[[[")],  # review safety, errors
     "observation_space/shape": [
-        ([HUGE, HUGE], ""), ([-4], ""), ([0], ""), ([4.0], ""), ([4] * 100, "positive integers with a product"),
+        ([HUGE, HUGE], ""), ([-4], ""), ([0], ""), ([4.0], ""), ([1] * 9, "up to 8 positive integers with a product"),
         ([5], "cannot reshape array of size 4 into shape (5,)"), ([2**24], "cannot reshape array of size 4"),
     ],
     "observation_space/dtype": [("U1000000000", ""), ("uint8", "does not describe a Box")],
@@ -140,7 +141,7 @@ VALUES = {
     ],
     "action_space": [(multi_discrete(2**24, 2), TOO_LARGE), (dict_of({"type": "MultiBinary", "n": 2}), NO_POLICY)],
     "action_space/n": [(10**9, TOO_LARGE), (10**7, "but that of the policy")],
-    "n_envs": [(10**18, ""), (0, ""), (1.0, "")],
+    "n_envs": [(2**20 + 1, ""), (0, ""), (1.0, "")],
     "shaping/name": [
         (["ano"], ""),
         ("x" * 1000, "which is not built in and is never imported"),
@@ -149,20 +150,20 @@ VALUES = {
     "shaping/fingerprint": [
         ([[0.0] * 9] * 2, "the function of that name is another one now"),
         ([[0.0] * 8] * 2, "shaping.fingerprint.0=[0.0, "),
-        ([[2**64] * 9] * 2, "shaping.fingerprint.0.0=18446744073709551616"),  # found by the fuzz test
+        ([[2**63] * 9] * 2, "shaping.fingerprint.0.0=9223372036854775808"),  # found by the fuzz test
     ],
     "vec_normalize/norm_obs_keys": [(["x"], "norm_obs_keys=['x']"), (["x" * 900] * 1000, "cannot be normalized as they were")],
-    "vec_normalize/norm_obs": [(False, "unlike the observations of env"), (1, "")],
+    "vec_normalize/norm_obs": [(False, "but that of the observations of env"), (1, "")],
     "vec_normalize/clip_obs": [(-1.0, "")],
-    "optimizer/param_groups": [([], "")],
-    "optimizer/numbers": [({f"{name}": 1.0}, f"has the unknown key '{name}'") for name in ("0.step", "9.evil", "evil")],
-    ("files", "policy.safetensors"): [({"size": 2**62, "sha256": ""}, "was written with 4611686018427387904")],
-    **{("files", name): [({"size": 8, "sha256": ""}, "files={")]
-       for name in ("../evil.safetensors", "/etc/passwd", "..", "sub/policy.safetensors", "C:\\evil", "model.zip")},
+    ("files", "policy.safetensors"): [({"size": 2**62, "sha256": ""}, "damaged or cut off")],
 }  # fmt: skip
 CASES = [
     *[(place, name, message) for place, message in NAMED_PLACES.items() for name in NAMES],
-    *[(place, *tag) for place in CLASS_PLACES for tag in TAGS],
+    *[
+        (place, value, NO_POLICY if message is PLAIN and "policy_kwargs" in place else message)
+        for place in CLASS_PLACES
+        for value, message in TAGS
+    ],
     (CLASS_PLACES[0], {"$class": "torch.optim.Adam"}, "activation_fn='torch.optim.Adam' is not allowed"),
     *[(place, *case) for place, cases in VALUES.items() for case in cases],
 ]
@@ -183,10 +184,10 @@ def places(content, path=()):
 
 
 PARTS = ["format", "format_version", "algorithm", "policy", "arguments", "progress", "observation_space", "action_space"]
-PARTS += ["n_envs", "shaping", "vec_normalize", "optimizer", "files"]
-# What may be null, and what may be missing, because earlier versions did not store it.
-NULLABLE = {"rollout_buffer_class", "optimizer_kwargs", "seed", "vec_normalize", "optimizer", "foreach", "fused"}
-DEFAULTED = {"check_finite", "desired_kl", "radius_factor"}
+PARTS += ["n_envs", "shaping", "vec_normalize", "files"]
+NULLABLE = {"rollout_buffer_class", "seed", "vec_normalize"}
+# Of which a policy has a default: what is missing, and what it takes instead of another type, is left to it.
+LENIENT = {"arguments", "progress"}
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -194,16 +195,19 @@ def test_values_of_another_type_and_other_keys_are_rejected(part, watched, folde
     """In every place of the JSON: a value of every other type, no value, and a key that is unknown."""
     content = document(folder)
     for place, value in places({part: content[part]}):
-        name = place[-1]
+        name, takes_any = place[-1], "policy_kwargs" in place[:-1]
         skipped = [value, *[None] * (name in NULLABLE), *[-1.5] * (type(value) in (int, float))]
-        if name in DEFAULTED or name.isdigit() or "policy_kwargs" in place:
-            skipped.append(MISSING)
-        others = [other for other in (None, "evil", ["evil"], -1.5, MISSING) if other not in skipped]
-        changes = [(place, other) for other in others]
-        for changed, other in [*changes, *[((*place, "evil"), 1)] * isinstance(value, dict)]:
+        skipped += [MISSING] * (name.isdigit() or bool(LENIENT.intersection(place[:-1])))
+        changes = [(place, other) for other in (None, "evil", ["evil"], -1.5, MISSING) if other not in skipped]
+        # Names of files that are not the format's are not looked at.
+        changes += [((*place, "evil"), 1)] * (isinstance(value, dict) and place != ("files",))
+        for changed, other in changes:
             rewrite(folder, {changed: other})
-            message = refused_by(watched, folder, "")
-            assert "is not allowed" not in message or next(filter(str.isidentifier, reversed(changed))) in message
+            if takes_any:
+                assert not judged(watched(folder), "", is_rewritten=True).startswith("BAD")
+            else:
+                message = refused_by(watched, folder, "")
+                assert "is not allowed" not in message or next(filter(str.isidentifier, reversed(changed))) in message
             write_document(folder, content)
 
 
@@ -214,16 +218,6 @@ LARGEST = {
     "observation_space": {"type": "Box", "shape": [1, 2**12, 2**12], "dtype": "uint8", "low": 0, "high": 255},
     "action_space": {"type": "Box", "shape": [2**24], "dtype": "float64", "low": -1, "high": 1},
 }
-MEASURED = """
-import resource, sys
-from sb3_ano.hub import SafeFormatError, load_safe
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-before = peak()
-try:
-    load_safe(sys.argv[1])
-except SafeFormatError as error:
-    print(peak() - before)
-"""
 
 
 def test_more_memory_than_there_is_is_one_line(watched, folder):
@@ -232,63 +226,24 @@ def test_more_memory_than_there_is_is_one_line(watched, folder):
 
 
 @pytest.mark.slow
-def test_the_largest_spaces_take_no_more_memory_than_stated(folder):
+def test_the_largest_spaces_take_no_more_memory_than_stated(sound, folder):
     """2 GiB, and ten times the size of the files, says the documentation."""
     rewrite(folder, LARGEST)
-    done = subprocess.run([sys.executable, "-c", MEASURED, str(folder)], capture_output=True, text=True, check=True)
-    assert 0.5 < float(done.stdout) < 2.0  # GiB
+    with watched_process(sound, spare=2**31) as load_there:
+        refused_by(load_there, folder, "but that of the policy")
 
 
-TEXTS = {
-    "empty": b"",
-    "not UTF-8": b'{"format": "\xff\xfe"}',
-    "UTF-16": '{"format": "sb3_ano agent"}'.encode("utf-16"),
-    "byte order mark": b"\xef\xbb\xbf{}",
-    "null bytes": b"\0" * 1000,
-    "deep lists": b"[" * 1_000_000,
-    "deep objects": b'{"a":' * 100_000,
-    "deep, but closed": b'{"a":' + b"[" * 500 + b"]" * 500 + b"}",
-    "a number of many digits": b'{"format_version": ' + b"9" * 100_000 + b"}",
-    "a list": b"[]",
-    "a string": b'"sb3_ano agent"',
-    "YAML": b"!!python/object/apply:os.system ['touch canary']\n",
-    "Python": b"__import__('os').system('touch canary')\n",
-    "a pickle": pickle.dumps({"format": "sb3_ano agent"}),
-    "too large": b'{"format": "' + b"x" * 2**24 + b'"}',
-    "half a surrogate": b'{"format": "\\ud800"}',
-}
-
-
-@pytest.mark.parametrize("kind", TEXTS)
-def test_what_is_no_json_of_an_agent_is_rejected(kind, watched, folder):
-    (folder / "sb3_ano.json").write_bytes(TEXTS[kind])
-    refused_by(watched, folder, "sb3_ano.json is ")
-
-
-DEEP_PLACES = [
-    "format_version",
-    "policy",
-    "arguments/policy_kwargs/net_arch",
-    "observation_space/low",
-    "shaping",
-    "vec_normalize",
-]
+DEEP_PLACES = ["policy", "arguments/policy_kwargs/net_arch", "observation_space/low", "shaping", "vec_normalize"]
 
 
 @pytest.mark.parametrize(
     ("place", "text", "message"),
     [
-        # In the versions, whose values nothing else looks at: what other readers take otherwise.
-        ("versions/torch", '"1", "torch": "2"', "a key occurs twice"),
-        ("versions/torch", '"1", "a\\n": "2"', "a key occurs twice or is not printable"),
-        ("versions/torch", "1e999", "1e999 is not a finite number"),
-        ("versions/torch", "NaN", "NaN is not a finite number"),
-        ("versions/torch", "-Infinity", "-Infinity is not a finite number"),
-        ("versions/torch", str(10**30), "is an integer beyond 2**64"),
+        *[("versions/torch", text, "JSON compliant") for text in ("1e999", "NaN", "-Infinity")],  # which nothing else looks at
         *[(place, "[" * depth + "]" * depth, "") for place in DEEP_PLACES for depth in (40, 300, 900)],
     ],
 )
-def test_numbers_keys_and_depths_that_readers_take_otherwise_are_rejected(place, text, message, watched, folder):
+def test_numbers_and_depths_that_other_readers_do_not_take_are_rejected(place, text, message, watched, folder):
     content = document(folder)
     put(content, place, "HERE")
     (folder / "sb3_ano.json").write_text(json.dumps(content).replace('"HERE"', text))

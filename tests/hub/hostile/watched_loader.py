@@ -19,8 +19,6 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from sb3_ano.hub import load_safe
 from tests.hub.agents import stack
 
-#: Memory that loading may take beyond what the process has after it loaded a sound agent.
-SPARE_BYTES = 2**30
 _FORBIDDEN = (
     "pickle.", "marshal.", "exec", "os.", "subprocess.", "socket.", "shutil.", "ctypes.", "code.", "webbrowser.", "urllib.",
     "tempfile.",
@@ -105,7 +103,7 @@ if __name__ == "__main__":
     digest(sound_model)
     known_modules = {name.split(".")[0] for name in sys.modules} | set(sys.stdlib_module_names)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + SPARE_BYTES, used + SPARE_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[2]),) * 2)
     sys.addaudithook(watch)
     for line in sys.stdin:
         print(json.dumps(load(*json.loads(line))), flush=True)
