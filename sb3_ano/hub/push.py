@@ -6,10 +6,12 @@ Everything is made, and tried out, in a directory before anything goes online.
 import os
 import shutil
 import tempfile
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import cloudpickle  # type: ignore[import-untyped]
 import gymnasium as gym
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.utils import validate_repo_id
@@ -82,6 +84,7 @@ def package(
         _say(verbose, f"saving the {model.algorithm} agent for {task.env_id}")
         save_safe(model, work)
         model.save(work / saved, exclude=["tensorboard_log"])  # a path on the author's machine
+        _warn_of_code(model, saved)
         if (statistics := model.get_vec_normalize_env()) is not None:
             statistics.save(str(work / repository.STATISTICS))
         with loaded_agent(model, work, env, task, seed) as agent:
@@ -101,6 +104,19 @@ def package(
         has_video = (work / repository.VIDEO).exists()
         write_file(work / repository.CARD, str(model_card(model, repo_id, task, results, has_video, license)))
     return Path(path)
+
+
+def _warn_of_code(model: ShapedPolicyAlgorithm, name: str) -> None:
+    # cloudpickle writes the code of what it cannot import by name.
+    markers = (b"_make_function", b"_make_skeleton_class")
+    parts = vars(model).keys() - {*model._excluded_save_params(), "policy"}
+    code = [part for part in sorted(parts) if any(marker in cloudpickle.dumps(vars(model)[part]) for marker in markers)]
+    if code:
+        warnings.warn(
+            f"{name} holds the code of {', '.join(code)}, the path of its file and the values of the globals that it uses, "
+            "because it cannot be imported by name; if any of this is private, move it to a module",
+            stacklevel=3,
+        )
 
 
 def _say(verbose: int, line: str) -> None:

@@ -237,3 +237,13 @@ def test_the_card_of_an_agent_with_masks_evaluates_it_with_masks(pack, monkeypat
     text = (folder / "README.md").read_text()
     assert "model.predict(observation, action_masks=get_action_masks(env))" in text
     assert "masks" not in (pack(trained(steps=0), name="other") / "README.md").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:stored by name only:UserWarning")
+def test_code_that_is_published_is_named(pack):
+    """safety H6: functions of the main script are pickled with the globals that they use."""
+    names = {"__name__": "__main__"}
+    exec("KEY = 3e-4\ndef schedule(progress): return KEY * progress", names)
+    model = trained(steps=0, learning_rate=names["schedule"])
+    with pytest.warns(UserWarning, match="^ano-CartPole-v1.zip holds the code of learning_rate, .*the path of its file"):
+        pack(model)

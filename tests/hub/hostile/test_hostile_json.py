@@ -110,7 +110,7 @@ VALUES = {
     ],
     # Both would take memory or minutes before the policy is compared.
     "arguments/policy_kwargs/n_lstm_layers": [(1001, "policy_kwargs.n_lstm_layers=1001")],
-    "arguments/policy_kwargs/lstm_kwargs": [({"device": "cpu"}, "policy_kwargs.lstm_kwargs={'device': 'cpu'}")],
+    "arguments/policy_kwargs/lstm_kwargs": [({"device": "cpu"}, "policy_kwargs.lstm_kwargs")],
     "progress/num_timesteps": [(-5, "allowed are numbers from 0")],
     "observation_space": [
         (multi_discrete(2**22, 2**63 - 1, 2**63 - 2**22 + 5), TOO_LARGE),  # the sum is 4 modulo 2^64: review safety H5
