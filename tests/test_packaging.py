@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CONSTRAINTS = (ROOT / "constraints.txt").read_text().splitlines()
-EXTRAS = {"zoo", "mujoco", "atari", "envpool", "hub", "bench", "ray", "llm", "all"}
+EXTRAS = {"zoo", "mujoco", "atari", "envpool", "hub", "bench", "ray", "rllib", "llm", "all"}
 
 
 def run(*command: str | Path, cwd: Path) -> str:

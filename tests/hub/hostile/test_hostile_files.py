@@ -203,7 +203,7 @@ def test_a_rollout_takes_no_memory_before_training(watched, folder):
 @pytest.mark.parametrize(
     ("cls", "policy", "options", "size"),
     [
-        (MaskableANO, "MlpPolicy", {}, 4 * 4 + 8 + 7 * 4 + 2 * 3),
+        (MaskableANO, "MlpPolicy", {}, 4 * 4 + 8 + 7 * 4 + 8 * 3),
         (RecurrentANO, "MlpLstmPolicy", {"lstm_hidden_size": 8, "n_lstm_layers": 2}, 4 * 4 + 8 + 7 * 4 + 2 * 2 * 8 * 4 * 2),
     ],
 )
