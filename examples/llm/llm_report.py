@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from scipy.stats import t as student_t
 
@@ -81,8 +82,10 @@ def write_section(
     for name, row in zip(names, np.stack([means, halves], axis=-1).tolist(), strict=True):
         matrix.append(f"| {name} | {' | '.join('' if math.isnan(cell[0]) else _cell(cell, 0) for cell in row)} |")
     section = SECTION.format(title=title, rows="\n".join(rows), matrix="\n".join(matrix))
-    rounded = np.where(np.isnan(rates), None, np.round(rates, 2)).tolist()
-    return section, {"betas": betas, "summary": summary, "win_rates": {"policies": names, "seeds": rounded}, "runs": runs}
+    rounded = np.round(rates, 2).astype(object)
+    rounded[np.isnan(rates)] = None  # JSON has no NaN
+    pairs = {"policies": names, "seeds": rounded.tolist()}
+    return section, {"betas": betas, "summary": summary, "win_rates": pairs, "runs": runs}
 
 
 def summarize(runs: list[Run]) -> dict[str, list[float]]:
@@ -95,7 +98,7 @@ def summarize(runs: list[Run]) -> dict[str, list[float]]:
         "seconds": [run["seconds"] for run in runs],
     }
     return {
-        name: [statistics.fmean(column), statistics.stdev(column) if runs[1:] else math.nan] for name, column in values.items()
+        name: [statistics.fmean(column), *([statistics.stdev(column)] if runs[1:] else [])] for name, column in values.items()
     }
 
 
@@ -129,8 +132,8 @@ def interval(rates: np.ndarray) -> np.ndarray:
 
 
 def _cell(value: Sequence[float], digits: int = 2) -> str:
-    deviation = "\N{EN DASH}" if math.isnan(value[1]) else f"{value[1]:.{digits}f}"
-    return f"{value[0]:.{digits}f} ± {deviation}"
+    deviation = "\N{EN DASH}" if len(value) == 1 or math.isnan(value[1]) else f"{value[1]:.{digits}f}"
+    return f"{value[0]:z.{digits}f} ± {deviation}"
 
 
 def plot_curves(runs: dict[str, list[Run]], path: Path) -> None:
@@ -156,10 +159,11 @@ def plot_matrix(names: Sequence[str], means: np.ndarray, halves: np.ndarray, pat
     """Draw a matrix of win rates in percent, with half of their 95 % intervals."""
     figure = Figure(figsize=(0.85 * len(names) + 1.4, 0.7 * len(names) + 1.2), layout="constrained")
     axes = figure.subplots()
-    axes.imshow(means, cmap="cividis", vmin=0, vmax=100, aspect="auto")  # which also grows lighter in print
+    colors = LinearSegmentedColormap.from_list("", ["white", "#0072B2"])  # in print: the darker, the more wins
+    axes.imshow(means, cmap=colors, vmin=0, vmax=100, aspect="auto")
     for i, j in np.argwhere(~np.isnan(means)):
         text = f"{means[i, j]:.0f}" + ("" if math.isnan(halves[i, j]) else f"\n± {halves[i, j]:.0f}")
-        axes.text(j, i, text, ha="center", va="center", fontsize=9, color="white" if means[i, j] < 50 else "black")
+        axes.text(j, i, text, ha="center", va="center", fontsize=9, color="white" if means[i, j] > 75 else "black")
     axes.set_xticks(range(len(names)), names)
     axes.set_yticks(range(len(names)), names)
     axes.set(title="Win rate in percent, by the gold reward", xlabel="Opponent", ylabel="Policy")

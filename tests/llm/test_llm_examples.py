@@ -143,7 +143,7 @@ def test_the_example_resumes_without_a_network(tmp_path):
     assert (out / "runs/gano_0.05_0.json").stat().st_mtime_ns == kept
     numbers = json.loads((out / "report.json").read_text())
     for setting in ("equal", "matched"):
-        assert list(numbers[setting]["summary"]) == ["ppo", "spo", "ano", "grpo", "grpo-r", "gano"]
+        assert list(numbers[setting]["summary"]) == ["ppo", "spo", "ano", "grpo", "gano"]
         assert numbers[setting]["win_rates"]["policies"][-1] == "sft"
         assert (out / f"curves_{setting}.png").stat().st_size > 10_000
     assert numbers["matched"]["betas"]["gano"] == 0.05
