@@ -23,7 +23,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from sb3_ano.llm import ShapedGRPOConfig, ShapedGRPOTrainer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "llm"))
 import llm_task
 
 TRAINERS = {"trl": (GRPOTrainer, GRPOConfig), "ano": (ShapedGRPOTrainer, ShapedGRPOConfig)}

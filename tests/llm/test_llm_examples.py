@@ -1,10 +1,12 @@
 """The example of reward hacking: its task, curves and report, and a run without a network; the benchmark beside it."""
 
-import importlib.util
+import importlib
 import json
 import subprocess
 import sys
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from tests.llm.tiny import EXAMPLES, ROOT, llm_task, python, tokenizer
@@ -14,10 +16,12 @@ PROMPT = "SUBREDDIT: r/harbour\nTITLE: anna ben\nPOST: anna sold boat . ben like
 
 @pytest.fixture(scope="module")
 def example():
-    specification = importlib.util.spec_from_file_location("reward_hacking", EXAMPLES / "reward_hacking.py")
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return importlib.import_module("reward_hacking")  # tests.llm.tiny has put its directory on the path
+
+
+@pytest.fixture(scope="module")
+def report():
+    return importlib.import_module("llm_report")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +60,7 @@ def test_the_data_leave_something_to_learn():
 def test_a_curve_has_one_value_per_generation(example):
     """Rewards are logged with the first of the updates with the same completions, everything else with all of them."""
     update = dict.fromkeys(example.CURVES, 1.0) | {"loss": 0.1}
-    later = {"loss": 0.1, "entropy": 1.0, "ratio/outside_low": 0.0, "ratio/outside_high": 0.0, "ratio/max": 1.0}
+    later = {"loss": 0.1, "entropy": 1.0, "ratio/outside_low": 0.0, "ratio/outside_high": 0.0}
     history = [{**update, "kl": 0.1}, {**later, "kl": 0.3}, {**update, "rewards/gold/mean": 0.7, "kl": 0.5}]
     curves = example.curves([*history, {**later, "kl": 0.9, "ratio/outside_low": 0.5}, {"train_runtime": 1.0}], 2)
     assert curves["completions"] == [64, 128]
@@ -65,28 +69,58 @@ def test_a_curve_has_one_value_per_generation(example):
     assert curves["outside_low"] == [0.5, 0.75]
 
 
-def test_the_report_states_its_settings_and_what_the_trainings_came_to(example, tmp_path):
-    """The mean of the last tenth, over seeds, and the best tenth of the gold reward."""
+@pytest.mark.parametrize("exponent", [-0.6, -1.0, -1.4])
+def test_the_search_finds_the_beta_of_a_divergence(example, monkeypatch, tmp_path, exponent):
+    trained = []
+
+    def train_policy(out, plan, variant, beta, seed):
+        assert seed == example.SEARCH_SEED
+        trained.append(beta)
+        return {"kl": [9.9] * 18 + [3.0 * (beta / 0.05) ** exponent] * 2}
+
+    monkeypatch.setattr(example, "train_policy", train_policy)
+    beta = example.match_beta(tmp_path, example.PLAN, "grpo", 0.7)
+    assert 3.0 * (beta / 0.05) ** exponent == pytest.approx(0.7, rel=0.04)  # beta has two digits
+    assert 2 <= len(trained) <= example.PLAN["trials"]
+    assert trained[0] == example.PLAN["beta"]
+
+
+def test_the_interval_is_over_seeds(report):
+    """Student's t with two degrees of freedom is 4.3027 at 97.5 %."""
+    rates = np.array([[[40.0]], [[50.0]], [[60.0]]])
+    assert report.interval(rates) == pytest.approx(4.3027 * 10.0 / 3**0.5, rel=1e-4)
+    assert np.isnan(report.interval(rates[:1]))
+
+
+def test_the_report_has_means_over_seeds_and_win_rates(report, tmp_path):
+    """The mean of the last tenth, over seeds, the best tenth of the gold reward, and both halves of the matrix."""
+    dash = "\N{EN DASH}"  # users Z11: a spread of 0.00 of one seed
     rising = [0.1 * i for i in range(20)]  # ends with 1.8, 1.9
-    (tmp_path / "runs").mkdir()
+    names = ("gold", "proxy", "kl", "entropy", "length", "outside_low", "outside_high")
 
-    def report(seed: int, gold: list[float], quick: bool) -> str:
-        curves = {"completions": [64 * (i + 1) for i in range(20)], **dict.fromkeys(example.CURVES.values(), gold)}
-        (tmp_path / "runs" / f"gano_{seed}.json").write_text(json.dumps(curves))
-        return example.write_report(tmp_path, {"quick": quick, "beta": 0.05}, ["grpo", "gano"])
+    def run(values: list[float]) -> dict:
+        return {"completions": [64 * (i + 1) for i in range(20)], **dict.fromkeys(names, values), "seconds": 60.0}
 
-    single = report(0, rising, True)  # users Z11: no heading, no settings, a spread of 0.00 of one seed
-    assert single.startswith("# ")
-    assert "--quick" in single
-    assert "beta 0.05" in single
-    assert "| gano | 1 | 0.00 ± \N{EN DASH} | 1.85 ± \N{EN DASH} | 1.85 ± \N{EN DASH} |" in single
-    both = report(1, rising[::-1], False)  # begins with 1.9, 1.8
-    assert "--quick" not in both
-    assert "| gano | 2 | 0.95 ± 1.34 | 1.85 ± 0.00 | 0.95 ± 1.27 |" in both
-    assert "| 95.00 ± 0.00 | 95.00 ± 0.00 |" in both  # percent of the whole training
-    assert "grpo" not in both  # has not been trained yet
-    assert (tmp_path / "report.md").read_text() == both
-    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+    def table(gano_over_sft: float) -> pd.DataFrame:
+        rows = [("ano", "gano", 0.25), ("ano", "sft", 0.5), ("gano", "sft", gano_over_sft)]
+        return pd.DataFrame(rows, columns=["policy", "opponent", "win_rate"])
+
+    def write(values: list[list[float]], tables: list[pd.DataFrame]) -> tuple[str, dict]:
+        runs = {name: [run(curve) for curve in values] for name in ("ano", "gano")}
+        return report.write_section(tmp_path, "equal", "Equal beta", {"ano": 0.05, "gano": 0.1}, runs, tables)
+
+    single, _ = write([rising], [table(0.9)])
+    assert "## Equal beta\n" in single
+    assert f"| gano | 0.1 | 0.00 ± {dash} | 1.85 ± {dash} | 1.85 ± {dash} |" in single
+    assert f"| gano | 75 ± {dash} |  | 90 ± {dash} |" in single
+    both, numbers = write([rising, rising[::-1]], [table(0.9), table(0.7)])  # the second begins with 1.9, 1.8
+    assert "| gano | 0.1 | 0.95 ± 1.34 | 1.85 ± 0.00 | 0.95 ± 1.27 |" in both
+    assert "| 95.00 ± 0.00 | 95.00 ± 0.00 | 60.00 ± 0.00 |" in both  # percent of the whole training; seconds
+    assert "| gano | 75 ± 0 |  | 80 ± 127 |" in both  # 12.706 * 14.14 / sqrt(2)
+    assert "| sft | 50 ± 0 | 20 ± 127 |  |" in both
+    assert json.loads(json.dumps(numbers))["win_rates"]["seeds"][1][1] == [75.0, None, 70.0]
+    for name in ("curves", "matrix"):
+        assert (tmp_path / f"{name}_equal.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
@@ -95,19 +129,25 @@ def test_the_example_resumes_without_a_network(tmp_path):
     isolated = ["unshare", "--net", "--map-root-user"]
     if subprocess.run([*isolated, "true"], capture_output=True, check=False).returncode != 0:
         isolated = []
-    command = [*isolated, sys.executable, str(EXAMPLES / "reward_hacking.py"), "--seeds", "1", "--out", str(tmp_path / "out")]
+    out = tmp_path / "out"
+    command = [*isolated, sys.executable, str(EXAMPLES / "reward_hacking.py"), "--seeds", "1", "--out", str(out)]
 
     def run(*arguments: str) -> subprocess.CompletedProcess:
-        return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=400)
+        return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=500)
 
-    first = run("--quick", "--algos", "gano")
+    first = run("--quick", "--algos", "gano", "--settings", "equal")
     assert first.returncode == 0, first.stderr
-    kept = (tmp_path / "out/runs/gano_0.json").stat().st_mtime_ns
+    kept = (out / "runs/gano_0.05_0.json").stat().st_mtime_ns
     second = run("--quick")
     assert second.returncode == 0, second.stderr
-    assert (tmp_path / "out/runs/gano_0.json").stat().st_mtime_ns == kept
-    assert list(json.loads((tmp_path / "out/report.json").read_text())["summary"]) == ["grpo", "gano", "spo"]
-    assert (tmp_path / "out/report.png").stat().st_size > 10_000
+    assert (out / "runs/gano_0.05_0.json").stat().st_mtime_ns == kept
+    numbers = json.loads((out / "report.json").read_text())
+    for setting in ("equal", "matched"):
+        assert list(numbers[setting]["summary"]) == ["ppo", "spo", "ano", "grpo", "gano"]
+        assert numbers[setting]["win_rates"]["policies"][-1] == "sft"
+        assert (out / f"curves_{setting}.png").stat().st_size > 10_000
+    assert numbers["matched"]["betas"]["gano"] == 0.05
+    assert "--quick" in (out / "report.md").read_text()
     assert "holds results of other settings" in run().stderr
 
 

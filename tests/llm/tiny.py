@@ -13,7 +13,7 @@ from trl import GRPOConfig, GRPOTrainer
 from sb3_ano.llm import ANOTrainer, ShapedPPOConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = ROOT / "examples"
+EXAMPLES = ROOT / "examples" / "llm"
 sys.path.append(str(EXAMPLES))
 import llm_task  # noqa: E402
 

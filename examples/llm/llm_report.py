@@ -1,0 +1,170 @@
+"""Tables and figures of the example of reward hacking."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from scipy.stats import t as student_t
+
+# Okabe and Ito's palette (2008), which color-blind readers can tell apart; in print, the line styles do.
+STYLES: dict[str, tuple[str, Any]] = {
+    "ppo": ("#000000", (0, (4, 1.5))),
+    "spo": ("#0072B2", (0, (5, 1, 1, 1))),
+    "ano": ("#D55E00", "-"),
+    "grpo": ("#E69F00", (0, (1, 1))),
+    "grpo-r": ("#009E73", (0, (8, 2))),
+    "gano": ("#CC79A7", (0, (3, 1, 1, 1, 1, 1))),
+}
+PANELS = {
+    "gold": "gold reward (rule; not trained on)",
+    "proxy": "proxy reward (reward model)",
+    "kl": "KL to the fine-tuned model, nats per token",
+    "entropy": "entropy, nats per token",
+}
+QUICK_WARNING = "**Made with --quick: everything was tried out, and the numbers mean nothing.**\n\n"
+REPORT = """\
+# Reward hacking on a small summarization task
+
+This shows how far variants of PPO and GRPO exploit the errors of one reward model, on one generated task with one small
+language model; it does not show which of them is better on real texts, with human preferences, or with large models.
+
+{warning}Settings and versions: {settings}.
+
+Gold is the task's rule (1 is perfect, 0 an empty summary), proxy is the reward model that the policies are trained on; KL and
+entropy are in nats. Mean ± standard deviation over seeds; at last is the median of the last tenth. "r below" and "r above" are
+the fractions of ratios outside of the region from 0.8 to 1.2. Seconds are processor time of a training.
+
+Win rates are in percent, of the row against the column, judged by the gold reward on held-out prompts at temperature 1. A tie
+is half a win. They are means over seeds of the win rates of policies with the same seed, ± half of the 95 % interval (by
+Student's t, over seeds).
+"""
+SECTION = """
+## {title}
+
+| | beta | gold, at first | at best | at last | proxy | KL per token | entropy | tokens | r below, % | r above, % | s |
+|---|---|---|---|---|---|---|---|---|---|---|---|
+{rows}
+
+{matrix}
+"""
+
+#: Curves of a training by name, one value per generation, and its seconds.
+Run = dict[str, Any]
+
+
+def write_section(
+    out: Path, setting: str, title: str, betas: dict[str, float], runs: dict[str, list[Run]], tables: Sequence[pd.DataFrame]
+) -> tuple[str, dict[str, Any]]:
+    """Draw ``curves_SETTING.png`` and ``matrix_SETTING.png``, and write the section of the report.
+
+    :param out: directory of the figures
+    :param setting: name of the setting
+    :param title: heading of the section
+    :param betas: beta of each variant
+    :param runs: trainings of each variant, one per seed
+    :param tables: win rates, one table per seed
+    :return: section as Markdown, and its numbers
+    """
+    names = [*betas, "sft"]
+    rates = win_rates(names, tables)
+    means, halves = rates.mean(axis=0), interval(rates)
+    plot_curves(runs, out / f"curves_{setting}.png")
+    plot_matrix(names, means, halves, out / f"matrix_{setting}.png")
+    summary = {name: summarize(seeds) for name, seeds in runs.items()}
+    rows = [f"| {name} | {betas[name]:g} | {' | '.join(map(_cell, columns.values()))} |" for name, columns in summary.items()]
+    matrix = [f"| wins of, against | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for name, row in zip(names, np.stack([means, halves], axis=-1).tolist(), strict=True):
+        matrix.append(f"| {name} | {' | '.join('' if math.isnan(cell[0]) else _cell(cell, 0) for cell in row)} |")
+    section = SECTION.format(title=title, rows="\n".join(rows), matrix="\n".join(matrix))
+    rounded = np.round(rates, 2).astype(object)
+    rounded[np.isnan(rates)] = None  # JSON has no NaN
+    pairs = {"policies": names, "seeds": rounded.tolist()}
+    return section, {"betas": betas, "summary": summary, "win_rates": pairs, "runs": runs}
+
+
+def summarize(runs: list[Run]) -> dict[str, list[float]]:
+    """Return mean and standard deviation over seeds of each column of the table; one seed has no deviation."""
+    values = {
+        "first_gold": [run["gold"][0] for run in runs],
+        "best_gold": [max(smooth(run["gold"])) for run in runs],
+        **{name: [last(run[name]) for run in runs] for name in ("gold", "proxy", "kl", "entropy", "length")},
+        **{f"{name}, %": [100 * statistics.fmean(run[name]) for run in runs] for name in ("outside_low", "outside_high")},
+        "seconds": [run["seconds"] for run in runs],
+    }
+    return {
+        name: [statistics.fmean(column), *([statistics.stdev(column)] if runs[1:] else [])] for name, column in values.items()
+    }
+
+
+def smooth(curve: list[float]) -> list[float]:
+    """Return medians over windows of a tenth of the training; a single token can make an estimate of the KL huge."""
+    width = max(1, len(curve) // 10)
+    return [statistics.median(curve[start : start + width]) for start in range(len(curve) - width + 1)]
+
+
+def last(curve: list[float]) -> float:
+    """Return the median of the last tenth."""
+    return smooth(curve)[-1]
+
+
+def win_rates(names: Sequence[str], tables: Sequence[pd.DataFrame]) -> np.ndarray:
+    """Return win rates of policies against each other in percent, (seeds, policies, opponents); NaN on the diagonal."""
+    rates = np.full((len(tables), len(names), len(names)), np.nan)
+    for matrix, table in zip(rates, tables, strict=True):
+        for row in table.to_dict("records"):
+            i, j = names.index(row["policy"]), names.index(row["opponent"])
+            matrix[i, j], matrix[j, i] = 100.0 * row["win_rate"], 100.0 * (1.0 - row["win_rate"])
+    return rates
+
+
+def interval(rates: np.ndarray) -> np.ndarray:
+    """Return half of the 95 % interval of the mean over the first axis, by Student's t; NaN with one seed."""
+    seeds = len(rates)
+    if seeds == 1:
+        return np.full(rates.shape[1:], np.nan)
+    return student_t.ppf(0.975, seeds - 1) * rates.std(axis=0, ddof=1) / math.sqrt(seeds)
+
+
+def _cell(value: Sequence[float], digits: int = 2) -> str:
+    deviation = "\N{EN DASH}" if len(value) == 1 or math.isnan(value[1]) else f"{value[1]:.{digits}f}"
+    return f"{value[0]:z.{digits}f} ± {deviation}"
+
+
+def plot_curves(runs: dict[str, list[Run]], path: Path) -> None:
+    """Draw means over seeds as lines, and the range of the seeds as bands."""
+    figure = Figure(figsize=(10.0, 6.8), layout="constrained")
+    for axes, (curve, title) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):
+        for name, seeds in runs.items():
+            values = np.array([smooth(run[curve]) for run in seeds])
+            steps = seeds[0]["completions"][-values.shape[1] :]
+            color, line = STYLES[name]
+            axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=color, alpha=0.12, linewidth=0.0)
+            axes.plot(steps, values.mean(axis=0), color=color, linestyle=line, linewidth=1.8, label=name)
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.set_xlabel("completions")
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    handles = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=len(runs), frameon=False, handlelength=3.5)
+    figure.savefig(path, dpi=130)
+
+
+def plot_matrix(names: Sequence[str], means: np.ndarray, halves: np.ndarray, path: Path) -> None:
+    """Draw a matrix of win rates in percent, with half of their 95 % intervals."""
+    figure = Figure(figsize=(0.85 * len(names) + 1.4, 0.7 * len(names) + 1.2), layout="constrained")
+    axes = figure.subplots()
+    colors = LinearSegmentedColormap.from_list("", ["white", "#0072B2"])  # in print: the darker, the more wins
+    axes.imshow(means, cmap=colors, vmin=0, vmax=100, aspect="auto")
+    for i, j in np.argwhere(~np.isnan(means)):
+        text = f"{means[i, j]:.0f}" + ("" if math.isnan(halves[i, j]) else f"\n± {halves[i, j]:.0f}")
+        axes.text(j, i, text, ha="center", va="center", fontsize=9, color="white" if means[i, j] > 75 else "black")
+    axes.set_xticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), names)
+    axes.set(title="Win rate in percent, by the gold reward", xlabel="Opponent", ylabel="Policy")
+    figure.savefig(path, dpi=130)
