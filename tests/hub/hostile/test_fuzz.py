@@ -73,6 +73,8 @@ def mutate_bytes(content, generator):
     changed = bytearray(content)
     for _ in range(generator.choice([1, 1, 2, 8])):
         how = generator.choice(["flip", "flip", "flip", "insert", "delete", "cut"])
+        if not changed:
+            break
         position = generator.randrange(len(changed))
         if how == "flip":
             changed[position] ^= 1 << generator.randrange(8)
