@@ -21,7 +21,8 @@ os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 torch.set_num_threads(1)
 settings = {"beta": 0.3, "max_steps": 6, "num_generations": 16, "gradient_accumulation_steps": 1, "save_steps": 4,
             "per_device_train_batch_size": 16 // processes, "ddp_find_unused_parameters": False, "loss_type": loss_type,
-            "save_strategy": "steps", "output_dir": out}
+            # Adam divides by the size of a gradient: with TRL's 1e-8, those next to 0 show rounding as differences of a step.
+            "save_strategy": "steps", "output_dir": out, "adam_epsilon": 1e-4}
 
 def rollout(prompts, trainer):
     completions = []
@@ -68,10 +69,9 @@ def test_two_processes_are_one_also_after_resumption(kind, tmp_path):
     assert other["log"][-1]["step"] == 6
     assert (other["parameters"] - one["parameters"]).abs().max() < 0.1
     assert (len(one["parameters"]) > len(before)) == kind.startswith("ano")  # the critic's follow
-    # Adam divides by the size of a gradient, so that those next to 0 show rounding as differences of a whole step.
     moved = (one["parameters"][: len(before)] - before).norm()
     assert moved > 0.01
-    assert (two["parameters"] - one["parameters"]).norm() < (1e-5 if kind == "ano-dapo" else 1e-3) * moved
+    assert (two["parameters"] - one["parameters"]).norm() < 1e-5 * moved
     # Means over forward passes depend on which completions a pass has.
     ratios = ("ratio/mean", "ratio/max", "ratio/outside_high", "approx_kl", "kl")
     compared = ("reward", "rewards/kl/mean", *(ratios if kind.startswith("gano") else ()))
