@@ -44,7 +44,7 @@ VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 DEFAULTS = [name for name in VARIANTS if name != "grpo-r"]
 SETTINGS = ("equal", "matched")
-PLAN: dict[str, Any] = {"posts": 20_000, "sft_steps": 1500, "comparisons": 3000, "held_out": 500, "trials": 3}
+PLAN: dict[str, Any] = {"posts": 20_000, "sft_steps": 1500, "comparisons": 3000, "held_out": 500, "trials": 4}
 PLAN |= {"generations": 100, "iterations": 3, "learning_rate": 1e-3, "beta": 0.05}
 QUICK = PLAN | {"posts": 256, "sft_steps": 4, "comparisons": 64, "generations": 2, "trials": 1, "held_out": 8}
 COMPLETIONS = 64
