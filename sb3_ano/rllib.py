@@ -6,7 +6,7 @@
 import math
 import os
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import gymnasium as gym
@@ -30,6 +30,7 @@ try:
     from ray.rllib.core import DEFAULT_MODULE_ID
     from ray.rllib.core.columns import Columns
     from ray.rllib.core.learner.learner import POLICY_LOSS_KEY
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
     from ray.rllib.env import INPUT_ENV_SINGLE_SPACES
     from ray.rllib.models.utils import get_activation_fn
     from ray.rllib.utils.filter import RunningStat
@@ -355,7 +356,9 @@ class _Networks:
         self._tensors = {name: torch.as_tensor(value) for name, value in weights.items() if not name.endswith("_const")}
         #: Names in RLlib by the names in SB3.
         self.names: dict[str, str] = {"log_std": "pi.log_std"} if isinstance(self._actions, spaces.Box) else {}
-        shared = config.model_config["vf_share_layers"]
+        # RLlib keeps only what the user has set.
+        self._model = asdict(DefaultModelConfig()) | config.model_config
+        shared = self._model["vf_share_layers"]
         #: Sizes of the hidden layers.
         self.net_arch = {
             "pi": self._place("policy_net", "action_net", "encoder." if shared else "actor_encoder.", "pi.net."),
@@ -364,8 +367,8 @@ class _Networks:
         for name in {*self._tensors} ^ {*self.names.values()}:
             hint = "; train with free_log_std=True" if name == "pi.log_std" else ""
             raise ValueError(f"SB3's MlpPolicy has no place for RLlib's module, which differs in {name}{hint}")
-        model = config.model_config
-        used = {model["fcnet_activation"], *([model["head_fcnet_activation"]] if model["head_fcnet_hiddens"] else [])}
+        used = {self._model["fcnet_activation"]}
+        used |= {self._model["head_fcnet_activation"]} if self._model["head_fcnet_hiddens"] else set()
         if len(used) > 1:
             raise ValueError(
                 f"RLlib's module has the activations {', '.join(sorted(used))}; SB3's MlpPolicy has one for all layers"
@@ -386,7 +389,7 @@ class _Networks:
         state = {place: self._tensors[name].clone() for place, name in self.names.items()}
         if not isinstance(self._actions, spaces.Box):
             return state
-        limit = self._config.model_config["log_std_clip_param"]
+        limit = self._model["log_std_clip_param"]
         state["log_std"].clamp_(-limit, limit)
         if self._config.normalize_actions and self._actions.is_bounded():
             # RLlib maps actions from [-1, 1] to the bounds, which the last layer can do, too.

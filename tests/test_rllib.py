@@ -275,6 +275,15 @@ def test_agents_act_and_value_in_sb3_as_in_rllib(running_ray, case, tmp_path):
     algorithm.stop()
 
 
+@pytest.mark.slow
+def test_rllibs_defaults_are_converted(running_ray):
+    algorithm = ANOConfig().environment("CartPole-v1").env_runners(num_env_runners=0).build_algo()
+    agent = to_sb3(algorithm)
+    algorithm.stop()
+    assert agent.policy.net_arch == {"pi": [256, 256], "vf": [256, 256]}
+    assert agent.policy.activation_fn is torch.nn.Tanh
+
+
 REJECTED = {
     "standard deviations": ("Pendulum-v1", {"free_log_std": False}, {}, "free_log_std=True"),
     "normalization": ("CartPole-v1", {"fcnet_use_layernorm": True}, {}, "encoder.net.mlp"),
