@@ -291,6 +291,8 @@ def to_sb3(source: Any, env: GymEnv | str | None = None, device: torch.device | 
             clip_range=_first(config.clip_param),
             ent_coef=_first(config.entropy_coeff),
             vf_coef=config.vf_loss_coeff,
+            max_grad_norm=math.inf if config.grad_clip is None else config.grad_clip,
+            **{name: _first(value) for name in ("clip_range_high", "desired_kl") if (value := getattr(config, name, None))},
             shaping=getattr(config, "shaping", "ppo"),
             policy_kwargs={"net_arch": networks.net_arch, "activation_fn": networks.activation},
             device=device,
@@ -407,7 +409,7 @@ class _Networks:
 
 
 def _environment(algorithm: Any) -> Any:
-    """Return the id of the environment, or one that has its spaces only."""
+    """Make the environment if it has an id, or else one that has its spaces only."""
     config = algorithm.config
     if isinstance(config.env, str) and config.env in gym.registry:
         return gym.make(config.env, **config.env_config)

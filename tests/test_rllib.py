@@ -277,8 +277,10 @@ def test_agents_act_and_value_in_sb3_as_in_rllib(running_ray, case, tmp_path):
 
 @pytest.mark.slow
 def test_rllibs_defaults_are_converted(running_ray):
-    algorithm = ANOConfig().environment("CartPole-v1").env_runners(num_env_runners=0).build_algo()
+    config = ANOConfig().environment("CartPole-v1").env_runners(num_env_runners=0)
+    algorithm = config.training(clip_range_high=[[0, 0.4], [10, 0.1]], desired_kl=0.02, grad_clip=0.7).build_algo()
     agent = to_sb3(algorithm)
+    assert (agent.clip_range_high(1.0), agent.desired_kl(1.0), agent.max_grad_norm) == (0.4, 0.02, 0.7)
     algorithm.stop()
     assert agent.policy.net_arch == {"pi": [256, 256], "vf": [256, 256]}
     assert agent.policy.activation_fn is torch.nn.Tanh

@@ -33,6 +33,7 @@ _ACTIVATIONS = {nn.Tanh: "tanh", nn.ReLU: "relu", nn.SiLU: "silu"}
 _CHECKPOINT_SECONDS = 60.0
 # Lost processes and nodes, after each of which the training starts again from its last checkpoint.
 _MOST_LOSSES = 10
+_LOSSES = tuple(getattr(ray.exceptions, f"{name}Error") for name in ("RayActor", "NodeDied", "ObjectLost", "WorkerCrashed"))
 # Points of a schedule, between which RLlib interpolates.
 _POINTS = 20
 
@@ -65,7 +66,7 @@ class ClusterManager(OwnManager):
             for loss in range(_MOST_LOSSES):
                 try:
                     return self._train(config.copy(copy_frozen=False), model, restore=self.resumed is not None or loss > 0)
-                except ray.exceptions.RayError as error:
+                except _LOSSES as error:  # an error of the environment is none of these
                     print(f"A part of the cluster was lost ({type(error).__name__}): continuing from the last checkpoint")
             raise OSError(f"the cluster lost processes {_MOST_LOSSES} times; --resume continues the run")
         finally:
