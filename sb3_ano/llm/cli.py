@@ -41,8 +41,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_a
         check_command(rest[0], ["train", "compare"])
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # otherwise TRL reports every trainer to the Hub
         os.environ.setdefault("DATASETS_VERBOSITY", "critical")  # its errors are raised, too
-        if not sys.stderr.isatty():
-            os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars belong on terminals
+        os.environ.setdefault("TQDM_DISABLE", "" if sys.stderr.isatty() else "1")  # progress bars belong on terminals
         # TRL passes an argument that transformers has renamed.
         warnings.filterwarnings("ignore", ".*is deprecated and will be removed in v6", FutureWarning)
         getattr(sb3_ano.llm, rest[0])(rest[1:], program)

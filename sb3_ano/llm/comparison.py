@@ -16,10 +16,10 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from scipy.optimize import minimize
-from scipy.stats import binomtest
 
 from sb3_ano._io import now, versions, write_file
 from sb3_ano.cli import Parser
+from sb3_ano.llm.config import check_range
 from sb3_ano.llm.data import FORMATS, check_paths, load_reward_function, load_split, load_tokenizer
 from sb3_ano.llm.generation import generate, read_completions
 from sb3_ano.llm.judges import TEMPLATE, Judge, Ledger, judge_by_chat, judge_by_score, plain
@@ -71,7 +71,6 @@ def summarize(rows: pd.DataFrame) -> dict[Any, float]:
     """
     counts = {name: int((rows["verdict"] == name).sum()) for name in (*_OUTCOMES, "unparseable")}
     outcomes = rows["verdict"].map(_OUTCOMES).dropna()
-    decided = counts["win"] + counts["lose"]
     low, high = wilson(outcomes.sum(), len(outcomes))
     differences = (rows["length"] - rows["opponent_length"])[outcomes.index]
     return {
@@ -80,7 +79,6 @@ def summarize(rows: pd.DataFrame) -> dict[Any, float]:
         "win_rate": float(outcomes.mean()),
         "low": low,
         "high": high,
-        "p": binomtest(counts["win"], decided).pvalue if decided else 1.0,
         "equal_length": win_rate_at_equal_length(outcomes.to_numpy(), differences.to_numpy(float)),
         **rows[["length", "opponent_length"]].mean().to_dict(),
         **rows.drop(columns=[*_KEYS, "verdict", "length", "opponent_length"], errors="ignore").sum().to_dict(),
@@ -172,7 +170,6 @@ def _parse(arguments: Sequence[str], program: str) -> argparse.Namespace:
         "policies", nargs="+", metavar="NAME=PATH", help="two or more models, or JSONL files with prompt and completion"
     )
     parser.add_argument("--out", required=True, help="directory to write, or to resume in")
-    parser.add_argument("--against_first", action="store_true", help="compare the first policy with the others only")
     judge = parser.add_argument_group("judge (choose one)").add_mutually_exclusive_group(required=True)
     judge.add_argument("--judge_model", help="chat model of an OpenAI-compatible endpoint, whose key is in OPENAI_API_KEY")
     judge.add_argument("--reward_model", help="Hub id or directory of a reward model")
@@ -180,40 +177,30 @@ def _parse(arguments: Sequence[str], program: str) -> argparse.Namespace:
     chat = parser.add_argument_group("chat model")
     chat.add_argument("--base_url", help="address of the endpoint, OpenAI's by default")
     chat.add_argument("--template", help="file with the request; {prompt}, {first} and {second} are replaced")
-    chat.add_argument("--concurrency", type=_positive, default=8, help="requests at the same time")
-    chat.add_argument("--retries", type=_positive, default=8, help="repetitions of a failed request, after growing pauses")
-    chat.add_argument("--max_tokens", type=_positive, default=512, help="length of a reply; reasoning models need more")
+    chat.add_argument("--concurrency", type=int, default=8, help="requests at the same time")
+    chat.add_argument("--retries", type=int, default=8, help="repetitions of a failed request, after growing pauses")
+    chat.add_argument("--max_tokens", type=int, default=512, help="length of a reply; reasoning models need more")
     texts = parser.add_argument_group("completions")
     texts.add_argument("--dataset_name", help="Hub id, directory or file; it has a column 'prompt'")
     texts.add_argument("--dataset_config", help="configuration of a data set on the Hub")
     texts.add_argument("--dataset_split", default="test", help="split of the data set")
-    texts.add_argument("--samples", type=_positive, default=1000, help="number of prompts")
-    texts.add_argument("--temperatures", type=_temperature, nargs="+", default=[0.0, 0.7, 1.0], help="0 is greedy decoding")
+    texts.add_argument("--samples", type=int, default=1000, help="number of prompts")
+    texts.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0], help="0 is greedy decoding")
     texts.add_argument("--seed", type=int, default=0, help="seed of the choice of prompts and of sampling")
-    texts.add_argument("--max_completion_length", type=_positive, default=53, help="tokens")
-    texts.add_argument("--batch_size", type=_positive, default=32, help="prompts generated at the same time")
+    texts.add_argument("--max_completion_length", type=int, default=53, help="tokens")
+    texts.add_argument("--batch_size", type=int, default=32, help="prompts generated at the same time")
     options = parser.parse_args(list(arguments))
     names, options.policies = options.policies, dict(map(_policy, options.policies))
     if len(options.policies) < max(2, len(names)) or "" in {*options.policies, *options.policies.values()}:
-        raise ValueError(
-            f"policies {' '.join(names)!r} are not allowed; give two or more, each with its own name, as NAME=PATH"
-        )
+        raise ValueError(f"policies {' '.join(names)!r} are not allowed; give two or more, each with its own name")
+    for name in ("concurrency", "retries", "max_tokens", "samples", "max_completion_length", "batch_size"):
+        check_range(name, getattr(options, name), "positive integers")
+    for temperature in options.temperatures:
+        check_range("temperatures", temperature, "finite numbers from 0")
     check_paths({"dataset_name": options.dataset_name, "reward_model": options.reward_model, **options.policies})
     if options.dataset_name is None and (models := [path for path in options.policies.values() if not _is_file(path)]):
         raise ValueError(f"{models[0]!r} is no JSONL file, but a model that needs prompts; give --dataset_name")
     return options
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
-    return number
-
-
-def _temperature(text: str) -> float:
-    if not 0.0 <= (number := float(text)) < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a finite number from 0")
-    return number
 
 
 def _is_file(path: str) -> bool:
@@ -265,8 +252,6 @@ def _pairs(completions: dict[str, Policies], options: argparse.Namespace) -> Ite
     """Yield each pair to judge, with its policies, temperature and lengths."""
     names = list(options.policies)
     for temperature, (first, second) in itertools.product(completions, itertools.combinations(names, 2)):
-        if options.against_first and first != names[0]:
-            continue
         a, b = completions[temperature][first], completions[temperature][second]
         common = [prompt for prompt in a if prompt in b][: options.samples]
         if not common:

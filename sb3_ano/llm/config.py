@@ -10,8 +10,6 @@ from sb3_ano.shaping import ShapingPair, as_pair, ppo
 
 #: TRL's losses that are made of a clipped ratio, which is what a shape replaces.
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
-#: TRL's losses that average over tokens, which is what a critic's loss does: per batch (PPO), or per update.
-TOKEN_LOSS_TYPES = ("bnpo", "dapo")
 #: Where the KL divergence from the reference model is paid for.
 KL_PLACES = ("loss", "reward")
 _KL_HELP = "Place of beta * KL; 'reward' is before advantages are normalized."
@@ -57,9 +55,7 @@ class ShapedGRPOConfig(GRPOConfig):
     epsilon: float = option(0.2, "Radius of the shape for negative advantages.")
     epsilon_high: float | None = option(None, "Radius of the shape for positive advantages; epsilon by default.")
     missing_eos_penalty: float = option(0.0, "Reward penalty for completions without EOS.")
-    use_bias_correction_kl: bool | None = option(
-        None, "Weight the KL divergence in the loss by the ratio; by default with PPO's shape."
-    )
+    use_bias_correction_kl: bool | None = option(None, "Weight KL in the loss by the ratio; by default with PPO's shape.")
 
     def __post_init__(self) -> None:
         check(self, None if self.shaping is None else as_pair(self.shaping))
@@ -142,22 +138,21 @@ def check(config: ShapedGRPOConfig, shape: ShapingPair | None) -> None:
     """
     kl_in_reward = config.kl_in == "reward" and config.beta != 0.0
     replaces_clip = shape is not None and not (shape.f is shape.g is ppo)
-    choices: list[tuple[str, tuple[Any, ...], str]] = [
-        ("kl_in", KL_PLACES, ""),
-        ("importance_sampling_level", ("token", "sequence"), ""),
-    ]
+    choices: list[Any] = [("kl_in", KL_PLACES, ""), ("importance_sampling_level", ("token", "sequence"), "")]
     ranges = dict.fromkeys(("beta", "missing_eos_penalty"), "finite numbers from 0") | {"num_iterations": "positive integers"}
     if isinstance(config, ShapedPPOConfig):
-        choices.append(("loss_type", TOKEN_LOSS_TYPES, " with a critic"))
-        # These act on groups, within which a critic does not normalize.
-        choices.append(("scale_rewards", ("group", True), " with a critic"))
-        choices.append(("multi_objective_aggregation", ("sum_then_normalize",), " with a critic"))
+        # TRL's losses that average over tokens, as a critic's loss does: per batch (PPO), or per update.
+        choices.append(("loss_type", ("bnpo", "dapo"), " with a critic"))
+        choices.append(("scale_rewards", ("group", True), " with a critic, which does not normalize within groups"))
         ranges |= dict.fromkeys(("gamma", "lam"), "numbers from 0 to 1")
         ranges |= {"vf_coef": "finite numbers from 0", "cliprange_value": "positive finite numbers"}
     if config.kl_in == "reward" and type(config).kl_in == "loss":  # TRL's default of beta is 0
         ranges["beta"] = "positive finite numbers"
-    if kl_in_reward or config.missing_eos_penalty:
-        when = " with kl_in='reward' or missing_eos_penalty, because it would normalize these rewards separately"
+    if kl_in_reward:
+        when = " with kl_in='reward', because TRL hides truncated completions from the models, so that their KL would be 0"
+        choices.append(("mask_truncated_completions", (False,), when))
+    if kl_in_reward or config.missing_eos_penalty or isinstance(config, ShapedPPOConfig):
+        when = " with a critic, kl_in='reward' or missing_eos_penalty, because it would normalize rewards separately"
         choices.append(("multi_objective_aggregation", ("sum_then_normalize",), when))
     if config.beta != 0.0 and (kl_in_reward or replaces_clip):
         when = " without shaping='ppo' and kl_in='loss', because it weights the KL divergence in the loss by TRL's ratio"
@@ -172,6 +167,16 @@ def check(config: ShapedGRPOConfig, shape: ShapingPair | None) -> None:
         if (value := getattr(config, name)) not in allowed:
             raise ValueError(f"{name}={value!r} is not allowed{when}; allowed are {', '.join(map(repr, allowed))}")
     for name, description in ranges.items():
-        value = getattr(config, name)
-        if value is not None and not (math.isfinite(value) and _RANGES[description](value)):
-            raise ValueError(f"{name}={value} is not allowed; allowed are {description}")
+        check_range(name, getattr(config, name), description)
+
+
+def check_range(name: str, value: float | None, description: str) -> None:
+    """Check a number; None stands for one that is not set.
+
+    :param name: name of the number in messages
+    :param value: number
+    :param description: allowed numbers, a key of ``_RANGES``
+    :raises ValueError: if the number is not allowed
+    """
+    if value is not None and not (math.isfinite(value) and _RANGES[description](value)):
+        raise ValueError(f"{name}={value} is not allowed; allowed are {description}")

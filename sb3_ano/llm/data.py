@@ -114,7 +114,4 @@ def load_reward_function(name: str) -> Callable[..., list[float]]:
     try:
         return pkgutil.resolve_name(name if "." in name or ":" in name else f"trl.rewards:{name}")
     except Exception as error:  # importing runs the module, which may raise anything
-        raise ValueError(
-            f"reward function {name!r} cannot be imported ({type(error).__name__}: {error}); allowed are module:function "
-            "and names from trl.rewards"
-        ) from error
+        raise ValueError(f"reward function {name!r} cannot be imported ({type(error).__name__}: {error})") from error

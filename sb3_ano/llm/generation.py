@@ -26,13 +26,7 @@ def read_completions(path: str) -> dict[str, dict[str, Any]]:
 
 @torch.inference_mode()
 def generate(
-    name: str,
-    prompts: Sequence[Any],
-    ledger: Ledger,
-    temperature: float,
-    seed: int = 0,
-    max_completion_length: int = 53,
-    batch_size: int = 32,
+    name: str, prompts: Sequence[Any], ledger: Ledger, temperature: float, seed: int, length: int, batch_size: int
 ) -> dict[str, dict[str, Any]]:
     """Let a policy complete prompts. Batches whose completions are known are not generated again.
 
@@ -41,12 +35,12 @@ def generate(
     :param ledger: completions that are known already
     :param temperature: sampling temperature; 0 is greedy decoding
     :param seed: seed of the sampling
-    :param max_completion_length: maximum number of tokens of a completion
+    :param length: maximum number of tokens of a completion
     :param batch_size: number of prompts at the same time; with padding, it can change the last bits of the probabilities
     :return: rows by prompt
     :raises ValueError: if the model cannot be loaded
     """
-    settings = {"model": name, "temperature": temperature, "seed": seed, "max_completion_length": max_completion_length}
+    settings = {"model": name, "temperature": temperature, "seed": seed, "max_completion_length": length}
     batches = [list(prompts[start : start + batch_size]) for start in range(0, len(prompts), batch_size)]
     keys = [[hash_key(settings, batch, row) for row in range(len(batch))] for batch in batches]
     missing = [index for index, batch in enumerate(keys) if not ledger.rows.keys() >= {*batch}]
@@ -59,7 +53,7 @@ def generate(
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}
         tokens = {"eos_token_id": ends, "pad_token_id": tokenizer.pad_token_id}
         # All tokens can be sampled, as in training; the model's own configuration may say otherwise.
-        model.generation_config = GenerationConfig(**sampling, **tokens, max_new_tokens=max_completion_length)
+        model.generation_config = GenerationConfig(**sampling, **tokens, max_new_tokens=length)
     for index in tqdm(missing, desc=f"{name}, T = {temperature:g}", unit="batch", disable=not missing or None):
         batch = batches[index]
         inputs = tokenizer.pad({"input_ids": tokenize_prompts(batch, tokenizer)}, return_tensors="pt").to(device)

@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 from sb3_ano.llm.config import GANOConfig, ShapedGRPOConfig, ShapedPPOConfig, check
 from sb3_ano.llm.data import check_columns
 from sb3_ano.llm.resume import EpochSampler, load_rollout, load_weights, save_rollout
-from sb3_ano.shaping import MAX_LOG_RATIO, SHAPINGS, ShapingLike, ano, as_pair, measure, name_of, ppo, surrogate
+from sb3_ano.shaping import MAX_LOG_RATIO, SHAPINGS, ano, as_pair, measure, name_of, ppo, surrogate
 
 
 class ShapedGRPOTrainer(GRPOTrainer):
@@ -34,11 +34,9 @@ class ShapedGRPOTrainer(GRPOTrainer):
     :param model: model, or its Hub id or directory
     :param reward_funcs: reward models and functions, as in TRL
     :param args: settings; by default those of the trainer's own class of settings
-    :param train_dataset: data set with a column ``prompt``
-    :param eval_dataset: data set for evaluations
-    :param processing_class: tokenizer or processor; the model's by default
+    :param data: ``train_dataset``, with a column ``prompt``, ``eval_dataset`` and ``processing_class``, as in TRL
     :param shaping: callable ``h(x)`` or anything else that :func:`sb3_ano.shaping.resolve` takes; ``args.shaping`` by default
-    :param kwargs: the other arguments of ``GRPOTrainer``
+    :param more: the other arguments of ``GRPOTrainer``
     :raises ValueError: if the tokenizer has no EOS token, the data set has no prompts, or a setting or the shape is invalid
     :raises TypeError: if ``args`` are settings of another trainer
     """
@@ -52,16 +50,7 @@ class ShapedGRPOTrainer(GRPOTrainer):
     _tag_names = ["trl", "grpo", "sb3-ano"]  # noqa: RUF012
 
     def __init__(
-        self,
-        model: Any,
-        reward_funcs: Any = None,
-        args: ShapedGRPOConfig | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: Any = None,
-        *,
-        shaping: ShapingLike | None = None,
-        **kwargs: Any,
+        self, model: Any, reward_funcs: Any = None, args: Any = None, *data: Any, shaping: Any = None, **more: Any
     ) -> None:
         # A copy, because another trainer may use the same settings with another shape.
         args = self.config_class("trainer_output") if args is None else copy.copy(args)
@@ -70,10 +59,7 @@ class ShapedGRPOTrainer(GRPOTrainer):
             raise TypeError(f"args is a {type(args).__name__}; allowed are settings of class {self.config_class.__name__}")
         shaping = args.shaping if shaping is None else shaping
         if self.algorithm is not None and shaping not in (None, self.algorithm):
-            raise ValueError(
-                f"shaping={shaping!r} is not allowed with {type(self).__name__}, whose shape is {self.algorithm!r}; "
-                "ShapedPPOTrainer takes any shape"
-            )
+            raise ValueError(f"shaping={shaping!r} is not allowed: {type(self).__name__} has the shape {self.algorithm!r}")
         shaping = self.algorithm or shaping or "ano"
         args.shaping = str(name_of(shaping))  # for logs and checkpoints
         self.shape = as_pair(shaping)
@@ -91,12 +77,10 @@ class ShapedGRPOTrainer(GRPOTrainer):
         self._calls = 0  # of the hook, in the current loss
         # Arguments, keyword arguments and log-probabilities of each forward pass over the completions being scored.
         self._scored: list[tuple[tuple[Any, ...], dict[str, Any], torch.Tensor]] = []
-        self._is_scoring = False
-        self._completion_ids: list[list[int]] = []
         self._tool_mask: list[list[int]] | None = None
-        if train_dataset is not None and kwargs.get("environment_factory") is None:
-            check_columns(train_dataset, "train_dataset")
-        super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, processing_class, **kwargs)
+        super().__init__(model, reward_funcs, args, *data, **more)
+        if self.train_dataset is not None and more.get("environment_factory") is None:
+            check_columns(self.train_dataset, "train_dataset")
         if self._tokenizer.eos_token_id is None:
             name = self._tokenizer.name_or_path or "the model"
             raise ValueError(f"the tokenizer of {name!r} has no eos_token, without which no completion ends; set eos_token")
@@ -124,9 +108,8 @@ class ShapedGRPOTrainer(GRPOTrainer):
         passes = self.args.steps_per_generation * self.num_iterations
         if self._replaces_clip and self.args.gradient_accumulation_steps % passes == 0:
             warnings.warn(
-                f"shaping={self.args.shaping!r} cannot act: each completion is used for one update only (num_iterations="
-                f"{self.num_iterations}, steps_per_generation={self.args.steps_per_generation}, gradient_accumulation_steps="
-                f"{self.args.gradient_accumulation_steps}), so the ratio is 1; num_iterations=2 or more lets it act",
+                f"shaping={self.args.shaping!r} cannot act: each completion is used for one update only, so the ratio is 1; "
+                "num_iterations=2 or more lets it act",
                 stacklevel=3,
             )
 
@@ -140,8 +123,8 @@ class ShapedGRPOTrainer(GRPOTrainer):
             self._loss_inputs, self.beta = None, beta
         if self._calls != 1:
             raise RuntimeError(
-                f"the loss has asked for log-probabilities {self._calls} times, not once, so that shaping="
-                f"{self.args.shaping!r} has not acted as it should; is this TRL's own loss?"
+                f"the loss has asked for log-probabilities {self._calls} times, not once, so that the shape has not acted as "
+                "it should; is this TRL's own loss?"
             )
         if self._replaces_clip:
             for name in [name for name in self._mode_metrics() if name.startswith("clip_ratio/")]:
@@ -149,18 +132,11 @@ class ShapedGRPOTrainer(GRPOTrainer):
         return loss
 
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **keywords: Any) -> Any:
-        if self._is_scoring and self._kl_in_reward and self.mask_truncated_completions:
-            # TRL masks truncated completions even for the model, so that their KL divergence would be 0.
-            model, ids, attention_mask, length = arguments
-            attention_mask = attention_mask.clone()
-            for row, completion in zip(attention_mask[:, -length:], self._completion_ids, strict=True):
-                row[: len(completion)] = 1
-            arguments = (model, ids, attention_mask, length)
         result = super()._get_per_token_logps_and_entropies(*arguments, **keywords)
         if self._loss_inputs is not None:
             self._calls += 1
             self._shape(self._loss_inputs, result[0])
-        elif self._is_scoring:
+        else:
             self._scored.append((arguments, keywords, result[0]))
         return result
 
@@ -222,20 +198,13 @@ class ShapedGRPOTrainer(GRPOTrainer):
 
     def _generate(self, prompts: list[Any]) -> Any:
         generated = super()._generate(prompts)
-        _, self._completion_ids, self._tool_mask, *_ = generated
+        _, _, self._tool_mask, *_ = generated
         self._scored.clear()  # a rollout_func may have asked for log-probabilities
         return generated
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._is_scoring = True
-        try:
-            batch = super()._generate_and_score_completions(inputs)
-        finally:
-            self._is_scoring = False
-            self._scored.clear()
-        if self._kl_in_reward:
-            for name in {"old_per_token_logps", "ref_per_token_logps"} & batch.keys():
-                batch[name] *= batch["completion_mask"]  # TRL's loss sees zeros for the tokens of truncated completions, too
+        batch = super()._generate_and_score_completions(inputs)
+        self._scored.clear()
         return batch
 
     def _calculate_rewards(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
@@ -275,19 +244,18 @@ class ShapedGRPOTrainer(GRPOTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if not self.args.save_only_model:
-            self._save_extras(Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"))
+            checkpoint = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+            save_rollout(self, checkpoint)
+            self.save_critic(checkpoint / "critic")
         super()._save_checkpoint(model, trial)  # which ends with the state that makes a checkpoint complete
 
-    def _save_extras(self, checkpoint: Path) -> None:
-        save_rollout(self, checkpoint)
+    def save_critic(self, directory: str | Path) -> None:
+        """Save the critic, if there is one."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            self._load_extras(Path(checkpoint))
-
-    def _load_extras(self, checkpoint: Path) -> None:
-        load_rollout(self, checkpoint)
+            load_rollout(self, Path(checkpoint))
 
 
 class GANOTrainer(ShapedGRPOTrainer):

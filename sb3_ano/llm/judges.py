@@ -101,13 +101,7 @@ def judge_by_score(pairs: Sequence[Pair], score: Callable[..., Sequence[float]],
 
 
 def judge_by_chat(
-    pairs: Sequence[Pair],
-    client: openai.OpenAI,
-    model: str,
-    ledger: Ledger,
-    template: str = TEMPLATE,
-    concurrency: int = 8,
-    max_tokens: int = 512,
+    pairs: Sequence[Pair], client: openai.OpenAI, model: str, ledger: Ledger, template: str, concurrency: int, max_tokens: int
 ) -> list[dict[str, Any]]:
     """Ask a chat model which completion is better, in both orders.
 

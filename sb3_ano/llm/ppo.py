@@ -27,8 +27,7 @@ class Critic(torch.nn.Module):
         super().__init__()
         if getattr(getattr(model, "score", None), "out_features", None) != 1:
             raise ValueError(
-                f"value_model is a {type(model).__name__}; allowed are classifiers of sequences with one label and a layer "
-                "'score', which 'trl reward' trains"
+                f"value_model is a {type(model).__name__}; allowed are classifiers with a layer 'score' for one label"
             )
         self.model = model
 
@@ -178,13 +177,10 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
             self.save_critic(Path(self.args.output_dir, "critic"))
         return super().push_to_hub(*arguments, **keywords)
 
-    def _save_extras(self, checkpoint: Path) -> None:
-        super()._save_extras(checkpoint)
-        self.save_critic(checkpoint / "critic")
-
-    def _load_extras(self, checkpoint: Path) -> None:
-        super()._load_extras(checkpoint)
-        load_weights(self.accelerator.unwrap_model(self.critic).model, checkpoint / "critic")
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            load_weights(self.accelerator.unwrap_model(self.critic).model, Path(checkpoint, "critic"))
 
 
 class ANOTrainer(ShapedPPOTrainer):
@@ -283,9 +279,8 @@ def value_loss(
 
 
 def _first_reward_model(reward_funcs: Any) -> Any:
-    for function in reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]:
-        if isinstance(function, LearnedReward):
-            return function.model
-        if isinstance(function, str | PreTrainedModel):
-            return function
-    raise ValueError("there is no reward model from which the critic could start; give value_model, such as the policy itself")
+    functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+    models = [each for each in functions if isinstance(each, LearnedReward | str | PreTrainedModel)]
+    if not models:
+        raise ValueError("there is no reward model that the critic could start from; give value_model, such as the policy")
+    return models[0].model if isinstance(models[0], LearnedReward) else models[0]

@@ -12,7 +12,7 @@ import torch
 from peft import AutoPeftModelForCausalLM
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import find_adapter_config_file
-from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+from trl import GRPOConfig, ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from sb3_ano._io import replace_directory
 from sb3_ano.cli import Parser, check_names
@@ -67,7 +67,6 @@ class PolicyConfig(ModelConfig):
 
     _argument_group_name: ClassVar[str] = "model"
     model_name_or_path: str = option("EleutherAI/pythia-1b-deduped", "Hub id or directory of a model or of a LoRA adapter.")
-    lora_r: int | None = option(None, "Rank of LoRA adapters; 16 with --use_peft.")
     # Dropout would make the ratio differ from 1 before the first update.
     lora_dropout: float = option(0.0, "Dropout of LoRA adapters.")
 
@@ -77,7 +76,6 @@ class PolicyConfig(ModelConfig):
         changed = [field.name for field in adapters if getattr(self, field.name) != field.default]
         if changed and not self.use_peft:
             raise ValueError(f"{changed[0]} has no effect without LoRA; add --use_peft")
-        self.lora_r = self.lora_r or 16
 
 
 class _TrlParser(TrlParser):
@@ -102,19 +100,18 @@ def train(arguments: Sequence[str], program: str) -> None:
     parser.set_defaults(**DEFAULTS, **({} if torch.accelerator.is_available() else CPU_DEFAULTS))
     parser.set_defaults(algo=task.algo, **defaults)
     if {"-h", "--help"} & set(arguments):
-        _print_help(parser, trainer_class.config_class)
+        _print_help(parser)
     else:
         options, policy, config = parse(parser, arguments)
         run(_make_trainer(options, policy, config), options.resume)
 
 
-def _print_help(parser: TrlParser, config_class: type) -> None:
+def _print_help(parser: TrlParser) -> None:
     """Print the options that this package adds or changes; TRL has 200 more."""
-    own = {name for cls in (Options, PolicyConfig) for name in cls.__annotations__} | {*DEFAULTS, *CPU_DEFAULTS}
-    own |= {name for cls in config_class.__mro__ if cls.__module__ == config_class.__module__ for name in cls.__annotations__}
+    upstream = [(action.default, action.help) for action in TrlParser((ModelConfig, GRPOConfig))._actions]
     for action in parser._actions:  # argparse has no public list of its options
         action.option_strings = [name for name in action.option_strings if "-" not in name[2:]]  # each has a twin with _
-        action.help = action.help if action.dest in own else argparse.SUPPRESS
+        action.help = argparse.SUPPRESS if (action.default, action.help) in upstream else action.help
     parser.usage = f"{parser.prog} --dataset_name NAME [OPTIONS]"
     algo = parser.get_default("algo")
     example = f"--algo {algo} --model_name_or_path sft --reward_model reward --dataset_name trl-lib/tldr --output_dir {algo}"
@@ -142,15 +139,11 @@ def parse(parser: TrlParser, arguments: Sequence[str]) -> tuple[Options, PolicyC
         "dataset_name=None is not allowed; give --dataset_name": options.dataset_name is None,
         "nothing is rewarded; give --reward_model or --reward_funcs": not (options.reward_model or options.reward_funcs),
         "value_model has no effect without a critic, which only ppo, spo and ano have": options.value_model and not has_critic,
-        "dataset_test_split has no effect without --eval_strategy": (
-            options.dataset_test_split != Options.dataset_test_split and config.eval_strategy == "no"
-        ),
+        "dataset_test_split needs --eval_strategy": options.dataset_test_split != "test" and config.eval_strategy == "no",
         "max_steps=0 trains nothing; allowed are positive integers, and -1 for num_train_epochs": config.max_steps == 0,
         f"resume_from_checkpoint={start!r} is no complete checkpoint": start and not Path(start, TRAINER_STATE_NAME).is_file(),
         f"{output} holds a training; add --resume, or choose another --output_dir": is_used and not (options.resume or start),
-        f"{output} has the final model, but no checkpoint to resume from": (
-            options.resume and is_finished and last_checkpoint(output) is None
-        ),
+        f"{output} has no checkpoint to resume from": options.resume and is_finished and last_checkpoint(output) is None,
     }
     for message, is_problem in problems.items():
         if is_problem:

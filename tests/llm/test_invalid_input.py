@@ -49,22 +49,26 @@ COMMANDS = [
     (TRAIN + "--off_policy_mask_threshold 0.1", "off_policy_mask_threshold=0.1 is not allowed with a shape, because"),
     (TRAIN + "--use_bias_correction_kl True", "True is not allowed without shaping='ppo' and kl_in='loss'"),
     (TRAIN + "--algo grpo --shaping spo --use_bias_correction_kl True", "True is not allowed without shaping='ppo' and"),
-    (TRAIN + "--multi_objective_aggregation normalize_then_sum", "'normalize_then_sum' is not allowed with kl_in='reward'"),
+    (
+        TRAIN + "--multi_objective_aggregation normalize_then_sum",
+        "'normalize_then_sum' is not allowed with a critic, kl_in='reward'",
+    ),
+    (TRAIN + "--mask_truncated_completions True", "True is not allowed with kl_in='reward', because TRL hides"),  # review B13
     (
         TRAIN + "--algo ano --multi_objective_aggregation normalize_then_sum",
         "'normalize_then_sum' is not allowed with a critic",
     ),
     (TRAIN + "--algo ppo --loss_type grpo", "loss_type='grpo' is not allowed with a critic; allowed are 'bnpo', 'dapo'"),
-    (TRAIN + "--algo spo --scale_rewards batch", "scale_rewards='batch' is not allowed with a critic; allowed are 'group'"),
+    (TRAIN + "--algo spo --scale_rewards batch", "scale_rewards='batch' is not allowed with a critic, which does not"),
     (TRAIN + "--algo ano --gamma 2", "gamma=2.0 is not allowed; allowed are numbers from 0 to 1"),
     (TRAIN + "--algo ano --lam nan", "lam=nan is not allowed; allowed are numbers from 0 to 1"),
     (TRAIN + "--algo ano --vf_coef -1", "vf_coef=-1.0 is not allowed; allowed are finite numbers from 0"),
     (TRAIN + "--algo ano --cliprange_value 0", "cliprange_value=0.0 is not allowed; allowed are positive finite numbers"),
-    (TRAIN + "--algo spo --shaping ano", "shaping='ano' is not allowed with SPOTrainer, whose shape is 'spo'"),
+    (TRAIN + "--algo spo --shaping ano", "shaping='ano' is not allowed: SPOTrainer has the shape 'spo'"),
     (TRAIN + "--value_model reward", "value_model has no effect without a critic, which only ppo, spo and ano have"),
     (TRAIN + "--lora_alpha 4", "lora_alpha has no effect without LoRA; add --use_peft"),  # review N3
-    (TRAIN + "--dataset_test_split train", "dataset_test_split has no effect without --eval_strategy"),  # N5
-    (TRAIN + "--output_dir done --resume", "done has the final model, but no checkpoint to resume from"),  # N6
+    (TRAIN + "--dataset_test_split train", "dataset_test_split needs --eval_strategy"),  # N5
+    (TRAIN + "--output_dir done --resume", "done has no checkpoint to resume from"),  # N6
     (TRAIN + "--max_steps 0", "max_steps=0 trains nothing"),  # N9
     (TRAIN + "--output_dir x --resume_from_checkpoint nowhere", "'nowhere' is no complete checkpoint"),  # N1
     (TRAIN + "--output_dir old", "old holds a training; add --resume"),
@@ -88,8 +92,8 @@ COMMANDS = [
     (FILES + "twice.jsonl", "twice.jsonl repeats a prompt; allowed is one completion per prompt"),
     (FILES + "empty.jsonl", "data set 'empty.jsonl' cannot be read: it is empty"),
     (FILES + "other.jsonl", "up and other have no prompt in common"),
-    (FILES + "six.jsonl --temperatures -1", "-1 is not a finite number from 0"),
-    (FILES + "six.jsonl --samples 0", "0 is not a positive integer"),
+    (FILES + "six.jsonl --temperatures -1", "temperatures=-1.0 is not allowed; allowed are finite numbers from 0"),
+    (FILES + "six.jsonl --samples 0", "samples=0 is not allowed; allowed are positive integers"),
     (FILES + "six.jsonl --reward_model x", "not allowed with argument"),
     (FILES + "six.jsonl --sample 3", "unrecognized arguments: --sample 3"),
     (JUDGED, "one of the arguments --judge_model --reward_model --judge_function is required"),
@@ -170,9 +174,9 @@ WITHOUT_EOS = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend_token
         (PPOTrainer, GANOConfig, {"value_model": "x"}, "args is a GANOConfig; allowed are settings of class ShapedPPOConfig"),
         (ShapedGRPOTrainer, ShapedGRPOConfig, {"shaping": lambda x: x + 1}, r"violates anchoring: h\(0\) = 1"),  # review N8
         (GANOTrainer, GANOConfig, {"reward_funcs": [reward, kl]}, "a reward function is called 'kl', like one of"),  # B15
-        (ANOTrainer, ShapedPPOConfig, {"shaping": "spo", "value_model": "x"}, "with ANOTrainer, whose shape is 'ano'"),
+        (ANOTrainer, ShapedPPOConfig, {"shaping": "spo", "value_model": "x"}, "ANOTrainer has the shape 'ano'"),
         (ShapedPPOTrainer, ShapedPPOConfig, {"shaping": "anno", "value_model": "x"}, "shaping='anno' is unknown"),
-        (PPOTrainer, ShapedPPOConfig, {}, "no reward model from which the critic could start"),
+        (PPOTrainer, ShapedPPOConfig, {}, "no reward model that the critic could start from"),
         (
             PPOTrainer,
             ShapedPPOConfig,
@@ -221,5 +225,5 @@ def test_reward_models_need_a_score_and_the_tokenizer_of_the_policy(tmp_path):
     other = tokenizer().backend_tokenizer.from_str(tokenizer().backend_tokenizer.to_str())
     other.add_tokens(["another"])
     PreTrainedTokenizerFast(tokenizer_object=other, eos_token="<|endoftext|>").save_pretrained(classifier(tmp_path))
-    with pytest.raises(ValueError, match="has another tokenizer .* than the policy .*; allowed are models"):
+    with pytest.raises(ValueError, match="has another tokenizer .* than the policy"):
         LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")

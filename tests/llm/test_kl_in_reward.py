@@ -84,19 +84,3 @@ def test_completions_that_nothing_could_score_stay_out(tmp_path):
     advantages = rollout(trainer(tmp_path, reward=sometimes))["advantages"].view(-1, 4)
     assert (advantages[:, 1] == 0.0).all()
     assert (advantages[:, [0, 2, 3]] != 0.0).all()
-
-
-def test_truncated_completions_pay_for_their_divergence(tmp_path):
-    """Review B13: TRL masks them for the model, too, so that their divergence was 0, and they beat their group."""
-    ours = trainer(tmp_path, mask_truncated_completions=True, max_completion_length=3)
-    inputs = rollout(ours)
-    truncated = inputs["completion_mask"].sum(1) == 0
-    assert 0 < truncated.sum() < len(truncated)
-    whole = {**inputs, "completion_mask": torch.where(truncated.unsqueeze(1), 1, inputs["completion_mask"])}
-    expected = divergence(tmp_path, whole)
-    assert (expected[truncated].abs() > 1e-4).all()
-    assert ours._metrics["train"]["rewards/kl/mean"] == [pytest.approx(expected.mean().item(), rel=1e-4)]
-    # Their tokens stay out of the loss, as TRL does it.
-    for name in ("old_per_token_logps", "ref_per_token_logps"):
-        assert (inputs[name][truncated] == 0.0).all()
-    assert loss(ours, inputs).isfinite()
