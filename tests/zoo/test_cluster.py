@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ def cluster():
 
 
 def start(directory, *options):
-    command = [sys.executable, *"-m sb3_ano.zoo train --algo ano --env CartPole-v1 --eval-freq -1".split(), *options]
+    command = [sys.executable, *shlex.split("-m sb3_ano.zoo train --algo ano --env CartPole-v1 --eval-freq -1"), *options]
     return subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -63,7 +64,7 @@ def test_cartpole_is_solved_on_three_nodes(cluster, tmp_path):
         directory = tmp_path / str(seed)
         directory.mkdir()
         options = f"--cluster {cluster.address} --env-runners 2 --learners 2 -n 120000 --seed {seed}"
-        finish(start(directory, *options.split()))
+        finish(start(directory, *shlex.split(options)))
         steps, mean = mean_return(directory)
         assert 120_000 <= steps < 121_000
         returns.append(mean)
@@ -73,7 +74,7 @@ def test_cartpole_is_solved_on_three_nodes(cluster, tmp_path):
 @pytest.mark.slow
 def test_a_lost_node_is_survived(cluster, tmp_path):
     options = "--env-runners 2 --learners 2 -n 40000 --checkpoint-freq 4000"
-    process = start(tmp_path, "--cluster", cluster.address, *options.split())
+    process = start(tmp_path, "--cluster", cluster.address, *shlex.split(options))
     wait_for(tmp_path / RUN / "checkpoints" / "rllib", process)
     cluster.remove_node(cluster.nodes[0], allow_graceful=False)
     cluster.add_node(num_cpus=1)
@@ -88,7 +89,7 @@ def test_a_lost_node_is_survived(cluster, tmp_path):
 
 @pytest.mark.slow
 def test_interrupted_trainings_are_saved_and_resumed(tmp_path):
-    process = start(tmp_path, *"--cluster --env-runners 1 -n 30000 --checkpoint-freq 2000".split())
+    process = start(tmp_path, *shlex.split("--cluster --env-runners 1 -n 30000 --checkpoint-freq 2000"))
     wait_for(tmp_path / RUN / "checkpoints" / "rllib", process)
     process.send_signal(signal.SIGINT)
     assert "--resume continues it" in finish(process)
@@ -106,7 +107,7 @@ def test_interrupted_trainings_are_saved_and_resumed(tmp_path):
     assert after[: len(before)] == before
     assert 0.9 * 30_000 < sum(length for _, length in after) <= 30_500
     shown = subprocess.run(
-        [sys.executable, *"-m sb3_ano.zoo plot_train -a ano -e CartPole-v1 -f logs --figure x.png".split()],
+        [sys.executable, *shlex.split("-m sb3_ano.zoo plot_train -a ano -e CartPole-v1 -f logs --figure x.png")],
         cwd=tmp_path,
         capture_output=True,
         text=True,
