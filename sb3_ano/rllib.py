@@ -23,7 +23,7 @@ from sb3_ano.shaping import MIN_RADIUS, ShapingLike, ShapingPair, as_pair, is_im
 
 try:
     from ray.rllib.algorithms import Algorithm
-    from ray.rllib.algorithms.ppo import PPO, PPOConfig
+    from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
     from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
     from ray.rllib.connectors.env_to_module import MeanStdFilter
@@ -34,6 +34,7 @@ try:
     from ray.rllib.env import INPUT_ENV_SINGLE_SPACES
     from ray.rllib.models.utils import get_activation_fn
     from ray.rllib.utils.filter import RunningStat
+    from ray.rllib.utils.from_config import NotProvided
     from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
     from ray.rllib.utils.schedules.scheduler import Scheduler
 except ModuleNotFoundError as error:
@@ -45,7 +46,12 @@ _DEFAULT_CONNECTORS = (
     *("AddObservationsFromEpisodesToBatch", "AddTimeDimToBatchAndZeroPad", "AddStatesFromEpisodesToBatch"),
     *("BatchIndividualItems", "NumpyToTensor"),
 )
-_NOT_GIVEN: Any = object()
+#: RLlib's names of settings by the names in :class:`~sb3_ano.ANO`.
+SETTINGS = {
+    **{"learning_rate": "lr", "clip_range": "clip_param", "clip_range_high": "clip_range_high", "desired_kl": "desired_kl"},
+    **{"n_epochs": "num_epochs", "gamma": "gamma", "gae_lambda": "lambda_", "ent_coef": "entropy_coeff"},
+    **{"vf_coef": "vf_loss_coeff", "max_grad_norm": "grad_clip"},
+}
 
 
 class ANOConfig(PPOConfig):
@@ -57,19 +63,14 @@ class ANOConfig(PPOConfig):
     """
 
     def __init__(self, algo_class: Any = None) -> None:
-        super().__init__(algo_class or ANOAlgorithm)
+        super().__init__(algo_class)
         self.use_kl_loss = False
         self.shaping: ShapingLike = "ano"
         self.clip_range_high: Any = None
         self.desired_kl: Any = None
 
     def training(
-        self,
-        *,
-        shaping: ShapingLike = _NOT_GIVEN,
-        clip_range_high: Any = _NOT_GIVEN,
-        desired_kl: Any = _NOT_GIVEN,
-        **options: Any,
+        self, *, shaping: Any = NotProvided, clip_range_high: Any = NotProvided, desired_kl: Any = NotProvided, **options: Any
     ) -> "ANOConfig":
         """Set the settings of the training.
 
@@ -81,9 +82,7 @@ class ANOConfig(PPOConfig):
         """
         super().training(**options)
         own = {"shaping": shaping, "clip_range_high": clip_range_high, "desired_kl": desired_kl}
-        for name, value in own.items():
-            if value is not _NOT_GIVEN:
-                setattr(self, name, value)
+        self.__dict__.update({name: value for name, value in own.items() if value is not NotProvided})
         return self
 
     def get_default_learner_class(self) -> type:
@@ -102,10 +101,7 @@ class ANOConfig(PPOConfig):
             if (complaint := measure(shape).complaint) is not None:
                 raise ValueError(complaint)
         if not is_importable(self.shaping):
-            raise ValueError(
-                f"shaping={name_of(self.shaping)!r} cannot be imported by its name, as the learners do; allowed are built-in "
-                "shapes and functions at the top level of a module"
-            )
+            raise ValueError(f"shaping={name_of(self.shaping)!r} cannot be imported by its name, as the learners do")
         for name in ("clip_param", "clip_range_high", "desired_kl"):
             _check_schedule(getattr(self, name), name)
 
@@ -120,31 +116,31 @@ def _check_schedule(value: Any, name: str) -> None:
         raise ValueError(f"{name}={value!r} is not allowed; allowed are positive numbers and schedules of them")
 
 
-class ANOAlgorithm(PPO):
-    """RLlib's PPO with :class:`ANOConfig`."""
-
-    @classmethod
-    def get_default_config(cls) -> ANOConfig:
-        """Return the default settings."""
-        return ANOConfig()
-
-
 @dataclass
 class _TrustRegion:
-    """The shape and the radii of a module, and what its minibatches showed since the last update."""
+    """The shape and the radii of a module, and what its minibatches showed since the last update.
 
+    RLlib's loss reads ``clip_param`` as a number: that of ``config``, whose value does not matter at a ratio of 1.
+    """
+
+    config: Any
     shape: ShapingPair
     low: Scheduler
     high: Scheduler
     desired_kl: Scheduler
     factor: float = 1.0
-    kls: list[torch.Tensor] = field(default_factory=list)
-    ratios: list[torch.Tensor] = field(default_factory=list)
-    discarded: list[torch.Tensor] = field(default_factory=list)
+    # Mean KL divergence, fraction of the gradient that PPO would discard, and largest ratio of each minibatch
+    seen: list[torch.Tensor] = field(default_factory=list)
 
     def radii(self) -> tuple[float, float]:
         low, high = (max(float(radius.get_current_value()), MIN_RADIUS) * self.factor for radius in (self.low, self.high))
         return low, high
+
+    def observe(self, log_ratio: torch.Tensor, advantages: torch.Tensor, gradient: torch.Tensor) -> None:
+        ratio, (low, high) = log_ratio.exp(), self.radii()
+        clipped = torch.where(advantages >= 0, ratio > 1 + high, ratio < 1 - low)
+        discarded = (gradient * clipped).sum() / gradient.sum().clamp(min=1e-30)
+        self.seen.append(torch.stack([(ratio - 1 - log_ratio).mean(), discarded, ratio.max()]))
 
 
 class ANOLearner(PPOTorchLearner):
@@ -157,10 +153,11 @@ class ANOLearner(PPOTorchLearner):
 
     def _region(self, module_id: str) -> _TrustRegion:
         if module_id not in self._regions:
-            config: Any = self.config.get_config_for_module(module_id)
+            config: Any = self.config.get_config_for_module(module_id).copy(copy_frozen=False)
             high = config.clip_param if config.clip_range_high is None else config.clip_range_high
-            schedules = (Scheduler(value, device=self._device) for value in (config.clip_param, high, config.desired_kl))
-            self._regions[module_id] = _TrustRegion(as_pair(config.shaping), *schedules)
+            schedules = [Scheduler(value, device=self._device) for value in (config.clip_param, high, config.desired_kl)]
+            config.clip_param = 1.0
+            self._regions[module_id] = _TrustRegion(config, as_pair(config.shaping), *schedules)
         return self._regions[module_id]
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]) -> Any:
@@ -170,9 +167,8 @@ class ANOLearner(PPOTorchLearner):
         log_prob = kind.from_logits(fwd_out[Columns.ACTION_DIST_INPUTS]).logp(batch[Columns.ACTIONS])
         # With a ratio of 1 and advantages of 0, RLlib's loss is the sum of all its other terms, whatever the ratio really is.
         neutral = {Columns.ACTION_LOGP: log_prob.detach(), _ADVANTAGES: torch.zeros_like(batch[_ADVANTAGES])}
-        others = super().compute_loss_for_module(
-            module_id=module_id, config=_WithNumber(config), batch={**batch, **neutral}, fwd_out=fwd_out
-        )
+        batch_of_others = {"batch": {**batch, **neutral}, "fwd_out": fwd_out}
+        others = super().compute_loss_for_module(module_id=module_id, config=region.config, **batch_of_others)
         log_ratio, advantages = log_prob - batch[Columns.ACTION_LOGP], batch[_ADVANTAGES]
         if Columns.LOSS_MASK in batch:
             log_ratio, advantages = log_ratio[batch[Columns.LOSS_MASK]], advantages[batch[Columns.LOSS_MASK]]
@@ -180,18 +176,9 @@ class ANOLearner(PPOTorchLearner):
         objective = surrogate(log_ratio, advantages, region.shape, eps_low=low, eps_high=high)
         if log_ratio.requires_grad:  # a frozen module has no gradient
             (gradient,) = torch.autograd.grad(objective.sum(), log_ratio, retain_graph=True)
-            self._observe(region, log_ratio.detach(), advantages, gradient.abs())
+            region.observe(log_ratio.detach(), advantages, gradient.abs())
         self.metrics.log_value((module_id, POLICY_LOSS_KEY), -objective.mean().detach(), window=1)
         return others - objective.mean()
-
-    @staticmethod
-    def _observe(region: _TrustRegion, log_ratio: torch.Tensor, advantages: torch.Tensor, gradient: torch.Tensor) -> None:
-        low, high = region.radii()
-        ratio = log_ratio.exp()
-        clipped = torch.where(advantages >= 0, ratio > 1 + high, ratio < 1 - low)
-        region.kls.append((ratio - 1 - log_ratio).mean())
-        region.ratios.append(ratio.max())
-        region.discarded.append((gradient * clipped).sum() / gradient.sum().clamp(min=1e-30))
 
     def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
         """Read the schedules at the current step, see RLlib."""
@@ -205,27 +192,19 @@ class ANOLearner(PPOTorchLearner):
         """Log the diagnostics of the update, and adapt the radii; see RLlib."""
         super().after_gradient_based_update(timesteps=timesteps)
         for module_id, region in self._regions.items():
-            if not region.kls:
+            if not region.seen:
                 continue
-            kl, discarded = (self._over_learners(values) for values in (region.kls, region.discarded))
-            low = region.radii()[0]
-            values = {"kl_mean": kl, "ppo_discarded_gradient": discarded, "clip_range": low}
-            for name, value in values.items():
+            rows, low, target = torch.stack(region.seen), region.radii()[0], region.desired_kl.get_current_value()
+            region.seen, means = [], rows.mean(0)
+            if torch.distributed.is_initialized():  # over all learners, whose radii must stay equal
+                torch.distributed.all_reduce(means)
+                means /= torch.distributed.get_world_size()
+            kl, discarded, _ = means.tolist()
+            for name, value in {"kl_mean": kl, "ppo_discarded_gradient": discarded, "clip_range": low}.items():
                 self.metrics.log_value((module_id, name), value, window=1)
-            self.metrics.log_value((module_id, "ratio_max"), float(torch.stack(region.ratios).max()), reduce="max", window=1)
-            target = region.desired_kl.get_current_value()
+            self.metrics.log_value((module_id, "ratio_max"), float(rows[:, 2].max()), reduce="max", window=1)
             if target is not None:
                 region.factor *= adapted_radius(low, kl, float(target)) / low
-            region.kls, region.ratios, region.discarded = [], [], []
-
-    @staticmethod
-    def _over_learners(values: list[torch.Tensor]) -> float:
-        """Return the mean over the minibatches of all learners, whose radii must stay equal."""
-        mean = torch.stack(values).mean()
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(mean)
-            mean /= torch.distributed.get_world_size()
-        return float(mean)
 
     def get_state(self, *args: Any, **options: Any) -> dict[str, Any]:
         """Return the state of a checkpoint, see RLlib."""
@@ -237,18 +216,6 @@ class ANOLearner(PPOTorchLearner):
         super().set_state(state)
         for module_id, factor in state.get("radius_factors", {}).items():
             self._region(module_id).factor = factor
-
-
-class _WithNumber:
-    """Settings whose ``clip_param`` is a number, as RLlib's loss needs it; at a ratio of 1 its value does not matter."""
-
-    clip_param = 1.0
-
-    def __init__(self, config: Any) -> None:
-        self._config = config
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._config, name)
 
 
 def to_sb3(source: Any, env: GymEnv | str | None = None, device: torch.device | str = "auto") -> ANO:
@@ -277,6 +244,8 @@ def to_sb3(source: Any, env: GymEnv | str | None = None, device: torch.device | 
     if _filter(source) is not None and unwrap_vec_normalize(venv) is None:
         venv = VecNormalize(venv)
     rollout = config.total_train_batch_size
+    settings = {name: _first(getattr(config, other, None)) for name, other in SETTINGS.items()}
+    settings["max_grad_norm"] = settings["max_grad_norm"] or math.inf
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "batch_size=.* does not divide the rollout", UserWarning)
         model = ANO(
@@ -284,15 +253,7 @@ def to_sb3(source: Any, env: GymEnv | str | None = None, device: torch.device | 
             venv,
             n_steps=max(rollout // venv.num_envs, 2),
             batch_size=(config.minibatch_size or rollout // (config.num_learners or 1)) * (config.num_learners or 1),
-            n_epochs=config.num_epochs,
-            learning_rate=_first(config.lr),
-            gamma=config.gamma,
-            gae_lambda=config.lambda_,
-            clip_range=_first(config.clip_param),
-            ent_coef=_first(config.entropy_coeff),
-            vf_coef=config.vf_loss_coeff,
-            max_grad_norm=math.inf if config.grad_clip is None else config.grad_clip,
-            **{name: _first(value) for name in ("clip_range_high", "desired_kl") if (value := getattr(config, name, None))},
+            **settings,
             shaping=getattr(config, "shaping", "ppo"),
             policy_kwargs={"net_arch": networks.net_arch, "activation_fn": networks.activation},
             device=device,
@@ -301,9 +262,9 @@ def to_sb3(source: Any, env: GymEnv | str | None = None, device: torch.device | 
     return model
 
 
-def _first(value: Any) -> float:
+def _first(value: Any) -> Any:
     """Return a number, or the first one of a schedule of RLlib."""
-    return float(value[0][1] if isinstance(value, list | tuple) else value)
+    return value[0][1] if isinstance(value, list | tuple) else value
 
 
 def trained_steps(algorithm: Any) -> int:
@@ -350,9 +311,7 @@ class _Networks:
     def __init__(self, algorithm: Any) -> None:
         config = self._config = algorithm.config
         if config.is_multi_agent or config.rl_module_spec.module_class is not DefaultPPOTorchRLModule:
-            raise ValueError(
-                f"RLlib's module {config.rl_module_spec} cannot be converted; allowed is its default for one agent"
-            )
+            raise ValueError(f"RLlib's module {config.rl_module_spec} cannot be converted; allowed is its default")
         self._actions = algorithm.spaces[INPUT_ENV_SINGLE_SPACES][1]
         weights = algorithm.learner_group.get_weights([DEFAULT_MODULE_ID])[DEFAULT_MODULE_ID]
         self._tensors = {name: torch.as_tensor(value) for name, value in weights.items() if not name.endswith("_const")}
@@ -372,9 +331,7 @@ class _Networks:
         used = {self._model["fcnet_activation"]}
         used |= {self._model["head_fcnet_activation"]} if self._model["head_fcnet_hiddens"] else set()
         if len(used) > 1:
-            raise ValueError(
-                f"RLlib's module has the activations {', '.join(sorted(used))}; SB3's MlpPolicy has one for all layers"
-            )
+            raise ValueError(f"RLlib's module has the activations {', '.join(sorted(used))}; SB3's MlpPolicy has one")
         self.activation = get_activation_fn(used.pop(), framework="torch") or torch.nn.Identity
 
     def _place(self, network: str, head: str, encoder: str, last: str) -> list[int]:
@@ -427,7 +384,5 @@ def _filter(algorithm: Any) -> MeanStdFilter | None:
         if type(connector) is MeanStdFilter:
             found = connector
         elif type(connector).__name__ not in _DEFAULT_CONNECTORS:
-            raise ValueError(
-                f"RLlib's connector {type(connector).__name__} has no counterpart in SB3; allowed is MeanStdFilter"
-            )
+            raise ValueError(f"RLlib's connector {type(connector).__name__} has no counterpart in SB3, only MeanStdFilter")
     return found

@@ -3,9 +3,9 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -25,7 +25,7 @@ from tqdm import tqdm
 from sb3_ano._io import replace_directory, require_reachable
 from sb3_ano.algorithms import ANO
 from sb3_ano.algorithms.schedules import read
-from sb3_ano.rllib import ANOConfig, copy_to_rllib, copy_to_sb3, trained_steps
+from sb3_ano.rllib import SETTINGS, ANOConfig, copy_to_rllib, copy_to_sb3, trained_steps
 from sb3_ano.zoo.manager import OwnManager
 
 _EPISODES = "episodes"
@@ -60,7 +60,10 @@ class ClusterManager(OwnManager):
         :param model: model of the zoo, whose networks the training starts from
         :raises ValueError: if a hyperparameter cannot be expressed in RLlib
         """
-        config = self._configure(model)
+        config, envs = self._configure(model), model.env.unwrapped
+        # Here, errors of the environment are shown as they are.
+        envs.reset()
+        envs.step(np.stack([model.action_space.sample() for _ in range(envs.num_envs)]))
         self._connect()
         try:
             for loss in range(_MOST_LOSSES):
@@ -99,28 +102,53 @@ class ClusterManager(OwnManager):
                 algorithm.restore_from_path(str(checkpoint.absolute()))
             else:
                 copy_to_rllib(model, algorithm)
-            with _EpisodeLog(Path(self.save_path), self.env_name.gym_id, trained_steps(algorithm) > 0) as log:
+            rows: list[tuple[float, float, float]] = []
+            with self._episode_log(trained_steps(algorithm) > 0) as (writer, start):
 
                 def save() -> None:
                     if self.record:
                         with replace_directory(checkpoint) as directory:
                             algorithm.save_to_path(str(directory.absolute()))
-                    log.flush()  # so that the log ends where the checkpoint does
+                    while rows:  # so that the log ends where the checkpoint does
+                        reward, length, end = rows.pop(0)
+                        writer.write_row({"r": round(reward, 6), "l": int(length), "t": round(end - start, 6)})
 
                 with contextlib.suppress(KeyboardInterrupt):
-                    self._iterate(algorithm, log, save)
+                    self._iterate(algorithm, rows, save)
                 save()
             copy_to_sb3(algorithm, model)
         finally:
             algorithm.stop()
 
-    def _iterate(self, algorithm: Any, log: "_EpisodeLog", save: Callable[[], None]) -> None:
+    @contextlib.contextmanager
+    def _episode_log(self, continues: bool) -> Iterator[tuple[ResultsWriter, float]]:
+        """Yield the monitor file for the episodes of all environments, and when it was begun.
+
+        :param continues: whether to append to the file that is there
+        """
+        path = Path(self.save_path, "cluster.monitor.csv")
+        continues = continues and path.exists()
+        start = json.loads(path.read_text().partition("\n")[0][1:])["t_start"] if continues else time.time()
+        header = {"t_start": start, "env_id": self.env_name.gym_id}
+        with contextlib.closing(ResultsWriter(str(path), header, override_existing=not continues)) as writer:
+            yield writer, start
+
+    def _iterate(self, algorithm: Any, rows: list[tuple[float, float, float]], save: Callable[[], None]) -> None:
+        """Train until the number of steps is reached.
+
+        :param algorithm: algorithm of RLlib
+        :param rows: list to which the return, the length and the time of each episode are added
+        :param save: function that writes checkpoint and log
+        """
         freq, steps, saved = self.record.get("checkpoint_freq"), trained_steps(algorithm), time.time()
         saved_at = steps
         with tqdm(total=self.n_timesteps, initial=steps, unit="step", disable=not self.show_progress) as progress:
             while steps < self.n_timesteps:
-                results = algorithm.train()[ENV_RUNNER_RESULTS]
-                log.add(results.get(_EPISODES, []))
+                results = algorithm.train().get(ENV_RUNNER_RESULTS)
+                if results is None:  # RLlib replaces environment runners that fail, a few times
+                    raise OSError("all environment runners fail; 'train' without --cluster shows the errors of environments")
+                # Pairs of return and length, of which RLlib unpacks a list if there is only one
+                rows += [(*pair, time.time()) for pair in np.reshape(results.get(_EPISODES, []), (-1, 2)).tolist()]
                 steps = trained_steps(algorithm)
                 progress.update(steps - progress.n)
                 progress.set_postfix(reward=f"{results.get('episode_return_mean', float('nan')):.1f}")
@@ -143,56 +171,38 @@ class ClusterManager(OwnManager):
         if any(lacking.values()):
             print(f"RLlib has no {', '.join(name for name, is_set in lacking.items() if is_set)}: the training goes without")
 
-        def points(schedule: Callable[[float], float] | None, name: str) -> Any:
-            if schedule is None:
-                return None
-            values = [max(read(schedule, 1.0 - index / _POINTS, name), 0.0) for index in range(_POINTS + 1)]
+        def points(value: Any, name: str) -> Any:
+            if not callable(value):
+                return value
+            values = [max(read(value, 1.0 - index / _POINTS, name), 0.0) for index in range(_POINTS + 1)]
             times = [self.n_timesteps * index // _POINTS for index in range(_POINTS + 1)]
             return values[0] if min(values) == max(values) else [list(point) for point in zip(times, values, strict=True)]
 
-        gym_id, env_kwargs, wrapper = self.env_name.gym_id, self.env_kwargs, self.env_wrapper
-
-        def make(_: Any) -> gym.Env:
-            env = gym.make(gym_id, **env_kwargs)
-            return env if wrapper is None else wrapper(env)
-
-        register_env("sb3_ano", make)
-        runners = {
-            "num_env_runners": self._env_runners,
-            "num_envs_per_env_runner": max(1, model.n_envs // (self._env_runners or 1)),
-        }
+        gym_id, env_kwargs, wrapper = self.env_name.gym_id, self.env_kwargs, self.env_wrapper or (lambda env: env)
+        register_env("sb3_ano", lambda _: wrapper(gym.make(gym_id, **env_kwargs)))
+        count = self._env_runners
+        runners = {"num_env_runners": count, "num_envs_per_env_runner": max(1, model.n_envs // max(count, 1))}
         if venv is not None and venv.norm_obs:
             runners["env_to_module_connector"] = lambda *_, **__: MeanStdFilter(clip_by_value=venv.clip_obs)
+        network = {
+            "fcnet_hiddens": _sizes(policy.mlp_extractor.policy_net),
+            "fcnet_activation": _ACTIVATIONS[policy.activation_fn],
+            "free_log_std": isinstance(model.action_space, spaces.Box),
+        }
         return (
             ANOConfig()
             .environment("sb3_ano", normalize_actions=False, clip_actions=True)
             .env_runners(**runners)
             .learners(num_learners=self._learners)
-            .rl_module(
-                model_config=DefaultModelConfig(
-                    fcnet_hiddens=_sizes(policy.mlp_extractor.policy_net),
-                    fcnet_activation=_ACTIVATIONS[policy.activation_fn],
-                    free_log_std=isinstance(model.action_space, spaces.Box),
-                )
-            )
+            .rl_module(model_config=DefaultModelConfig(**network))
             .training(
+                **{other: points(getattr(model, name), name) for name, other in SETTINGS.items()},
                 shaping=model.shaping,
-                clip_param=points(model.clip_range, "clip_range"),
-                clip_range_high=points(model.clip_range_high, "clip_range_high"),
-                desired_kl=points(model.desired_kl, "desired_kl"),
-                lr=points(model.lr_schedule, "learning_rate"),
                 train_batch_size_per_learner=rollout // learners,
                 minibatch_size=max(1, model.batch_size // learners),
-                num_epochs=model.n_epochs,
-                gamma=model.gamma,
-                lambda_=model.gae_lambda,
-                entropy_coeff=model.ent_coef,
-                vf_loss_coeff=model.vf_coef,
                 vf_clip_param=float("inf"),
-                grad_clip=model.max_grad_norm,
                 grad_clip_by="global_norm",
             )
-            .fault_tolerance(restart_failed_env_runners=True)
             .callbacks(_LogEpisodes)
             .debugging(seed=self.seed, log_level="ERROR")
         )
@@ -220,44 +230,6 @@ def _require_expressible(model: Any, manager: Any) -> None:
 
 def _sizes(network: Any) -> list[int]:
     return [layer.out_features for layer in network if isinstance(layer, nn.Linear)]
-
-
-class _EpisodeLog:
-    """A monitor file of SB3 for the episodes of all environments.
-
-    :param directory: directory of the run
-    :param env_id: id of the environment
-    :param continues: whether to append to the file that is there
-    """
-
-    def __init__(self, directory: Path, env_id: str, continues: bool) -> None:
-        path = directory / "cluster.monitor.csv"
-        continues = continues and path.exists()
-        self._start = json.loads(path.read_text().partition("\n")[0][1:])["t_start"] if continues else time.time()
-        header = {"t_start": self._start, "env_id": env_id}
-        self._writer = ResultsWriter(str(directory / "cluster"), header, override_existing=not continues)
-        self._rows: list[dict[str, Any]] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._writer.close()
-
-    def add(self, episodes: Any) -> None:
-        """Note the episodes of an iteration.
-
-        :param episodes: pairs of return and length, of which RLlib unpacks a list if there is only one
-        """
-        seconds = round(time.time() - self._start, 6)
-        for reward, length in np.reshape(episodes, (-1, 2)).tolist():
-            self._rows.append({"r": round(reward, 6), "l": int(length), "t": seconds})
-
-    def flush(self) -> None:
-        """Write the episodes noted so far."""
-        for row in self._rows:
-            self._writer.write_row(row)
-        self._rows = []
 
 
 class _LogEpisodes(RLlibCallback):

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -30,19 +31,7 @@ def cluster():
 
 
 def start(directory, *options):
-    command = [
-        sys.executable,
-        "-m",
-        "sb3_ano.zoo",
-        "train",
-        "--algo",
-        "ano",
-        "--env",
-        "CartPole-v1",
-        "--eval-freq",
-        "-1",
-        *options,
-    ]
+    command = [sys.executable, *shlex.split("-m sb3_ano.zoo train --algo ano --env CartPole-v1 --eval-freq -1"), *options]
     return subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -74,8 +63,8 @@ def test_cartpole_is_solved_on_three_nodes(cluster, tmp_path):
     for seed in range(5):
         directory = tmp_path / str(seed)
         directory.mkdir()
-        options = ("--cluster", cluster.address, "--env-runners", "2", "--learners", "2", "-n", "120000", "--seed", str(seed))
-        finish(start(directory, *options))
+        options = f"--cluster {cluster.address} --env-runners 2 --learners 2 -n 120000 --seed {seed}"
+        finish(start(directory, *shlex.split(options)))
         steps, mean = mean_return(directory)
         assert 120_000 <= steps < 121_000
         returns.append(mean)
@@ -84,19 +73,8 @@ def test_cartpole_is_solved_on_three_nodes(cluster, tmp_path):
 
 @pytest.mark.slow
 def test_a_lost_node_is_survived(cluster, tmp_path):
-    options = (
-        "--cluster",
-        cluster.address,
-        "--env-runners",
-        "2",
-        "--learners",
-        "2",
-        "-n",
-        "40000",
-        "--checkpoint-freq",
-        "4000",
-    )
-    process = start(tmp_path, *options)
+    options = "--env-runners 2 --learners 2 -n 40000 --checkpoint-freq 4000"
+    process = start(tmp_path, "--cluster", cluster.address, *shlex.split(options))
     wait_for(tmp_path / RUN / "checkpoints" / "rllib", process)
     cluster.remove_node(cluster.nodes[0], allow_graceful=False)
     cluster.add_node(num_cpus=1)
@@ -111,8 +89,7 @@ def test_a_lost_node_is_survived(cluster, tmp_path):
 
 @pytest.mark.slow
 def test_interrupted_trainings_are_saved_and_resumed(tmp_path):
-    options = ("--cluster", "--env-runners", "1", "-n", "30000", "--checkpoint-freq", "2000")
-    process = start(tmp_path, *options)
+    process = start(tmp_path, *shlex.split("--cluster --env-runners 1 -n 30000 --checkpoint-freq 2000"))
     wait_for(tmp_path / RUN / "checkpoints" / "rllib", process)
     process.send_signal(signal.SIGINT)
     assert "--resume continues it" in finish(process)
@@ -130,20 +107,7 @@ def test_interrupted_trainings_are_saved_and_resumed(tmp_path):
     assert after[: len(before)] == before
     assert 0.9 * 30_000 < sum(length for _, length in after) <= 30_500
     shown = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "sb3_ano.zoo",
-            "plot_train",
-            "-a",
-            "ano",
-            "-e",
-            "CartPole-v1",
-            "-f",
-            "logs",
-            "--figure",
-            "x.png",
-        ],
+        [sys.executable, *shlex.split("-m sb3_ano.zoo plot_train -a ano -e CartPole-v1 -f logs --figure x.png")],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -152,6 +116,13 @@ def test_interrupted_trainings_are_saved_and_resumed(tmp_path):
     assert (tmp_path / "x.png").stat().st_size > 10_000, shown
 
 
+BROKEN = """
+import gymnasium
+
+class Broken(gymnasium.Wrapper):
+    def step(self, action):
+        raise ValueError("the sensor is broken")
+"""
 INVALID = {
     "address": (("--cluster", "ray://h:1"), "--cluster ray://h:1 is not allowed"),
     "no cluster": (("--cluster", "127.0.0.1:1"), "no Ray cluster was found"),
@@ -162,6 +133,7 @@ INVALID = {
     "sizes": (("--cluster", "-params", "policy_kwargs:{'net_arch': {'pi': [8], 'vf': [4]}}"), "cannot express net_arch"),
     "shape": (("--cluster", "-params", "shaping:'anno'"), "shaping='anno' is unknown"),
     "sde": (("--cluster", "--env", "Pendulum-v1"), "cannot express use_sde"),
+    "environment": (("--cluster", "-params", "env_wrapper:'broken.Broken'"), "error: the sensor is broken"),
 }
 
 
@@ -169,6 +141,7 @@ INVALID = {
 @pytest.mark.parametrize("case", INVALID)
 def test_invalid_options_are_one_line(case, tmp_path):
     options, message = INVALID[case]
+    (tmp_path / "broken.py").write_text(BROKEN)
     process = start(tmp_path, *options)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 2
