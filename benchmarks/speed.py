@@ -112,10 +112,8 @@ class OptionsEnv(gym.Wrapper):
         super().__init__(gym.make("HalfCheetah-v5"))
         self.splits, self.levels = case == "option-dict", case == "option-multi-discrete"
         if self.splits:
-            part = {"low": -np.inf, "high": np.inf, "dtype": np.float64}
-            self.observation_space = spaces.Dict(
-                {name: spaces.Box(shape=(size,), **part) for name, size in (("q", 8), ("v", 9))}
-            )
+            sizes = {"q": 8, "v": 9}
+            self.observation_space = spaces.Dict({name: spaces.Box(-np.inf, np.inf, (size,)) for name, size in sizes.items()})
         if self.levels:
             self.action_space = spaces.MultiDiscrete([11] * 6)
 
