@@ -6,19 +6,31 @@
 Blocks of SB3's PPO and of a variant alternate, each in a process of its own. ``blocks.csv`` has a row per block, ``speed.md``
 medians and quartiles of the ratios of neighboring blocks, and by how much the
 last quarter of a whole run was slower than the first (growth). ``scale-N`` are N environments with rollouts of 2048 samples.
+
+The cases ``cleanrl`` and ``cleanrl-pong`` are those of CleanRL's ``ppo_continuous_action.py`` and ``ppo_atari_envpool.py``.
+With ``--peers``, a directory with clones and an environment for them, these and LeanRL's run as their authors wrote
+them; docs/performance.md says how to make it.
 """
 
 import argparse
 import os
+import re
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pandas as pd
+from gymnasium import spaces
+from stable_baselines3.common.utils import LinearSchedule
+from torch.nn import ReLU
+from torch.optim import RMSprop
 
 from sb3_ano._io import cores, machine, versions, write_file
 from sb3_ano.bench.pool import WorkerError, call
@@ -44,8 +56,32 @@ VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "recurrent-ppo": ("sb3_contrib:RecurrentPPO", "sb3", {}),
     "recurrent-ano": ("sb3_ano:RecurrentANO", "sb3", {}),
 }
+# Script in the directory of --peers, and its options.
+SCRIPTS = {
+    "cleanrl": ("cleanrl/cleanrl/{}.py", []),
+    "leanrl-eager": ("LeanRL/leanrl/{}.py", []),
+    "leanrl-compiled": ("LeanRL/leanrl/{}_torchcompile.py", ["--compile"]),
+}
+# Of both scripts that the cases stand for: name, options, samples per rollout.
+PEERS = {
+    "cleanrl": ("ppo_continuous_action", ["--env-id", "HalfCheetah-v4"], 2048),
+    "cleanrl-pong": ("ppo_atari_envpool", ["--env-id", "Pong-v5"], 1024),
+}
 # What the variants of a case are compared with, where it is not SB3's PPO.
 REFERENCES = {"masks": "maskable-ppo", "lstm": "recurrent-ppo"}
+CLEANRL = {"batch_size": 64, "clip_range_vf": 0.2, "policy_kwargs": {"net_arch": {"pi": [64, 64], "vf": [64, 64]}}}
+# Arguments that users add to the defaults, each by itself. The last two change the environment.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "clip-range-vf": {"clip_range_vf": 0.2},
+    "schedules": {"learning_rate": LinearSchedule(3e-4, 0.0, 1.0), "clip_range": LinearSchedule(0.2, 0.0, 1.0)},
+    "target-kl": {"target_kl": 1.0},
+    "sde": {"use_sde": True, "sde_sample_freq": 4},
+    "network": {"policy_kwargs": {"net_arch": {"pi": [64, 64], "vf": [64, 64]}, "activation_fn": ReLU}},
+    "weight-decay": {"policy_kwargs": {"optimizer_kwargs": {"weight_decay": 1e-4}}},
+    "rmsprop": {"policy_kwargs": {"optimizer_class": RMSprop}},
+    "dict": {"policy": "MultiInputPolicy"},
+    "multi-discrete": {},
+}
 ZOO_LSTM = {"batch_size": 256, "n_steps": 32, "n_epochs": 20, "policy_kwargs": {"lstm_hidden_size": 64, "net_arch": [64]}}
 STEADY = ["sbx", "ano-eager", "ano-compiled"]
 # Task, number of environments (None: the id alone), arguments, variants, steps of a whole run (None: the steady state).
@@ -54,6 +90,8 @@ CASES: dict[str, tuple[str, int | None, dict[str, Any], list[str], int | None]] 
     "vec8": ("HalfCheetah-v4", 8, {"n_steps": 256}, [*STEADY, "sb3-fast-envs", "ano-bfloat16"], None),
     "paper": ("HalfCheetah-v4", 128, PAPER, [*STEADY, "sb3-fast-envs", "ano-bfloat16"], None),
     "pong": ("Pong-v5", 8, PONG, ["sb3-fast-envs", "ano-eager", "ano-compiled", "ano-bfloat16"], None),
+    "cleanrl": ("HalfCheetah-v4", 1, CLEANRL, ["ano-compiled", "ano-bfloat16", *SCRIPTS], None),
+    "cleanrl-pong": ("Pong-v5", 8, {**PONG, "clip_range_vf": 0.1}, ["ano-compiled", "ano-bfloat16", *SCRIPTS], None),
     "cartpole": ("CartPole-v1", None, {}, ["ano-auto"], 20_000),
     "run100k": ("HalfCheetah-v5", None, {}, ["ano-cold", "ano-warm"], 100_000),
     "long": ("HalfCheetah-v5", None, {}, ["ano-compiled"], 300_000),
@@ -62,8 +100,33 @@ CASES: dict[str, tuple[str, int | None, dict[str, Any], list[str], int | None]] 
     "lstm": ("HalfCheetah-v5", None, {}, ["recurrent-ano"], None),
     "lstm-zoo": ("CartPole-v1", 8, ZOO_LSTM, ["recurrent-ano"], None),
     "lstm-pong": ("Pong-v5", 8, {"n_steps": 32, "batch_size": 128, "n_epochs": 4}, ["recurrent-ano"], None),
+    **{f"option-{name}": ("HalfCheetah-v5", None, settings, ["ano-compiled"], None) for name, settings in OPTIONS.items()},
     **{f"scale-{n}": ("HalfCheetah-v4", n, {"n_steps": 2048 // n}, ["ano-compiled"], None) for n in (1, 4, 16, 64, 256)},
 }
+
+
+class OptionsEnv(gym.Wrapper):
+    """HalfCheetah-v5 with observations of two parts, or with eleven levels of each action."""
+
+    def __init__(self, case: str) -> None:
+        super().__init__(gym.make("HalfCheetah-v5"))
+        self.splits, self.levels = case == "option-dict", case == "option-multi-discrete"
+        if self.splits:
+            sizes = {"q": 8, "v": 9}
+            self.observation_space = spaces.Dict({name: spaces.Box(-np.inf, np.inf, (size,)) for name, size in sizes.items()})
+        if self.levels:
+            self.action_space = spaces.MultiDiscrete([11] * 6)
+
+    def reset(self, **options: Any) -> Any:
+        observation, info = self.env.reset(**options)
+        return self.split(observation), info
+
+    def step(self, action: Any) -> Any:
+        observation, *rest = self.env.step(action / 5.0 - 1.0 if self.levels else action)
+        return self.split(observation), *rest
+
+    def split(self, observation: Any) -> Any:
+        return {"q": observation[:8], "v": observation[8:]} if self.splits else observation
 
 
 def make_model(request: dict[str, Any]) -> Any:
@@ -77,6 +140,8 @@ def make_model(request: dict[str, Any]) -> Any:
         env = import_module("stable_baselines3.common.env_util").make_vec_env(
             task, n_envs or 1, seed=0, env_kwargs={"dim": 70, "n_invalid_actions": 55}
         )
+    elif request["case"] in ("option-dict", "option-multi-discrete"):
+        env = OptionsEnv(request["case"])
     elif n_envs is None:
         env = env_id
     elif envs == "ano":
@@ -87,10 +152,13 @@ def make_model(request: dict[str, Any]) -> Any:
         env = import_module("stable_baselines3.common.vec_env").VecFrameStack(env, 4)
     else:
         env = import_module("stable_baselines3.common.env_util").make_vec_env(env_id, n_envs, seed=0)
+    if request["case"] == "cleanrl":
+        normalize = import_module("sb3_ano.envs" if envs == "ano" else "stable_baselines3.common.vec_env").VecNormalize
+        env = normalize(env)
     module, name = library.split(":")
     policy = ("Cnn" if atari else "Mlp") + ("LstmPolicy" if name.startswith("Recurrent") else "Policy")
     device = {} if module == "sbx" else {"device": request["device"]}
-    return getattr(import_module(module), name)(policy, env, seed=0, **settings, **options, **device)
+    return getattr(import_module(module), name)(**{"policy": policy, **settings}, env=env, seed=0, **options, **device)
 
 
 def measure(request: dict[str, Any], report: Callable[[float], None]) -> dict[str, float]:
@@ -140,8 +208,62 @@ def timed(function: Callable[..., Any], spent: dict[str, float], name: str) -> C
     return wrapper
 
 
+def measure_script(case: str, variant: str, threads: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure a script of CleanRL or LeanRL, from its third rollout on."""
+    (path, extra), (name, task, rollout) = SCRIPTS[variant], PEERS[case]
+    script = options.peers / path.format(name)
+    numbers = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    count = options.script_rollouts
+    command = [
+        str(options.peers / "venv/bin/python"),
+        "-u",
+        str(script),
+        *task,
+        *extra,
+        "--total-timesteps",
+        str(count * rollout),
+    ]
+    speeds: list[float] = []
+    ends: list[float] = []
+    with tempfile.TemporaryDirectory() as directory:
+        process = subprocess.Popen(
+            command,
+            cwd=directory,
+            env={**os.environ, **numbers, "WANDB_MODE": "disabled", "PYTHONPATH": ""},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        lines = list(iter_lines(process, ends, speeds))
+    if process.returncode:
+        raise WorkerError(f"{script} failed: {lines[-1] if lines else ''}")
+    speed = speeds[-1] if speeds else (len(ends) - 3) * rollout / (ends[-1] - ends[2])
+    return {
+        "steps_per_second": speed,
+        "peak_mb": float("nan"),
+        "env": 0.0,
+        "update": 0.0,
+        "first_quarter": 0.0,
+        "last_quarter": 0.0,
+    }
+
+
+def iter_lines(process: subprocess.Popen[str], ends: list[float], speeds: list[float]) -> Iterator[str]:
+    """Yield the lines of a script; add when CleanRL's rollouts ended, and the speeds that LeanRL measures itself."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("SPS:"):
+            ends.append(time.perf_counter())
+        speeds += [float(number) for number in re.findall(r"speed: +([0-9.]+) sps", line)]
+        yield line.strip()
+    process.wait()
+
+
 def run_block(case: str, variant: str, threads: int, options: argparse.Namespace, cache: str) -> dict[str, Any]:
     """Measure one block in a process of its own."""
+    if variant in SCRIPTS:
+        measured = measure_script(case, variant, threads, options)
+        return {"case": case, "variant": variant, "threads": threads, **measured}
     environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])}
     if variant in ("ano-cold", "ano-warm"):
         environment["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(dir=cache) if variant == "ano-cold" else f"{cache}/warm"
@@ -167,7 +289,7 @@ def measure_case(case: str, options: argparse.Namespace, cache: str) -> list[dic
     for variant in CASES[case][3]:
         if options.variants and variant not in options.variants:
             continue
-        if variant == "sbx" and options.sbx_python is None:
+        if (variant == "sbx" and options.sbx_python is None) or (variant in SCRIPTS and options.peers is None):
             continue
         try:
             warm = variant == "ano-warm" or len(candidates) > 1
@@ -215,6 +337,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="threads; by default, the best of 1 and all processors")
     parser.add_argument("--device", default="auto", help="SB3's device")
     parser.add_argument("--sbx-python", help="interpreter with sbx-rl, pandas and gymnasium[mujoco]; otherwise no sbx")
+    parser.add_argument("--peers", type=Path, help="directory with cleanrl, LeanRL and venv; otherwise none of these")
+    parser.add_argument("--script-rollouts", type=int, default=13, help="rollouts of a block of CleanRL and LeanRL")
     parser.add_argument("--quick", action="store_true", help="cut whole runs short, to try the script")
     parser.add_argument("--out", type=Path, default=Path("speed"), help="directory to write")
     options = parser.parse_args()
