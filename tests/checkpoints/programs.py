@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -25,17 +25,6 @@ make_ano = partial(ANO, "MlpPolicy", **ANO_SHORT)
 
 class Interrupted(BaseException):
     """Caught by nobody, like a signal."""
-
-
-class Interrupt(BaseCallback):
-    """End the process, as far as the training is concerned, in the middle of a rollout."""
-
-    at: int  # of the class, because attributes would be restored
-
-    def _on_step(self) -> bool:
-        if self.num_timesteps >= self.at:
-            raise Interrupted
-        return True
 
 
 class Rows(KVWriter):
@@ -68,11 +57,16 @@ class Program:
         return self
 
 
-def interrupt(directory: Path, program: Program, at: int = 225, every: int = EVERY) -> None:
-    """Start a training with checkpoints that is interrupted after ``at`` steps."""
-    interrupting = type("Interrupt", (Interrupt,), {"at": at})()
+def interrupt(directory: Path, program: Program, at: int = 225, every: int = EVERY, verbose: int = 0) -> None:
+    """Start a training with checkpoints that ends after ``at`` steps, in the middle of a rollout."""
+
+    def stop(*variables: dict) -> bool:
+        if program.model.num_timesteps >= at:
+            raise Interrupted
+        return True
+
     with pytest.raises(Interrupted):
-        program.learn(TrainingCheckpoints(directory, every, resume=True, verbose=0), interrupting)
+        program.learn(TrainingCheckpoints(directory, every, resume=True, verbose=verbose), ConvertCallback(stop))
 
 
 def resume(directory: Path, program: Program, every: int = EVERY, **settings) -> Program:
