@@ -17,8 +17,7 @@ from sb3_ano.envs import make_vec_env
 from tests.common import parameters
 
 TOTAL, EVERY = 320, 64
-SHORT = {"n_steps": 32, "seed": 3, "device": "cpu"}
-PPO_SHORT = {**SHORT, "batch_size": 32, "n_epochs": 2}
+PPO_SHORT = {"n_steps": 32, "batch_size": 32, "n_epochs": 2, "seed": 3, "device": "cpu"}
 ANO_SHORT = {**PPO_SHORT, "torch_compile": False}
 make_ano = partial(ANO, "MlpPolicy", **ANO_SHORT)
 
@@ -78,3 +77,6 @@ def assert_same(again: Program, whole: Program) -> None:
     assert torch.equal(parameters(again.model), parameters(whole.model))
     assert again.log.rows == whole.log.rows[-len(again.log.rows) :]
     assert 0 < len(again.log.rows) < len(whole.log.rows)
+    # By which "auto" decides whether to compile the updates.
+    start = "_num_timesteps_at_start"
+    assert (getattr(again.model, start), again.model._total_timesteps) == (getattr(whole.model, start), TOTAL)

@@ -12,26 +12,16 @@ import pytest
 import torch
 from gymnasium import spaces
 from sb3_contrib import TRPO, RecurrentPPO
-from stable_baselines3 import A2C, PPO, SAC
+from stable_baselines3 import A2C, SAC
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, EvalCallback, ProgressBarCallback
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from sb3_ano import ANO, PAPO, SPO, RecurrentANO, RecurrentMaskableANO
+from sb3_ano import ANO, PAPO, SPO, RecurrentMaskableANO
 from sb3_ano._io import DirectoryLock
 from sb3_ano.algorithms.rollout import _needs_no_locals
 from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
 from sb3_ano.envs import make_vec_env
-from tests.checkpoints.programs import (
-    ANO_SHORT,
-    PPO_SHORT,
-    SHORT,
-    Program,
-    assert_same,
-    cart_pole,
-    interrupt,
-    make_ano,
-    resume,
-)
+from tests.checkpoints.programs import ANO_SHORT, PPO_SHORT, Program, assert_same, cart_pole, interrupt, make_ano, resume
 from tests.common import needs_compiler, parameters
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, masked_vec_env, tiny_vec_env
 
@@ -67,25 +57,23 @@ def evaluated_and_annealed(make_env, directory: Path) -> list[BaseCallback]:
     return [EvalCallback(env, **options), Anneal()]
 
 
+def tiny(make, *spaces):
+    return lambda seed=3: make(*spaces)
+
+
 LSTM = {"policy_kwargs": {"lstm_hidden_size": 8, "net_arch": [8]}}
+SB3 = {"n_steps": 32, "seed": 3, "device": "cpu"}
+MASKED = partial(RecurrentMaskableANO, "MlpLstmPolicy", **LSTM, **ANO_SHORT)
 CASES = {
     "ano, 4 cheetahs": (partial(make_ano, learning_rate=linear, clip_range_high="lin_0.3"), partial(cheetah, 4, True)),
     "spo": (partial(SPO, "MlpPolicy", target_kl=0.01, **ANO_SHORT), partial(cart_pole, 4)),
     "papo": (partial(PAPO, "MlpPolicy", **ANO_SHORT), cheetah),
     "gsde": (partial(make_ano, use_sde=True), cheetah),
-    "sb3's ppo": (partial(PPO, "MlpPolicy", **PPO_SHORT), partial(cheetah, normalize=True)),
-    "sb3's a2c": (partial(A2C, "MlpPolicy", use_sde=True, **SHORT), cheetah),
-    "sb3-contrib's trpo": (partial(TRPO, "MlpPolicy", batch_size=32, **SHORT), cheetah),
+    "sb3's a2c": (partial(A2C, "MlpPolicy", use_sde=True, **SB3), partial(cheetah, normalize=True)),
+    "sb3-contrib's trpo": (partial(TRPO, "MlpPolicy", batch_size=32, **SB3), cheetah),
     "sb3-contrib's recurrent ppo": (partial(RecurrentPPO, "MlpLstmPolicy", **LSTM, **PPO_SHORT), cart_pole),
-    "recurrent ano": (partial(RecurrentANO, "MlpLstmPolicy", **LSTM, **ANO_SHORT), partial(cart_pole, 2)),
-    "masks and lstm": (
-        partial(RecurrentMaskableANO, "MlpLstmPolicy", **LSTM, **ANO_SHORT),
-        lambda seed=3: masked_vec_env(BOX_OBSERVATIONS, spaces.Discrete(3)),
-    ),
-    "dictionaries": (
-        partial(ANO, "MultiInputPolicy", **ANO_SHORT),
-        lambda seed=3: tiny_vec_env(DICT_OBSERVATIONS, BOX_ACTIONS),
-    ),
+    "masks and lstm": (MASKED, tiny(masked_vec_env, BOX_OBSERVATIONS, spaces.Discrete(3))),
+    "dictionaries": (partial(ANO, "MultiInputPolicy", **ANO_SHORT), tiny(tiny_vec_env, DICT_OBSERVATIONS, BOX_ACTIONS)),
     "compiled": (partial(make_ano, torch_compile=True), cheetah),
     "compiled, bfloat16": (partial(make_ano, torch_compile=True, precision="bfloat16"), cheetah),
 }
@@ -101,18 +89,6 @@ def test_a_resumed_run_equals_the_uninterrupted_one(case, tmp_path):
     interrupt(tmp_path / "checkpoints", program())
     assert_same(resume(tmp_path / "checkpoints", again), whole)
     assert "compiled" not in case or again.model._updater.compiled
-
-
-def test_auto_decides_about_compilation_by_the_whole_run(tmp_path, monkeypatch):
-    seen, compiles = [], ANO._compiles
-    monkeypatch.setattr(ANO, "_compiles", lambda model: seen.append(compiles(model)) or False)
-    monkeypatch.setattr("sb3_ano.algorithms.compiled.COMPILE_SECONDS", 0.005)  # pays for the whole run, not for the rest of it
-    program = partial(Program, make_model=partial(make_ano, torch_compile="auto"))
-    interrupt(tmp_path, program(), at=300)
-    resume(tmp_path, program())
-    assert set(seen) == {True}
-    program().model.learn(64)
-    assert seen[-1] is False
 
 
 def test_a_run_resumes_again_and_again_and_skips_a_damaged_checkpoint(tmp_path, capsys):
