@@ -10,8 +10,9 @@ from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from sb3_ano import ANO, MissingExtraError
 from sb3_ano.envs import explained_missing_packages, make_env, make_vec_env
-from tests.envs.backends import needs_atari, needs_envpool
+from tests.envs.backends import needs_all
 
+pytestmark = needs_all
 POOL, ALE, PYTHON = ({"backend": backend} for backend in ("envpool", "ale", "gymnasium"))
 UNKNOWN_IDS = ["Nothing-v0", "no space/Nothing-v0", "", "a/b/c-v0", "CartPole-v9"]
 PROTOCOLS = [("noop_max", -1), ("frame_skip", 0), ("frame_stack", 1.5), ("screen_size", True), ("max_frames", "many")]
@@ -29,8 +30,6 @@ SETTINGS = [
 ]
 
 
-@needs_envpool
-@needs_atari
 @pytest.mark.parametrize(
     ("env_id", "arguments", "message"),
     [

@@ -19,8 +19,9 @@ from sb3_ano import ANO
 from sb3_ano._io import cores
 from sb3_ano.envs import DirectVecEnv, make_env, make_vec_env, vec_env
 from sb3_ano.envs.atari import AtariProtocol, atari_protocol
-from tests.envs.backends import RandomPolicy, needs_atari, needs_envpool, needs_mujoco
+from tests.envs.backends import RandomPolicy, needs_all
 
+pytestmark = needs_all
 every_backend = pytest.mark.parametrize("backend", ["gymnasium", "envpool", "ale"])
 
 
@@ -31,8 +32,6 @@ def kind(env_id: str, **kwargs) -> str:
     return type(env.unwrapped).__name__
 
 
-@needs_envpool
-@needs_mujoco
 @pytest.mark.parametrize(
     ("env_id", "arguments", "expected"),
     [
@@ -51,8 +50,6 @@ def test_auto_selects_envpool_where_it_is_faster_and_knows_the_arguments(env_id,
     assert kind(env_id, **arguments) == expected
 
 
-@needs_atari
-@needs_envpool
 def test_auto_selects_what_is_installed(without):
     assert vec_env._fastest("LunarLander-v3", 8, None, {}) == "gymnasium"  # not made: Box2D warns when it is imported
     without("mujoco")
@@ -75,8 +72,6 @@ def test_an_atari_id_names_the_game_and_whether_actions_are_sticky(env_id, expec
     assert atari_protocol(env_id) == expected
 
 
-@needs_envpool
-@needs_atari
 @every_backend
 def test_the_id_or_a_setting_decides_about_sticky_actions(backend):
     def run(env_id: str, **settings) -> np.ndarray:
@@ -95,8 +90,6 @@ def test_the_id_or_a_setting_decides_about_sticky_actions(backend):
 
 
 @pytest.mark.slow
-@needs_atari
-@needs_envpool
 @pytest.mark.parametrize("game", ["MsPacman", "NameThisGame", "Qbert"])
 def test_games_and_changes_of_the_protocol_are_the_same_everywhere(game):
     changes = {"frame_stack": 1, "screen_size": 42, "full_action_space": True, "frame_skip": 2, "noop_max": 1}
@@ -111,14 +104,12 @@ def test_games_and_changes_of_the_protocol_are_the_same_everywhere(game):
     assert not isinstance(made[0], VecFrameStack)
 
 
-@needs_atari
 def test_a_wrapper_replaces_the_atari_protocol():
     env = make_vec_env("PongNoFrameskip-v4", wrapper_class=AtariWrapper, wrapper_kwargs={"screen_size": 42})
     assert env.observation_space.shape == (42, 42, 1)
     env.close()
 
 
-@needs_envpool
 def test_envpool_renders_on_request():
     env = make_vec_env("Pong-v5", 2, backend="envpool", env_kwargs={"render_mode": "rgb_array"})
     with pytest.raises(RuntimeError, match=r"call reset\(\) before rendering"):
@@ -134,7 +125,6 @@ def test_gymnasiums_environments_can_render():
     assert make_env("ALE/Pong-v5").observation_space.shape == (210, 160, 3)  # registered on demand
 
 
-@needs_envpool
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.skipif(cores() != os.cpu_count(), reason="not all processors may be used")
 def test_envpools_threads_are_pinned_only_if_there_is_one_per_processor():
@@ -154,8 +144,6 @@ def test_envpools_threads_are_pinned_only_if_there_is_one_per_processor():
     assert all(allowed == everywhere for allowed in threads_made_for(len(everywhere) + 1))
 
 
-@needs_envpool
-@needs_atari
 @every_backend
 def test_the_backend_can_be_read_and_is_printed(backend, capsys):  # users U9
     env = make_vec_env("Pong-v5", 1, backend=backend)
@@ -167,7 +155,6 @@ def test_the_backend_can_be_read_and_is_printed(backend, capsys):  # users U9
     env.close()
 
 
-@needs_envpool
 def test_a_monitor_file_is_closed_with_the_last_reference(tmp_path, recwarn):  # users U11
     warnings.simplefilter("always", ResourceWarning)
     env = make_vec_env("Hopper-v5", 2, backend="envpool", monitor_dir=tmp_path)
@@ -219,7 +206,6 @@ def test_one_seed_gives_sb3s_environments(env_id, arguments):
     np.testing.assert_array_equal(trajectory(ours), trajectory(sb3s))
 
 
-@needs_atari
 def test_environments_in_processes_are_those_of_this_one():
     settings = {"n_envs": 1, "seed": 3, "env_kwargs": {"noop_max": 0}}
     processes = {"vec_env_cls": SubprocVecEnv, "vec_env_kwargs": {"start_method": "forkserver"}}
