@@ -56,6 +56,12 @@ def test_steps_return_new_values_of_the_right_shapes_and_types(make, case):
         if case.atari and step > 3 and not dones.any():  # four stacked images, the newest last
             np.testing.assert_array_equal(obs[:, :-1], before[:, 1:])
     np.testing.assert_equal(returned, copies)  # nothing was overwritten by later steps
+    # What SB3 reads of environments.
+    assert getattr(env, "backend", "dummy") == case.name
+    assert env.get_attr("render_mode") == [env.render_mode] * 3
+    assert [space == env.action_space for space in env.get_attr("action_space")] == [True] * 3
+    assert (len(env.get_attr("spec", indices=[0, 2])), len(env.get_attr("spec", indices=1))) == (2, 1)
+    assert (env.has_attr("observation_space"), env.has_attr("no_such_attribute")) == (True, False)
 
 
 @mujoco_backends
@@ -67,16 +73,6 @@ def test_the_time_limit_truncates(make):
     assert [info["episode"]["l"] for info in ends] == [1000, 1000]
     # HalfCheetah starts near rest; at the end it moves.
     assert np.abs(ends[0]["terminal_observation"]).max() > np.abs(observations[0]).max()
-
-
-@atari_backends
-def test_the_frame_limit_truncates_a_game(make):
-    steps = play(make(2, "Pong-v5", env_kwargs={"max_frames": 160}), 90)
-    ends = [info for step in steps for info in step[3] if "episode" in info]
-    assert len(ends) >= 4
-    # ale-py and SB3's wrappers count the frames before the first action too.
-    assert all(30 <= info["episode"]["l"] <= 40 for info in ends)
-    assert all(info["TimeLimit.truncated"] for info in ends)
 
 
 @every_backend
@@ -103,13 +99,18 @@ def test_environment_i_plays_by_the_seed_plus_i(make, case):
 
 @atari_backends
 @pytest.mark.parametrize("episodic_life", [True, False])
-def test_a_lost_life_ends_the_learners_episode_and_only_game_over_the_game(make, episodic_life):
+def test_a_lost_life_ends_the_learners_episode_and_only_game_over_or_the_frame_limit_the_game(make, episodic_life):
     steps = play(make(2, env_kwargs={"episodic_life": episodic_life}), 400)
     ends = ["episode" in info for _, _, dones, infos in steps for done, info in zip(dones, infos, strict=True) if done]
     games, lives_lost = ends.count(True), ends.count(False)
     assert games >= 2
     # Breakout has five lives; two games may be unfinished.
     assert 4 * games <= lives_lost <= 4 * games + 8 if episodic_life else lives_lost == 0
+    steps = play(make(2, "Pong-v5", env_kwargs={"max_frames": 160, "episodic_life": episodic_life}), 90)
+    ends = [info for step in steps for info in step[3] if "episode" in info]
+    assert len(ends) >= 4
+    # ale-py and SB3's wrappers count the frames before the first action too.
+    assert all(30 <= info["episode"]["l"] <= 40 and info["TimeLimit.truncated"] for info in ends)
 
 
 @atari_backends
@@ -164,16 +165,6 @@ def test_algorithms_and_wrappers_of_sb3_work_on_top(make, case, tmp_path):
     assert PPO.load(tmp_path / "model", env=wrapped(1), device="cpu").learn(16).num_timesteps == 16
     assert env.observation_space.shape[0] == 2 * make(1).observation_space.shape[0]
     assert any("episode" in info for step in play(env, 150) for info in step[3])
-
-
-@every_backend
-def test_attributes_that_sb3_reads_are_available(make):
-    env = make()
-    assert env.get_attr("render_mode") == [env.render_mode] * 3
-    assert [space == env.action_space for space in env.get_attr("action_space")] == [True] * 3
-    assert (len(env.get_attr("spec", indices=[0, 2])), len(env.get_attr("spec", indices=1))) == (2, 1)
-    assert env.has_attr("observation_space")
-    assert not env.has_attr("no_such_attribute")
 
 
 @batched_backends
