@@ -184,12 +184,14 @@ def test_another_training_is_rejected(changed, total, message, earlier):
         model.learn(total, callback=TrainingCheckpoints(earlier, resume=True))
 
 
-def test_a_used_directory_is_rejected_and_resumes_with_a_larger_total(earlier, capsys):
+def test_a_used_directory_is_rejected_and_resumes_with_a_larger_total(earlier, capsys, monkeypatch):
     with pytest.raises(ValueError, match="holds checkpoints of an earlier run; resume from them with resume=True"):
         make_ano(cart_pole()).learn(96, callback=TrainingCheckpoints(earlier))
     loaded = ANO.load(newest_checkpoint(earlier).path)  # a checkpoint is a model, too
     assert (loaded.num_timesteps, loaded.predict(cart_pole().reset())[0].shape) == (64, (1,))
-    model = make_ano(cart_pole()).learn(128, callback=TrainingCheckpoints(earlier, 10**6, resume=True))
+    monkeypatch.setattr("platform.python_version", lambda: "3.99")
+    with pytest.warns(UserWarning, match=r"python was 3.* and is 3\.99: results may differ"):
+        model = make_ano(cart_pole()).learn(128, callback=TrainingCheckpoints(earlier, 10**6, resume=True))
     assert model.num_timesteps == 128
     output = capsys.readouterr().out
     assert "the run was started for 96 steps; schedules now use 128" in output
