@@ -36,7 +36,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "cli": ({"extras"}, set()),
     "shaping": (set(), {"torch"}),
     "envs": (BASE, SB3 | {"envpool", "ale_py"}),
-    "checkpoints": (BASE, SB3),
+    "checkpoints": (BASE, SB3 | {"cloudpickle"}),
     "algorithms": (BASE | {"shaping", "envs"}, SB3 | {"sb3_contrib"}),
     "_registry": ({"algorithms"}, {"stable_baselines3"}),
     "hub": (AGENTS, HUB),

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pickle
+import platform
 import time
 import warnings
 import weakref
@@ -39,7 +40,7 @@ class TrainingCheckpoints(BaseCallback):
     To resume, run the interrupted program again: build model, environments and callbacks as before, and call ``learn`` with
     the same arguments. Before its first rollout, the state of the checkpoint is restored. From there the run equals the
     uninterrupted one bit for bit if all state can be stored. Otherwise a warning names what differs, for example EnvPool's
-    environments, which start new episodes, or a lambda that a callback has assigned to a schedule.
+    environments, which start new episodes, or an open file in a callback.
 
     A directory belongs to one call of ``learn``. All on-policy algorithms are supported, including SB3's own.
 
@@ -99,7 +100,8 @@ class TrainingCheckpoints(BaseCallback):
             "algorithm": type(self.model).__name__,
             "total_timesteps": self.model._total_timesteps,
             "settings": _settings(self.model),
-            "versions": versions(_PACKAGES),
+            # Functions without a name are stored as code, which other versions of Python cannot run.
+            "versions": {**versions(_PACKAGES), "python": platform.python_version()},
         }
         if self._due is not None:  # another call of learn
             return
@@ -130,8 +132,8 @@ class TrainingCheckpoints(BaseCallback):
         if total != there["total_timesteps"]:
             self._report(f"the run was started for {there['total_timesteps']} steps; schedules now use {total}")
         for package, version in here["versions"].items():
-            if version != there["versions"].get(package):
-                _warn(f"{package} was {there['versions'].get(package)} and is {version}: results may differ")
+            if version != there["versions"].get(package, version):
+                _warn(f"{package} was {there['versions'][package]} and is {version}: results may differ")
 
     def _on_rollout_start(self) -> None:
         if self._pending is not None:
@@ -178,15 +180,10 @@ class TrainingCheckpoints(BaseCallback):
         model, policy = self.model, self.model.policy
         training = TrainingState(model, self.locals.get("callback"), exclude=self)
         model.set_parameters(str(checkpoint.path), exact_match=True, device=model.device)
-        shape = getattr(model, "shaping_name", None)
+        shape = getattr(model, "shaping", None)
         different = training.restore(state["attributes"])
-        # Only the name of a shape is stored, and a callback may have changed it since the model was built.
-        if shape is not None and model.shaping_name != shape:  # type: ignore[attr-defined]
-            try:
-                model.shaping = model.shaping_name  # type: ignore[attr-defined]
-            except ValueError:  # a function without a name
-                model.shaping = model.shaping  # type: ignore[attr-defined]
-                different.append("model.shaping")
+        if getattr(model, "shaping", None) != shape:  # a callback has replaced it; the setter makes it take effect
+            model.shaping = model.shaping  # type: ignore[attr-defined]
         # The first versions of this package stored neither requires_grad nor dropped.
         for name, parameter in policy.named_parameters():
             parameter.requires_grad_(state.get("requires_grad", {}).get(name, parameter.requires_grad))

@@ -22,5 +22,4 @@ def set_random_state(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
-    for index, generator in enumerate(state["cuda"][: torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(generator, index)
+    torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])

@@ -10,8 +10,9 @@ import pickle
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+import cloudpickle  # type: ignore[import-untyped]
 import gymnasium as gym
 import torch
 from gymnasium.envs.registration import EnvSpec
@@ -28,7 +29,6 @@ from sb3_ano.checkpoints.native import native_state
 _BUILT = (BaseAlgorithm, BaseCallback, VecEnv, gym.Env, gym.spaces.Space, ResultsWriter)
 _DESCRIPTIONS = (types.ModuleType, types.MappingProxyType, EnvSpec)
 _PLAIN = (bool, int, float, str, type(None))
-_EMPTY_CELL = types.CellType()
 # Attributes that are not part of the state: arguments of constructors, and those that belong to the process.
 _ENVIRONMENT = {"_saved_kwargs", "class_attributes"}
 _CALLBACK = {"globals", "locals", "verbose"}
@@ -41,10 +41,10 @@ _RENDERERS = {"clock", "mujoco_renderer", "renderer", "screen", "surf", "viewer"
 class _NotStored:
     """Stand for a value that the resuming program must have itself: a path, or what cannot be pickled.
 
-    :param description: equal descriptions mean equal values; None if values cannot be compared
+    :param description: the path; None if the value cannot be pickled
     """
 
-    description: Any
+    description: str | None
 
 
 class TrainingState:
@@ -60,8 +60,8 @@ class TrainingState:
         self.progress_bars: list[ProgressBarCallback] = []
         self._names: dict[int, str] = {id(exclude): "not part of the state"}
         excluded = {*_MODEL, *model._excluded_save_params(), *model._get_torch_save_params()[0]}
-        # SB3 does not save what a rollout starts from.
-        self._of_model = {name for name in excluded if not name.startswith("_last_")}
+        # SB3 does not save what a rollout starts from, and models do not save a shape that cannot be found by its name.
+        self._of_model = {name for name in excluded if not name.startswith("_last_") and name != "shaping"}
         self._find("model", model)
         if callback is not None:
             self._find("callback", callback)
@@ -70,9 +70,8 @@ class TrainingState:
         # Callbacks can also refer to these, whose state is stored elsewhere.
         self._referable = {**self.objects, "model.policy.optimizer": model.policy.optimizer}
         self._referable |= {f"parameter {name}": parameter for name, parameter in model.policy.named_parameters()}
-        logger = getattr(model, "_logger", None)
-        for place, part in enumerate([logger, *logger.output_formats] if logger else []):
-            self._referable[f"logger {place}"] = part
+        loggers = [model.logger, *model.logger.output_formats] if hasattr(model, "_logger") else []
+        self._referable |= {f"logger {place}": part for place, part in enumerate(loggers)}
         self._names = {id(value): name for name, value in self._referable.items()}
 
     def _find(self, name: str, found: Any) -> None:
@@ -112,15 +111,14 @@ class TrainingState:
         return {"attributes": content, "without_state": sorted(without_state), "dropped": dropped}
 
     def _replace_unpicklable(self, objects: dict[str, tuple[str, Any]]) -> Iterator[tuple[str, str]]:
-        """Replace attributes that cannot be pickled, and yield objects and places of those that cannot be compared either."""
+        """Replace attributes that cannot be pickled, and yield objects and places of those that are lost."""
         for name, (_, attributes) in objects.items():
             for key, value in attributes.items() if isinstance(attributes, dict) else ():
                 try:
                     self._pickled(value)
                 except Exception:  # as above
-                    attributes[key] = _NotStored(_description(value))
-                    is_renderer = key in _RENDERERS and isinstance(self.objects[name], gym.Env)
-                    if attributes[key].description is None and not is_renderer:
+                    attributes[key] = _NotStored(None)
+                    if key not in _RENDERERS or not isinstance(self.objects[name], gym.Env):
                         yield name, f"{name}.{key}"
 
     def _state_of(self, name: str, found: Any) -> Any:
@@ -131,14 +129,15 @@ class TrainingState:
         if isinstance(found, BaseAlgorithm):
             skipped = self._of_model
         elif isinstance(found, BaseCallback):
-            skipped = _CALLBACK
+            # Functions connect a callback with the rest of its program, and copies of what they refer to would not.
+            skipped = _CALLBACK | {key for key, value in vars(found).items() if _is_nameless(value)}
         elif isinstance(found, torch.nn.Module | RolloutBuffer):
             # Parameters and buffers are in the model file, and a rollout starts with an empty rollout buffer.
             skipped = {key for key, value in vars(found).items() if not isinstance(value, _PLAIN)}
         else:
             skipped = _ENVIRONMENT
         return {
-            key: _NotStored(_description(value)) if _is_path_setting(found, value) else value
+            key: _NotStored(os.fspath(value)) if _is_path_setting(found, value) else value
             for key, value in vars(found).items()
             if not (key in skipped or isinstance(value, _DESCRIPTIONS) or _is_built_again(name, value))
         }
@@ -157,8 +156,8 @@ class TrainingState:
         :raises ValueError: if the environments have other classes or wrappers than those of the checkpoint, or the program
             lacks a class or function that the checkpoint refers to
         """
-        unpickler = _Unpickler(io.BytesIO(content))
-        unpickler.objects = self._referable
+        unpickler = pickle.Unpickler(io.BytesIO(content))
+        unpickler.persistent_load = self._referable.get  # type: ignore[method-assign]
         try:
             state = unpickler.load()
         except (AttributeError, ImportError) as error:
@@ -182,7 +181,7 @@ class TrainingState:
                 built = vars(found).get(key)
                 if not (isinstance(value, _NotStored) or _is_path_setting(found, built)):
                     vars(found)[key] = value
-                elif _differ(_description(built), _description(value)):
+                elif _path(built) != _path(value):
                     different.append(f"{name}.{key}")
         return different
 
@@ -234,36 +233,27 @@ def _is_path_setting(owner: Any, value: Any) -> bool:
     return isinstance(value, os.PathLike) or os.path.dirname(value) != "" or os.path.exists(value)
 
 
-def _description(value: Any) -> Any:
-    """Return plain values that are equal for equal attributes, or None; functions are not called."""
-    if isinstance(value, _NotStored):
-        return value.description
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    value = getattr(value, "value_schedule", value)  # SB3 wraps schedules
-    function = getattr(value, "__func__", value)
-    if not isinstance(function, types.FunctionType):
-        return value if isinstance(value, _PLAIN) else value.__qualname__ if isinstance(value, type) else None
-    code = function.__code__
-    closure = [cell.cell_contents for cell in function.__closure__ or () if cell != _EMPTY_CELL]
-    held = [*code.co_consts, *(function.__defaults__ or ()), *closure]
-    return [function.__module__, function.__qualname__, code.co_code, [part for part in held if isinstance(part, _PLAIN)]]
+def _path(value: Any) -> str | None:
+    """Return a path, or what stands for one, as text; None for other values, which are not compared."""
+    value = value.description if isinstance(value, _NotStored) else value
+    return os.fspath(value) if isinstance(value, str | os.PathLike) else None
 
 
-def _differ(built: Any, captured: Any) -> bool:
-    # Functions of this package are those of its installed version.
-    is_ours = isinstance(captured, list) and captured[0].startswith("sb3_ano.")
-    return built != captured and not is_ours
+def _is_nameless(value: Any) -> bool:
+    """Tell whether a value is a lambda, or a function that was defined in another one."""
+    return isinstance(value, types.FunctionType) and "<" in value.__qualname__
 
 
 def _kind(found: Any) -> str:
     return type(found).__qualname__
 
 
-class _Pickler(pickle.Pickler):
-    """Pickle references to built objects as their names."""
+class _Pickler(cloudpickle.Pickler):
+    """Pickle references to built objects as their names, functions without a name by their code, and the rest as usual."""
 
     names: dict[int, str]
+    # A plain dictionary, because cloudpickle's chained one takes a microsecond per object.
+    dispatch_table: ClassVar[dict] = dict(cloudpickle.Pickler.dispatch_table)
 
     def persistent_id(self, value: Any) -> str | None:
         return self.names.get(id(value))
@@ -272,14 +262,8 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, gym.utils.EzPickle | gym.Env | VecEnv):
             # Unpickled, an EzPickle object is as its constructor made it.
             raise pickle.PicklingError(f"{type(value).__qualname__} is pickled without its state")
-        if isinstance(value, types.MethodType) and getattr(value.__self__, value.__name__, None) != value:
-            # Unpickled, a method is the object's attribute of this name.
-            raise pickle.PicklingError(f"{value.__qualname__} is not the attribute {value.__name__}")
-        return NotImplemented
-
-
-class _Unpickler(pickle.Unpickler):
-    objects: dict[str, Any]
-
-    def persistent_load(self, name: str) -> Any:
-        return self.objects.get(name)
+        if isinstance(value, types.MethodType) and getattr(value.__self__, value.__name__, None) == value:
+            return getattr, (value.__self__, value.__name__)
+        # Named functions and classes are those of the resuming program, which may compare them with its own.
+        is_part_of_code = isinstance(value, type) and value.__module__ == "builtins"
+        return super().reducer_override(value) if _is_nameless(value) or is_part_of_code else NotImplemented

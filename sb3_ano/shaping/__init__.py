@@ -16,7 +16,7 @@ whereas the minimum would be the other one.
 This package imports only PyTorch, so that any trainer can use it.
 """
 
-from sb3_ano.shaping._check import ShapeProperties, ShapePropertiesPair, check, measure, property_table
+from sb3_ano.shaping._check import ShapeProperties, check, measure, property_table
 from sb3_ano.shaping._shapes import (
     SHAPINGS,
     Shaping,
@@ -40,7 +40,6 @@ __all__ = [
     "MIN_RADIUS",
     "SHAPINGS",
     "ShapeProperties",
-    "ShapePropertiesPair",
     "Shaping",
     "ShapingLike",
     "ShapingPair",

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
@@ -29,8 +28,7 @@ class ShapeProperties:
     :param slope_at_zero: ``h'(0)``, which must be above 0 for an update to follow the advantages
     :param not_finite: ``x`` nearest to 0 where value or slope is NaN or Inf, value and slope; None if all are finite
     :param violation: ``(x, h(x))`` where ``h(x) <= x`` fails most (Definition 3.2), on the grid if possible; None if it holds
-    :param smooth: whether ``h`` is differentiable everywhere (Principle 1)
-    :param kinks: points where it is not
+    :param kinks: points where ``h`` is not differentiable (Principle 1)
     :param argmax: smallest and largest maximizer, within 1e-9 of the supremum; infinite if outside the grid (Principle 2)
     :param sup_slope: supremum of ``|h'|`` (Principle 3)
     :param slope_left: limit of ``h'`` for ``x -> -inf``, which is the right tail of ``g``
@@ -44,7 +42,6 @@ class ShapeProperties:
     slope_at_zero: float
     not_finite: tuple[float, float, float] | None
     violation: tuple[float, float] | None
-    smooth: bool
     kinks: tuple[float, ...]
     argmax: tuple[float, float]
     sup_slope: float
@@ -54,17 +51,12 @@ class ShapeProperties:
     redescending: bool
 
     @property
-    def anchored(self) -> bool:
-        """Tell whether ``h(0) = 0`` (Definition 3.2)."""
-        return abs(self.at_zero) <= _TOLERANCE
-
-    @property
     def complaint(self) -> str | None:
         """Why the shape cannot train a policy: non-finite, not anchored, or no positive slope at 0; or None."""
         if self.not_finite is not None:
             x, value, slope = self.not_finite
             return f"shaping={self.name!r} is not finite at x = {x:.12g}: h(x) = {value:g} with slope {slope:g}; clamp x"
-        if not self.anchored:
+        if abs(self.at_zero) > _TOLERANCE:
             return (
                 f"shaping={self.name!r} violates anchoring: h(0) = {self.at_zero:g}, allowed is 0. A shape is a function h(x) "
                 "of the deviation in radii; wrap a function f(ratio, eps) with f(1) = 1 by from_ratio"
@@ -84,44 +76,24 @@ class ShapeProperties:
         x, value = self.violation
         return f"shaping={self.name!r} violates enclosure: h({x:.12g}) = {value:.12g}, allowed is h(x) <= x (Definition 3.2)"
 
-    @property
-    def bounded_argmax(self) -> bool:
-        """Tell whether all maximizers lie in a bounded interval (Principle 2)."""
-        return math.isfinite(self.argmax[0]) and math.isfinite(self.argmax[1])
-
-    @property
-    def bounded_slope(self) -> bool:
-        """Tell whether ``sup |h'|`` is finite (Principle 3)."""
-        return math.isfinite(self.sup_slope)
-
     def __str__(self) -> str:
         return property_table([self])
 
 
-class ShapePropertiesPair(NamedTuple):
-    """The properties of two independent shapes, which print as one table."""
-
-    f: ShapeProperties
-    g: ShapeProperties
-
-    def __str__(self) -> str:
-        return property_table(self)
-
-
-def check(shaping: ShapingLike) -> ShapeProperties | ShapePropertiesPair:
+def check(shaping: ShapingLike) -> ShapeProperties | tuple[ShapeProperties, ...]:
     """Measure the properties of Table 1, and require Definition 3.2 and a positive slope at 0.
 
     :param shaping: anything that :func:`~sb3_ano.shaping.resolve` accepts
-    :return: properties, which print as the table; for a pair, those of both shapes
+    :return: properties, which print as the table; for a pair, those of both shapes, for :func:`property_table`
     :raises ValueError: if anchoring or enclosure fails, value or slope is NaN or Inf, or the slope at 0 is not positive
     """
     shape = resolve(shaping)
-    properties = [measure(part) for part in (shape if isinstance(shape, ShapingPair) else [shape])]
-    for measured in properties:
-        complaint = measured.complaint or measured.enclosure_complaint
+    measured = tuple(map(measure, shape if isinstance(shape, ShapingPair) else [shape]))
+    for properties in measured:
+        complaint = properties.complaint or properties.enclosure_complaint
         if complaint is not None:
             raise ValueError(complaint)
-    return properties[0] if len(properties) == 1 else ShapePropertiesPair(*properties)
+    return measured if isinstance(shape, ShapingPair) else measured[0]
 
 
 def measure(shape: Shaping) -> ShapeProperties:
@@ -137,7 +109,6 @@ def measure(shape: Shaping) -> ShapeProperties:
 
     broken = torch.stack([x, value, slope], dim=1)[~(value.isfinite() & slope.isfinite())].tolist()
     argmax = _argmax(x, value)
-    kinks = _kinks(shape, grid)
     slope_left, slope_right = _limit(left), _limit(right)
     unbounded = math.isinf(slope_left) or math.isinf(slope_right)
     return ShapeProperties(
@@ -146,8 +117,7 @@ def measure(shape: Shaping) -> ShapeProperties:
         slope_at_zero=slope[x == 0.0].item() + 0.0,  # no -0.0
         not_finite=min(map(tuple, broken), key=lambda point: abs(point[0]), default=None),
         violation=_violation(x, value),
-        smooth=not kinks,
-        kinks=kinks,
+        kinks=_kinks(shape, grid),
         argmax=argmax,
         sup_slope=math.inf if unbounded else slope.abs().max().item(),
         slope_left=slope_left,
@@ -160,9 +130,7 @@ def measure(shape: Shaping) -> ShapeProperties:
 def _value_and_slope(shape: Shaping, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     x = x.detach().requires_grad_()
     with torch.enable_grad():
-        value = evaluate(shape, x)
-        if not value.requires_grad:
-            return value, torch.zeros_like(value)
+        value = evaluate(shape, x) + 0.0 * x  # so that a detached value has a slope, too
         (slope,) = torch.autograd.grad(value.sum(), x)
     return value.detach(), slope
 
@@ -240,10 +208,11 @@ def _number(value: float) -> str:
 
 
 def _describe_argmax(properties: ShapeProperties) -> str:
-    first, last = (_number(edge) for edge in properties.argmax)
+    first, last = map(_number, properties.argmax)
+    bounded = all(map(math.isfinite, properties.argmax))
     if first == last:
-        return f"x = {first} (bounded)" if properties.bounded_argmax else f"none, rises to {last}"
-    return f"{first} to {last} ({'bounded' if properties.bounded_argmax else 'unbounded'})"
+        return f"x = {first} (bounded)" if bounded else f"none, rises to {last}"
+    return f"{first} to {last} ({'bounded' if bounded else 'unbounded'})"
 
 
 def _describe_right(properties: ShapeProperties) -> str:
@@ -253,12 +222,12 @@ def _describe_right(properties: ShapeProperties) -> str:
 
 
 _ROWS = (
-    ("Anchoring, h(0) = 0", lambda p: "yes" if p.anchored else "no"),
+    ("Anchoring, h(0) = 0", lambda p: "yes" if abs(p.at_zero) <= _TOLERANCE else "no"),
     ("Slope at 0", lambda p: _number(p.slope_at_zero)),
     ("Enclosure, h(x) <= x", lambda p: f"no, at x = {_number(p.violation[0])}" if p.violation else "yes"),
-    ("Smoothness (Principle 1)", lambda p: "smooth" if p.smooth else "kinks at " + ", ".join(map(_number, p.kinks))),
+    ("Smoothness (Principle 1)", lambda p: "kinks at " + ", ".join(map(_number, p.kinks)) if p.kinks else "smooth"),
     ("Argmax (Principle 2)", _describe_argmax),
-    ("sup |h'| (Principle 3)", lambda p: f"{p.sup_slope:.4g}" if p.bounded_slope else "unbounded"),
+    ("sup |h'| (Principle 3)", lambda p: f"{p.sup_slope:.4g}" if math.isfinite(p.sup_slope) else "unbounded"),
     ("Slope for x -> -inf", lambda p: _number(p.slope_left)),
     ("Slope for x -> +inf (Principle A)", _describe_right),
     ("Inflections (Principle 4)", lambda p: str(p.inflections)),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from gymnasium.utils import EzPickle
 from gymnasium.wrappers import RecordEpisodeStatistics
-from stable_baselines3.common.callbacks import EvalCallback
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.monitor import Monitor, load_results
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
 
@@ -15,14 +15,27 @@ from sb3_ano.envs import make_vec_env
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, TinyEnv, tiny_vec_env
 
 CLASSIC = ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Acrobot-v1"]
-MUJOCO = ["HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid", "Swimmer", "Reacher", "Pusher"]
-MUJOCO += ["InvertedPendulum", "InvertedDoublePendulum", "HumanoidStandup"]
+MUJOCO = [f"{name}-v5" for name in ("HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid", "Swimmer", "Reacher", "Pusher")]
+MUJOCO += ["InvertedPendulum-v5", "InvertedDoublePendulum-v5", "HumanoidStandup-v5"]
 ATARI = ["PongNoFrameskip-v4", "ALE/Breakout-v5"]
+SPACES = {"box": BOX_OBSERVATIONS, "dict": DICT_OBSERVATIONS, "image": IMAGE_OBSERVATIONS}
 
 
-def state_of(env: VecEnv) -> TrainingState:
+def make(case: str, n_envs: int = 2) -> VecEnv:
+    def single() -> gym.Env:
+        return RecordEpisodeStatistics(gym.make("CartPole-v1", max_episode_steps=17))
+
+    if case == "wrapped":
+        return VecFrameStack(VecNormalize(VecMonitor(DummyVecEnv([single, single])), gamma=0.9), 3)
+    if case in SPACES:
+        return tiny_vec_env(SPACES[case], BOX_ACTIONS)
+    return make_vec_env(case, 1 if case in ATARI else n_envs, backend="gymnasium")
+
+
+def state_of(env: VecEnv, callback: BaseCallback | None = None) -> TrainingState:
     policy = "MultiInputPolicy" if isinstance(env.observation_space, gym.spaces.Dict) else "MlpPolicy"
-    return TrainingState(ANO(policy, env, n_steps=8, batch_size=8, torch_compile=False, policy_kwargs={"net_arch": [4]}), None)
+    model = ANO(policy, env, n_steps=8, batch_size=8, torch_compile=False, policy_kwargs={"net_arch": [4]})
+    return TrainingState(model, callback)
 
 
 def drive(env: VecEnv, steps: int, seed: int) -> list:
@@ -30,41 +43,22 @@ def drive(env: VecEnv, steps: int, seed: int) -> list:
     env.action_space.seed(seed)
     answers = []
     for _ in range(steps):
-        observations, rewards, dones, infos = env.step(np.stack([env.action_space.sample() for _ in range(env.num_envs)]))
-        for info in infos:
-            if "episode" in info:
-                info["episode"] = {**info["episode"], "t": "of this process"}
-        answers.append((observations, rewards, dones, infos))
+        answers.append(env.step(np.stack([env.action_space.sample() for _ in range(env.num_envs)])))
+        for info in answers[-1][3]:
+            info.get("episode", {}).pop("t", None)  # of this process
     return answers
 
 
-def maker(env_id: str, n_envs: int = 2):
-    return lambda: make_vec_env(env_id, n_envs, backend="gymnasium")
-
-
-def wrapped() -> VecEnv:
-    def single() -> gym.Env:
-        return RecordEpisodeStatistics(gym.make("CartPole-v1", max_episode_steps=17))
-
-    return VecFrameStack(VecNormalize(VecMonitor(DummyVecEnv([single, single])), gamma=0.9), 3)
-
-
-ENVIRONMENTS = {env_id: (maker(env_id), 150) for env_id in (*CLASSIC, *(f"{name}-v5" for name in MUJOCO))}
-ENVIRONMENTS |= {env_id: (maker(env_id, 1), 300) for env_id in ATARI} | {"wrapped": (wrapped, 150)}
-for name, space in {"box": BOX_OBSERVATIONS, "dict": DICT_OBSERVATIONS, "image": IMAGE_OBSERVATIONS}.items():
-    ENVIRONMENTS[name] = (lambda space=space: tiny_vec_env(space, BOX_ACTIONS)), 150
-
-
-@pytest.mark.parametrize("case", ENVIRONMENTS)
+@pytest.mark.parametrize("case", [*CLASSIC, *MUJOCO, *ATARI, *SPACES, "wrapped"])
 def test_environments_continue_exactly(case):
-    make, steps = ENVIRONMENTS[case]
-    first, second = make(), make()  # of different seeds and pasts
+    first, second = make(case), make(case)  # of different seeds and pasts
     for seed, (env, past) in enumerate(((first, 100), (second, 20))):
         env.seed(seed)
         env.reset()
         drive(env, past, seed=past)
     captured = state_of(first).capture()
     assert (captured["without_state"], captured["dropped"]) == ([], [])
+    steps = 300 if case in ATARI else 150
     expected = drive(first, steps, seed=5)
     state = state_of(second)
     np.testing.assert_raises(AssertionError, np.testing.assert_equal, drive(second, 3, seed=5), expected[:3])
@@ -73,8 +67,13 @@ def test_environments_continue_exactly(case):
     first.close(), second.close()
 
 
-class Wind(gym.Wrapper):
-    """Draw from the generator of the environment below."""
+class Halves(gym.Wrapper):
+    """Play one of two environments, and draw from the generator of a third."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self.first, self.second = gym.make("CartPole-v1"), gym.make("CartPole-v1")
+        self.active, self.all = self.first, [self.first, self.second]
 
     def reset(self, **kwargs):
         result = super().reset(**kwargs)
@@ -82,28 +81,17 @@ class Wind(gym.Wrapper):
         return result
 
 
-class Halves(gym.Wrapper):
-    """Play one of two environments."""
-
-    def __init__(self) -> None:
-        super().__init__(gym.make("CartPole-v1"))
-        self.first, self.second = gym.make("CartPole-v1"), gym.make("CartPole-v1")
-        self.active, self.all = self.first, [self.first, self.second]
-
-
 def test_restored_environments_share_generators_and_refer_to_each_other_as_before():
-    envs = [DummyVecEnv([lambda: Wind(gym.make("CartPole-v1")), Halves]) for _ in range(2)]
+    envs = [DummyVecEnv([Halves]) for _ in range(2)]
     for env in envs:
         env.seed(3)
         env.reset()
-    halves = envs[0].envs[1]
-    halves.active, halves.all = halves.second, [halves.second, halves.first]
+    before, after = (env.envs[0] for env in envs)
+    before.active, before.all = before.second, [before.second, before.first]
     assert state_of(envs[1]).restore(state_of(envs[0]).capture()["attributes"]) == []
-    wind, halves = envs[1].envs
-    assert wind.generator is wind.unwrapped.np_random
-    assert wind.generator is not envs[0].envs[0].generator
-    assert halves.active is halves.second
-    assert halves.all == [halves.second, halves.first]
+    assert after.generator is after.unwrapped.np_random is not before.generator
+    assert after.active is after.second
+    assert after.all == [after.second, after.first]
 
 
 class Gate(EzPickle):
@@ -114,21 +102,17 @@ class Gate(EzPickle):
         self.opened = 0
 
 
-class Guarded(TinyEnv):
-    def __init__(self, **attributes) -> None:
-        super().__init__(BOX_OBSERVATIONS, BOX_ACTIONS)
-        vars(self).update(attributes)
-
-
 def guarded(**attributes):
-    return lambda: DummyVecEnv([lambda: Guarded(**attributes)])
+    env = TinyEnv(BOX_OBSERVATIONS, BOX_ACTIONS)
+    vars(env).update(attributes)
+    return lambda: DummyVecEnv([lambda: env])
 
 
 @pytest.mark.parametrize(
-    ("make", "lost"),
+    ("make_env", "lost"),
     [
-        (guarded(guard=Gate()), ["Guarded"]),
-        (guarded(guard=(number for number in range(3))), ["Guarded"]),
+        (guarded(guard=Gate()), ["TinyEnv"]),
+        (guarded(guard=(number for number in range(3))), ["TinyEnv"]),
         (guarded(window=(number for number in range(3))), []),  # is made again
         (guarded(guard={"hidden": TinyEnv(BOX_OBSERVATIONS, BOX_ACTIONS)}), []),  # is found, and has a state
         (lambda: VecNormalize(make_vec_env("CartPole-v1", 1, vec_env_cls=SubprocVecEnv)), ["SubprocVecEnv"]),
@@ -136,9 +120,9 @@ def guarded(**attributes):
     ],
     ids=["EzPickle", "generator", "window", "environment", "processes", "envpool"],
 )
-def test_environments_without_a_state_are_named(make, lost):
+def test_environments_without_a_state_are_named(make_env, lost):
     pytest.importorskip("envpool")
-    env = make()
+    env = make_env()
     captured = state_of(env).capture()
     assert (captured["without_state"], captured["dropped"]) == (lost, [])
     env.close()
@@ -147,49 +131,49 @@ def test_environments_without_a_state_are_named(make, lost):
 @pytest.mark.parametrize(
     ("make_other", "message"),
     [
-        (lambda: VecNormalize(maker("CartPole-v1")()), "env is VecNormalize, but DirectVecEnv in the checkpoint"),
-        (maker("CartPole-v1", 3), r"env.envs\[2\] is Monitor, but missing in the checkpoint"),
-        (maker("CartPole-v1", 1), r"env.envs\[1\] is missing, but Monitor in the checkpoint"),
-        (maker("Acrobot-v1"), "env.envs.*is AcrobotEnv, but CartPoleEnv in the checkpoint"),
+        (lambda: VecNormalize(make("CartPole-v1")), "env is VecNormalize, but DirectVecEnv in the checkpoint"),
+        (lambda: make("CartPole-v1", 3), r"env.envs\[2\] is Monitor, but missing in the checkpoint"),
+        (lambda: make("CartPole-v1", 1), r"env.envs\[1\] is missing, but Monitor in the checkpoint"),
+        (lambda: make("Acrobot-v1"), "env.envs.*is AcrobotEnv, but CartPoleEnv in the checkpoint"),
     ],
 )
 def test_other_environments_are_rejected(make_other, message):
-    content = state_of(maker("CartPole-v1")()).capture()["attributes"]
+    content = state_of(make("CartPole-v1")).capture()["attributes"]
     with pytest.raises(ValueError, match=message):
         state_of(make_other()).restore(content)
 
 
 def test_a_monitor_file_loses_the_episodes_that_are_repeated(tmp_path):
-    def make(**kwargs) -> VecEnv:
+    def monitored(**kwargs) -> VecEnv:
         env = DummyVecEnv([lambda: Monitor(gym.make("CartPole-v1"), str(tmp_path / "0"), **kwargs)])
         env.reset()
         return env
 
-    env, file = make(), tmp_path / "0.monitor.csv"
+    env, file = monitored(), tmp_path / "0.monitor.csv"
     drive(env, 100, seed=0)
     content = state_of(env).capture()["attributes"]
     kept = file.read_bytes()
-    drive(env, 100, seed=1)  # the run is interrupted in the middle of a row
+    drive(env, 100, seed=1)
     env.close()
-    file.write_bytes(file.read_bytes() + b"11.0,1")
+    file.write_bytes(file.read_bytes() + b"11.0,1")  # interrupted in the middle of a row
 
-    env = make(override_existing=False)
+    env = monitored(override_existing=False)
     state_of(env).restore(content)
     assert file.read_bytes() == kept
-    episodes = load_results(str(tmp_path))
     drive(env, 100, seed=1)
-    assert len(load_results(str(tmp_path))) > len(episodes)
+    assert file.read_bytes().startswith(kept)
     assert env.envs[0].episode_lengths == load_results(str(tmp_path))["l"].tolist()
     env.close()
 
 
 def test_callbacks_can_be_added_and_removed():
-    cart_pole = maker("CartPole-v1", 1)
-    model, callback = ANO("MlpPolicy", cart_pole(), n_steps=8, batch_size=8), EvalCallback(cart_pole())
+    env, callback, other = (
+        make("CartPole-v1"),
+        *(EvalCallback(make("CartPole-v1", 1), log_path=path) for path in (None, "else")),
+    )
     callback.best_mean_reward, callback.evaluations_timesteps = 12.5, [100]
-    content = TrainingState(model, callback).capture()["attributes"]
-    other = EvalCallback(cart_pole(), log_path="elsewhere")
-    TrainingState(model, other).restore(content)
+    content = state_of(env, callback).capture()["attributes"]
+    state_of(env, other).restore(content)
     assert (other.best_mean_reward, other.evaluations_timesteps) == (12.5, [100])
-    assert "elsewhere" in other.log_path
-    TrainingState(model, None).restore(content)
+    assert "else" in other.log_path
+    state_of(env).restore(content)

@@ -22,6 +22,7 @@ def _absent(package: str) -> bool:
 needs_envpool = pytest.mark.skipif(_absent("envpool"), reason="envpool is not installed")
 needs_mujoco = pytest.mark.skipif(_absent("mujoco"), reason="mujoco is not installed")
 needs_atari = pytest.mark.skipif(_absent("ale_py") or _absent("cv2"), reason="ale-py is not installed")
+needs_all = [needs_envpool, needs_mujoco, needs_atari]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,16 +41,14 @@ class Case:
         return env_util.make_vec_env if self.name == "dummy" else partial(make_vec_env, backend=self.name)
 
 
-DUMMY = pytest.param(Case("dummy", "Hopper-v5"), id="dummy", marks=needs_mujoco)
-DIRECT = pytest.param(Case("gymnasium", "Hopper-v5"), id="direct", marks=needs_mujoco)
-ENVPOOL = pytest.param(Case("envpool", "Hopper-v5"), id="envpool", marks=needs_envpool)
-ATARI_PYTHON = pytest.param(Case("gymnasium", "Breakout-v5"), id="gymnasium-atari", marks=needs_atari)
-ATARI_ENVPOOL = pytest.param(Case("envpool", "Breakout-v5"), id="envpool-atari", marks=needs_envpool)
-ATARI_ALE = pytest.param(Case("ale", "Breakout-v5"), id="ale", marks=needs_atari)
+ENVPOOL = Case("envpool", "Hopper-v5")
+MUJOCO = {"dummy": Case("dummy", "Hopper-v5"), "direct": Case("gymnasium", "Hopper-v5"), "envpool": ENVPOOL}
+ATARI = {f"{name}-atari": Case(name, "Breakout-v5") for name in ("gymnasium", "envpool", "ale")}
+BATCHED = {"envpool": ENVPOOL} | {name: case for name, case in ATARI.items() if case.name != "gymnasium"}
 
-MUJOCO = [DUMMY, DIRECT, ENVPOOL]
-ATARI = [ATARI_PYTHON, ATARI_ENVPOOL, ATARI_ALE]
-BATCHED = [ENVPOOL, ATARI_ENVPOOL, ATARI_ALE]
+
+def cases(chosen: dict[str, Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", chosen.values(), ids=chosen)
 
 
 class RandomPolicy:

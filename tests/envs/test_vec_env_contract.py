@@ -10,12 +10,10 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor, load_results
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecMonitor, VecNormalize
 
-from tests.envs.backends import ATARI, BATCHED, ENVPOOL, MUJOCO, RandomPolicy
+from tests.envs.backends import ATARI, BATCHED, ENVPOOL, MUJOCO, RandomPolicy, cases, needs_all
 
-every_backend = pytest.mark.parametrize("case", MUJOCO + ATARI)
-mujoco_backends = pytest.mark.parametrize("case", MUJOCO)
-atari_backends = pytest.mark.parametrize("case", ATARI)
-batched_backends = pytest.mark.parametrize("case", BATCHED)
+pytestmark = needs_all
+every_backend, mujoco_backends, atari_backends, batched_backends = map(cases, (MUJOCO | ATARI, MUJOCO, ATARI, BATCHED))
 
 
 @pytest.fixture
@@ -24,11 +22,11 @@ def make(case, closed_later):
     return lambda n_envs=3, env_id=case.env_id, **kwargs: closed_later(case.make(env_id, n_envs, **kwargs))
 
 
-def play(env: VecEnv, n_steps: int, reset: bool = True) -> list[tuple]:
-    """Step with random actions; the first element is (observations of reset, ...)."""
+def play(env: VecEnv, n_steps: int) -> list[tuple]:
+    """Reset, and step with random actions."""
     policy = RandomPolicy(env)
-    steps = [(env.reset(), None, None, None)] if reset else []
-    return steps + [env.step(policy.actions()) for _ in range(n_steps)]
+    env.reset()
+    return [env.step(policy.actions()) for _ in range(n_steps)]
 
 
 @every_backend
@@ -58,27 +56,23 @@ def test_steps_return_new_values_of_the_right_shapes_and_types(make, case):
         if case.atari and step > 3 and not dones.any():  # four stacked images, the newest last
             np.testing.assert_array_equal(obs[:, :-1], before[:, 1:])
     np.testing.assert_equal(returned, copies)  # nothing was overwritten by later steps
+    # What SB3 reads of environments.
+    assert getattr(env, "backend", "dummy") == case.name
+    assert env.get_attr("render_mode") == [env.render_mode] * 3
+    assert [space == env.action_space for space in env.get_attr("action_space")] == [True] * 3
+    assert (len(env.get_attr("spec", indices=[0, 2])), len(env.get_attr("spec", indices=1))) == (2, 1)
+    assert (env.has_attr("observation_space"), env.has_attr("no_such_attribute")) == (True, False)
 
 
 @mujoco_backends
 def test_the_time_limit_truncates(make):
     steps = play(make(2, "HalfCheetah-v5"), 1001)
-    for number, (_, _, dones, infos) in enumerate(steps[1:], start=1):
+    for number, (_, _, dones, infos) in enumerate(steps, start=1):
         assert list(dones) == [info["TimeLimit.truncated"] for info in infos] == [number == 1000] * 2
-    ends = steps[1000][3]
+    observations, _, _, ends = steps[999]
     assert [info["episode"]["l"] for info in ends] == [1000, 1000]
     # HalfCheetah starts near rest; at the end it moves.
-    assert np.abs(ends[0]["terminal_observation"]).max() > np.abs(steps[1000][0][0]).max()
-
-
-@atari_backends
-def test_the_frame_limit_truncates_a_game(make):
-    steps = play(make(2, "Pong-v5", env_kwargs={"max_frames": 160}), 90)
-    ends = [info for step in steps[1:] for info in step[3] if "episode" in info]
-    assert len(ends) >= 4
-    # ale-py and SB3's wrappers count the frames before the first action too.
-    assert all(30 <= info["episode"]["l"] <= 40 for info in ends)
-    assert all(info["TimeLimit.truncated"] for info in ends)
+    assert np.abs(ends[0]["terminal_observation"]).max() > np.abs(observations[0]).max()
 
 
 @every_backend
@@ -105,13 +99,18 @@ def test_environment_i_plays_by_the_seed_plus_i(make, case):
 
 @atari_backends
 @pytest.mark.parametrize("episodic_life", [True, False])
-def test_a_lost_life_ends_the_learners_episode_and_only_game_over_the_game(make, episodic_life):
-    steps = play(make(2, env_kwargs={"episodic_life": episodic_life}), 400)[1:]
+def test_a_lost_life_ends_the_learners_episode_and_only_game_over_or_the_frame_limit_the_game(make, episodic_life):
+    steps = play(make(2, env_kwargs={"episodic_life": episodic_life}), 400)
     ends = ["episode" in info for _, _, dones, infos in steps for done, info in zip(dones, infos, strict=True) if done]
     games, lives_lost = ends.count(True), ends.count(False)
     assert games >= 2
     # Breakout has five lives; two games may be unfinished.
     assert 4 * games <= lives_lost <= 4 * games + 8 if episodic_life else lives_lost == 0
+    steps = play(make(2, "Pong-v5", env_kwargs={"max_frames": 160, "episodic_life": episodic_life}), 90)
+    ends = [info for step in steps for info in step[3] if "episode" in info]
+    assert len(ends) >= 4
+    # ale-py and SB3's wrappers count the frames before the first action too.
+    assert all(30 <= info["episode"]["l"] <= 40 and info["TimeLimit.truncated"] for info in ends)
 
 
 @atari_backends
@@ -119,7 +118,7 @@ def test_the_score_is_the_games_although_rewards_are_clipped(make, case):
     learner = make(2, "SpaceInvaders-v5", seed=1)
     scores = make(2, "SpaceInvaders-v5", seed=1, env_kwargs={"clip_reward": False})
     counted, played, ends = np.zeros(2), np.zeros(2, int), 0
-    for clipped, unclipped in zip(play(learner, 600)[1:], play(scores, 600)[1:], strict=True):
+    for clipped, unclipped in zip(play(learner, 600), play(scores, 600), strict=True):
         for index in (0, 2):
             np.testing.assert_array_equal(clipped[index], unclipped[index])
         np.testing.assert_array_equal(clipped[1], np.sign(unclipped[1]))
@@ -146,7 +145,7 @@ def test_evaluate_policy_and_the_monitor_file_have_the_true_episodes(make, case,
     steps = play(env, 400 if case.atari else 100)
     env.close()
     assert env.close() is None  # a second call does nothing
-    episodes = [info["episode"] for step in steps[1:] for info in step[3] if "episode" in info]
+    episodes = [info["episode"] for step in steps for info in step[3] if "episode" in info]
     assert len(episodes) >= 2
     results = load_results(str(tmp_path))
     written = list(zip(results["l"], results["r"].round(3), strict=True))
@@ -165,37 +164,11 @@ def test_algorithms_and_wrappers_of_sb3_work_on_top(make, case, tmp_path):
     PPO("CnnPolicy" if case.atari else "MlpPolicy", env, **small).learn(32).save(tmp_path / "model")
     assert PPO.load(tmp_path / "model", env=wrapped(1), device="cpu").learn(16).num_timesteps == 16
     assert env.observation_space.shape[0] == 2 * make(1).observation_space.shape[0]
-    assert any("episode" in info for step in play(env, 150, reset=False) for info in step[3])
-
-
-@every_backend
-def test_attributes_that_sb3_reads_are_available(make):
-    env = make()
-    assert env.get_attr("render_mode") == [env.render_mode] * 3
-    assert [space == env.action_space for space in env.get_attr("action_space")] == [True] * 3
-    assert (len(env.get_attr("spec", indices=[0, 2])), len(env.get_attr("spec", indices=1))) == (2, 1)
-    assert env.has_attr("observation_space")
-    assert not env.has_attr("no_such_attribute")
+    assert any("episode" in info for step in play(env, 150) for info in step[3])
 
 
 @batched_backends
-@pytest.mark.parametrize(
-    ("method", "arguments"),
-    [
-        ("get_attr", ["sim"]),
-        ("set_attr", ["sim", 1]),
-        ("env_method", ["look"]),
-        ("render", []),
-        *(("set_options", [options]) for options in ({"low": 1}, [{}, {"low": 1}])),
-    ],
-)
-def test_methods_that_need_single_environments_raise(make, case, method, arguments):
-    with pytest.raises(NotImplementedError, match=f"backend '{case.name}' cannot .*; backend='gymnasium' can"):
-        getattr(make(2), method)(*arguments)
-
-
-@batched_backends
-def test_steps_out_of_order_and_invalid_actions_raise(make):
+def test_steps_out_of_order_invalid_actions_and_methods_of_single_environments_raise(make, case):
     env = make(2)
     actions = RandomPolicy(env).actions()
     with pytest.raises(RuntimeError, match=r"call reset\(\) before the first step"):
@@ -205,9 +178,13 @@ def test_steps_out_of_order_and_invalid_actions_raise(make):
         env.step_wait()
     with pytest.raises(ValueError, match="of shape .* are not allowed"):
         env.step(actions[:1])
-    for wrong in (-1, env.action_space.n) if isinstance(env.action_space, gym.spaces.Discrete) else ():
+    for wrong in (-1, env.action_space.n) if case.atari else ():
         with pytest.raises(ValueError, match=r"are not in Discrete"):
             env.step(np.array([0, wrong]))
+    calls = {"get_attr": ["sim"], "set_attr": ["sim", 1], "env_method": ["look"], "render": [], "set_options": [{"low": 1}]}
+    for method, arguments in [*calls.items(), ("set_options", [[{}, {"low": 1}]])]:
+        with pytest.raises(NotImplementedError, match=f"backend '{case.name}' cannot .*; backend='gymnasium' can"):
+            getattr(env, method)(*arguments)
     env.close()
     with pytest.raises(RuntimeError, match="closed"):
         env.reset()
@@ -219,7 +196,7 @@ def test_threads_change_nothing(make):
     runs = [play(make(6, seed=3, num_threads=threads), 50) for threads in (1, 2)]
     for first, second in zip(*runs, strict=True):
         np.testing.assert_equal(first[:3], second[:3])
-    assert any(step[2].sum() > 1 for step in runs[0][1:]), "several ended together"
+    assert any(step[2].sum() > 1 for step in runs[0]), "several ended together"
 
 
 def bare_library(case, seed: int):
@@ -271,7 +248,7 @@ def test_every_environment_plays_as_in_the_bare_library(make, case):
     assert ends >= 4
 
 
-@pytest.mark.parametrize("case", [ENVPOOL])
+@cases({"envpool": ENVPOOL})
 @pytest.mark.parametrize("name", ["Ant", "HalfCheetah", "Hopper", "Humanoid", "Swimmer", "Walker2d"])
 @pytest.mark.parametrize("version", ["v4", "v5"])
 def test_envpools_tasks_are_gymnasiums(make, name, version):

@@ -2,22 +2,14 @@
 
 import functools
 import math
-import sys
-import types
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sb3_ano.shaping import ShapingPair, ano, from_ratio, identity, is_importable, name_of, ppo, resolve, spo
+from sb3_ano.shaping import ShapingPair, ano, from_ratio, is_importable, name_of, ppo, resolve, spo
 from tests.common import pseudo_huber
-
-deviations = st.floats(-1e3, 1e3, allow_nan=False)
-
-
-def h(shape, x: float) -> float:
-    return shape(torch.tensor(x, dtype=torch.float64)).item()
 
 
 def slope(shape, x: float) -> float:
@@ -25,7 +17,7 @@ def slope(shape, x: float) -> float:
     return torch.autograd.grad(shape(at), at)[0].item()
 
 
-@given(x=deviations)
+@given(x=st.floats(-1e3, 1e3))
 def test_slope_of_ano_has_the_factored_form_of_the_appendix(x):
     z = min(max(x - 1.0, -500.0), 500.0)
     q = 2.0**-z
@@ -37,47 +29,32 @@ def test_slope_of_ano_has_the_factored_form_of_the_appendix(x):
 
 
 def test_slope_of_ano_keeps_its_digits_where_it_redescends():
-    assert slope(ano, 50.0) < 0.0
     z = 40.0  # the leading terms of the appendix: 45/32 (2 * 2^-2z - 4 * 2^-z)
     assert slope(ano, 1.0 + z) == pytest.approx(45 / 32 * (2 * 2 ** (-2 * z) - 4 * 2**-z), rel=1e-9)
 
 
-@given(x=st.floats(60.0, 1e6))
-def test_ano_has_the_asymptotes_of_the_appendix(x):
-    scale, phi_at_minus_one = 45 / (32 * math.log(2)), math.log(5) + 4 / 3
-    assert h(ano, x) == pytest.approx(scale * (phi_at_minus_one - 4), rel=1e-12)
-    assert h(ano, -x) == pytest.approx(45 / 16 * (-x - 1) + scale * phi_at_minus_one, rel=1e-12)
-
-
-@given(x=deviations)
-def test_ppo_spo_and_identity_are_their_formulas(x):
-    assert h(ppo, x) == min(x, 1.0)
-    assert h(spo, x) == pytest.approx(x - x * x / 2, rel=1e-12, abs=1e-12)
-    assert h(identity, x) == x
-
-
-def test_resolve_takes_names_paths_callables_and_pairs():
+def test_resolve_takes_names_paths_callables_and_pairs(monkeypatch):
     assert resolve("ano") is ano
     assert resolve("sb3_ano.shaping:spo") is spo
     assert resolve(("ano", spo)) == ShapingPair(ano, spo)
     assert resolve(["torch:tanh", "ppo"]) == ShapingPair(torch.tanh, ppo)
     assert resolve(pseudo_huber) is resolve("tests.common:pseudo_huber") is pseudo_huber
+    monkeypatch.setattr("tests.common.pair", ShapingPair(ano, spo), raising=False)
+    assert resolve("tests.common:pair") == (ano, spo)
+    assert is_importable("tests.common:pair")
 
 
 @pytest.mark.parametrize(
     ("shaping", "error", "message"),
     [
-        ("anno", ValueError, "shaping='anno' is unknown.*'ano'.*did you mean 'ano'"),
+        ("anno", ValueError, "shaping='anno' is unknown; allowed are .*'ano'"),
         ("no_such_module:h", ValueError, "shaping='no_such_module:h' cannot be imported"),
         ("math:no_such_function", ValueError, "cannot be imported"),
-        ("math:pi", ValueError, "is a float; allowed are a callable"),
-        (":f", ValueError, "shaping=':f' is unknown"),
-        (".module:f", ValueError, "shaping='.module:f' cannot be imported"),
-        ("__main__:h", ValueError, "main script"),
+        ("math:pi", TypeError, "shaping='math:pi' is not a shape; allowed are"),
+        ("__main__:h", ValueError, "belongs to a main script"),
         (0.2, TypeError, "shaping=0.2 is not a shape; allowed are"),
         (("ano", "spo", "ppo"), TypeError, "or a pair"),
         (("ano", ("spo", "ppo")), TypeError, "or a pair"),
-        (None, TypeError, "shaping=None"),
     ],
 )
 def test_resolve_says_what_is_wrong(shaping, error, message):
@@ -86,15 +63,11 @@ def test_resolve_says_what_is_wrong(shaping, error, message):
 
 
 def test_only_functions_at_the_top_level_of_a_module_can_be_found_again():
-    assert is_importable("ano")
-    assert is_importable(ano)
-    assert is_importable((pseudo_huber, "spo"))
-    assert not is_importable(lambda x: x)
-    assert not is_importable(functools.partial(pseudo_huber))
-    assert not is_importable(from_ratio(lambda r, eps: r))
+    assert all(map(is_importable, ["ano", ano, (pseudo_huber, "spo"), torch.tanh]))
+    others = [lambda x: x, functools.partial(pseudo_huber), from_ratio(lambda r, eps: r), torch.nn.Tanh()]
+    assert not any(map(is_importable, others))
     assert name_of(ano) == "ano"
     assert name_of(torch.tanh) == "torch:tanh"  # review users U14
-    assert is_importable(torch.tanh)
     assert name_of([pseudo_huber, "spo"]) == ["tests.common:pseudo_huber", "spo"]
 
 
@@ -115,22 +88,10 @@ def test_from_ratio_recovers_the_shapes_of_the_papers_f_and_g():
     [
         ([lambda ratio, eps: 1 + torch.tanh(ratio - 1)], ValueError, r"f\(ratio, eps\) is not of the form"),
         ([f_spo, lambda ratio, eps: ratio**3], ValueError, r"g\(ratio, eps\) is not of the form"),
-        ([lambda ratio: ratio], TypeError, r"f cannot be called as f\(ratio, eps\)"),
-        (
-            [f_spo, lambda ratio, eps: torch.minimum(ratio, 1 + eps)],
-            TypeError,
-            r"g cannot be called as g\(ratio, eps\) with a",
-        ),
+        ([lambda ratio, eps: ratio / (ratio > 0)], ValueError, "at x = -4 different radii"),
+        ([lambda ratio, eps: torch.minimum(ratio, 1 + eps)], TypeError, "must be Tensor"),
     ],
 )
 def test_from_ratio_rejects_functions_of_another_form(functions, error, message):
     with pytest.raises(error, match=message):
         from_ratio(*functions)
-
-
-def test_a_pair_can_be_named_too(monkeypatch):
-    module = types.ModuleType("my_pairs")
-    module.pair = from_ratio(f_spo, f_spo)
-    monkeypatch.setitem(sys.modules, "my_pairs", module)
-    assert resolve("my_pairs:pair") is module.pair
-    assert is_importable("my_pairs:pair")
