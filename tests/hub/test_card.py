@@ -45,11 +45,10 @@ def hyperparameters(folder: Path) -> dict:
 
 @pytest.fixture(autouse=True, scope="module")
 def registered():
-    """An environment of another package, and one of Box2D, which is not imported."""
+    """An environment of another package."""
     gym.register("Elsewhere-v0", "tests.hub.agents:RegisteredElsewhere")
-    gym.register("Landing-v0", "gymnasium.envs.box2d_landing:Landing")
     yield
-    del gym.registry["Elsewhere-v0"], gym.registry["Landing-v0"]
+    del gym.registry["Elsewhere-v0"]
 
 
 def test_the_hub_reads_numbers_and_words_and_the_page_says_how_the_agent_was_judged_and_trained(cartpole, pack, packed):
@@ -80,9 +79,7 @@ def test_the_hub_reads_numbers_and_words_and_the_page_says_how_the_agent_was_jud
     [
         ("CartPole-v1", "hub", []),
         ("HalfCheetah-v5", "hub,mujoco", ["mujoco"]),
-        ("PongNoFrameskip-v4", "hub,atari", ["ale-py"]),
         ("Pong-v5", "hub,atari", ["ale-py"]),
-        ("Landing-v0", "hub,zoo", ["box2d"]),
         pytest.param("Catch-v0", "hub,envpool", ["envpool"], marks=needs_envpool),
     ],
 )

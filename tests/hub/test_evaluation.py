@@ -185,7 +185,6 @@ def test_models_of_envpool_are_evaluated_in_gymnasium_if_it_has_the_task(pack, a
     with pytest.raises(ValueError, match="'HalfCheetah-v4' is not what the model was trained in.* pass it as env="):
         pack(model)
     assert accepted(model, env) == "HalfCheetah-v4"
-    env.close()
     folder = pack(trained(env=make_vec_env("Hopper-v4", 2, backend="envpool"), steps=0))
     assert "make_vec_env('Hopper-v4', backend='gymnasium', seed=0, env_kwargs={})" in (folder / "README.md").read_text()
 
@@ -195,19 +194,22 @@ def test_other_rules_of_a_game_are_another_task(pack, accepted):
     env = make_vec_env("Pong-v5", 1, backend="gymnasium", env_kwargs={"episodic_life": False})
     model = trained(env=env, steps=0, **SMALL_CNN)
     assert accepted(model) == "Pong-v5"
-    with pytest.raises(ValueError, match="has repeat_action_probability=0.0"):
-        pack(model, env_id="ALE/Pong-v5")
-    with pytest.raises(ValueError, match="has no EpisodicLifeEnv"):
-        pack(model, env_kwargs={})
+    for options, part in (
+        ({"env_id": "ALE/Pong-v5"}, "repeat_action_probability=0.0"),
+        ({"env_kwargs": {}}, "no EpisodicLifeEnv"),
+    ):
+        with pytest.raises(ValueError, match=f"has {part}"):
+            pack(model, **options)
 
 
 def test_environments_that_are_not_the_agents_are_rejected(cartpole, pack, tmp_path):
-    with pytest.raises(ValueError, match="env_id=None is not allowed.* register it with gymnasium"):
-        pack(cartpole, DummyVecEnv([lambda: TinyEnv(BOX_OBSERVATIONS, spaces.Discrete(2))]))
     cartpole.save(tmp_path / "model")
-    with pytest.raises(ValueError, match="pass the environment as env="):
-        pack(ANO.load(tmp_path / "model"))
-    with pytest.raises(ValueError, match="Observation spaces do not match"):
-        pack(cartpole, gym.make("Pendulum-v1"))
-    with pytest.raises(ValueError, match="trained without"):
-        pack(cartpole, VecNormalize(make_vec_env("CartPole-v1", 1, backend="gymnasium")))
+    nameless = DummyVecEnv([lambda: TinyEnv(BOX_OBSERVATIONS, spaces.Discrete(2))])
+    for model, env, message in (
+        (cartpole, nameless, "env_id=None is not allowed.* register it with gymnasium"),
+        (ANO.load(tmp_path / "model"), None, "pass the environment as env="),
+        (cartpole, gym.make("Pendulum-v1"), "Observation spaces do not match"),
+        (cartpole, VecNormalize(make_vec_env("CartPole-v1", backend="gymnasium")), "trained without"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pack(model, env)
