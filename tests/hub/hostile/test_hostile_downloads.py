@@ -94,11 +94,17 @@ def test_the_files_together_have_a_limit(share, packed, monkeypatch):
 
 
 IN_THE_FOLDER = """
-import os, sys
+import importlib.util, os, sys
 import sb3_ano.hub
+from stable_baselines3.common.policies import ActorCriticPolicy
+class Late(ActorCriticPolicy):
+    def __init__(self, *arguments, **options):
+        assert importlib.util.find_spec("late") is None
+        super().__init__(*arguments, **options)
 sys.path.insert(0, "")
 os.chdir(sys.argv[1])
-model = sb3_ano.hub.load_safe(".")
+assert importlib.util.find_spec("late")
+model = sb3_ano.hub.load_safe(".", custom_objects={"policy": Late})
 model.predict(model.observation_space.sample())
 assert sys.path[0] == ""
 """
@@ -108,7 +114,7 @@ def test_a_directory_supplies_no_modules_even_if_it_is_the_current_one(packed, t
     """Review safety H7: packages that PyTorch imports late, and those that this package imports late."""
     for name, content in packed.items():
         (tmp_path / name).write_bytes(content)
-    for name in ("sympy", "mpmath", "triton", "optree", "networkx", "pandas", "onnx", "safetensors", "huggingface_hub"):
+    for name in ("sympy", "mpmath", "triton", "optree", "networkx", "pandas", "onnx", "safetensors", "late"):
         (tmp_path / f"{name}.py").write_text(f"print('{name} ran')\nraise SystemExit(9)")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-c", IN_THE_FOLDER, str(tmp_path)]
