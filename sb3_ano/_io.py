@@ -83,23 +83,36 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_file(path, json.dumps(content, indent=1) + "\n")
 
 
-def read_json(path: Path, **options: Any) -> dict[str, Any]:
+def read_file(path: Path, longest: int, flags: int = 0) -> bytes:
+    """Read a regular file of bounded size.
+
+    :param path: file to read
+    :param longest: number of bytes that are allowed
+    :param flags: further flags of ``os.open``, such as ``os.O_NOFOLLOW``
+    :raises OSError: if the file cannot be opened
+    :raises ValueError: if the file is not a regular file, or is larger
+    """
+    flags |= getattr(os, "O_NONBLOCK", 0)  # opening a FIFO would wait for a writer
+    with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path} is not a regular file")
+        if status.st_size > longest:
+            raise ValueError(f"{path} is larger than {longest} bytes")
+        return file.read()
+
+
+def read_json(path: Path, flags: int = 0) -> dict[str, Any]:
     """Read a JSON object from a regular file of bounded size.
 
     :param path: file to read
-    :param options: arguments of ``json.loads``, such as hooks that reject values
+    :param flags: as for :func:`read_file`
     :raises FileNotFoundError: if there is no file
     :raises ValueError: if the file is not a regular file, is larger than 4 MB, or holds anything but a JSON object
     """
-    # Opening a FIFO would wait for a writer.
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError(f"{path} is not a regular file")
-        text = file.read(_MAX_JSON_BYTES + 1)
-    if len(text) > _MAX_JSON_BYTES:
-        raise ValueError(f"{path} is larger than {_MAX_JSON_BYTES} bytes")
+    text = read_file(path, _MAX_JSON_BYTES, flags)
     try:
-        content = json.loads(text.decode(), **options)
+        content = json.loads(text.decode())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a JSON file: {error}") from error
     if not isinstance(content, dict):

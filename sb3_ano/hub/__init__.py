@@ -7,13 +7,11 @@ try:
     with untrusted("."):  # import nothing from the current directory, which may be a stranger's
         from sb3_ano.hub.pull import download_run, load_from_hub
         from sb3_ano.hub.push import package, push_to_hub
-        from sb3_ano.hub.repository import HubError
         from sb3_ano.hub.safe_format import load_normalization, load_safe, save_safe
 except ModuleNotFoundError as error:
     raise missing_extra("hub", (error.name or "huggingface-hub").partition(".")[0]) from error
 
 __all__ = [
-    "HubError",
     "SafeFormatError",
     "download_run",
     "load_from_hub",

@@ -1,4 +1,4 @@
-"""Write what a repository says about its agent: the model card, and the settings that the RL Zoo reads."""
+"""Write what a repository says about its agent: names of files, the model card, and the settings that the RL Zoo reads."""
 
 import json
 import platform
@@ -12,16 +12,18 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from sb3_ano._io import versions as installed_versions
 from sb3_ano._io import write_file
 from sb3_ano._registry import zoo_name
-from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
+from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.envs.atari import atari_protocol
 from sb3_ano.hub.codec import dotted_name, is_built_in, readable
-from sb3_ano.hub.evaluation import Task, custom_objects
-from sb3_ano.hub.repository import VIDEO, model_file
-from sb3_ano.hub.safe_format import describe
+from sb3_ano.hub.evaluation import Task
+from sb3_ano.hub.safe_format import PACKAGES, SAFE_FILES
 
+CARD, RESULTS, LOGS, STATISTICS = "README.md", "results.json", "train_eval_metrics.zip", "vec_normalize.pkl"
+VIDEO = "replay.mp4"
+#: Names of files that do not depend on the agent. Together with the saved model, nothing else is read or written.
+FIXED_FILES = (*SAFE_FILES, CARD, RESULTS, VIDEO, LOGS, STATISTICS, "args.yml", "config.yml", "env_kwargs.yml")
 _REPOSITORY = "https://github.com/sb3-ano/sb3-ano"
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
-_PACKAGES = ("sb3-ano", "stable-baselines3", "torch", "gymnasium", "numpy")
 # Extra and package that contain environments, by the beginning of the environments' entry points.
 _ENVIRONMENTS = {
     "gymnasium.envs.mujoco": ("mujoco", "mujoco"),
@@ -37,17 +39,39 @@ _NOT_HYPERPARAMETERS = ("stats_window_size", "verbose", "seed", "torch_compile")
 _NORMALIZATION = ("norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon")
 
 
+def environment_name(env_id: str) -> str:
+    """Return the RL Zoo's name of an environment's files, which has no module and no slash.
+
+    >>> environment_name("ALE/Pong-v5")
+    'ALE-Pong-v5'
+    """
+    return env_id.rpartition(":")[2].replace("/", "-")
+
+
+def model_file(algorithm: str, env_id: str) -> str:
+    """Return the RL Zoo's name of a saved model.
+
+    :param algorithm: name of the class
+    :param env_id: id of the environment
+    """
+    return f"{zoo_name(algorithm)}-{environment_name(env_id)}.zip"
+
+
 def model_card(
     model: ShapedPolicyAlgorithm,
+    document: dict[str, Any],
+    objects: dict[str, Any],
     repo_id: str,
     task: Task,
     results: dict[str, Any],
-    has_video: bool = False,
-    license: str | None = None,
+    has_video: bool,
+    license: str | None,
 ) -> ModelCard:
     """Fill in the card: metadata by which the Hub finds the agent, and how to install, run and judge it.
 
     :param model: agent
+    :param document: its description from :func:`~sb3_ano.hub.safe_format.describe`
+    :param objects: its parts that only the reader can supply, by dotted name
     :param repo_id: repository, ``"user/name"``
     :param task: environment that it was trained in
     :param results: evaluation from :func:`~sb3_ano.hub.evaluation.evaluate`
@@ -82,52 +106,52 @@ def model_card(
         repository=_REPOSITORY,
         install_line=install_line(task),
         package=_package(env_id),
-        custom=_custom_parts(model),
+        custom=_custom_parts(document, objects),
         model_file=model_file(name, env_id),
-        hyperparameters=json.dumps(hyperparameters(model), indent=2),
+        hyperparameters=json.dumps(hyperparameters(document), indent=2),
         versions=versions(task),
     )
 
 
-def hyperparameters(model: ShapedPolicyAlgorithm) -> dict[str, Any]:
+def hyperparameters(document: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of the algorithm, the number of environments, and how they were normalized.
 
-    :param model: agent
+    :param document: description from :func:`~sb3_ano.hub.safe_format.describe`
     :return: numbers, names, and lists and dictionaries of those
     """
-    document = describe(model, {})
-    settings = {"policy": document["policy"], "n_envs": document["n_envs"], "n_timesteps": model.num_timesteps}
+    settings = {name: document[name] for name in ("policy", "n_envs")} | {"n_timesteps": document["progress"]["num_timesteps"]}
     settings |= {name: value for name, value in document["arguments"].items() if name not in _NOT_HYPERPARAMETERS}
-    if isinstance(model, ANO):
-        settings["shaping"] = model.shaping_name
+    if document["shaping"] is not None:
+        settings["shaping"] = document["shaping"]["name"]
     stored = document["vec_normalize"]
     settings["normalize"] = {name: stored[name] for name in _NORMALIZATION} if stored else False
     return readable(settings)
 
 
-def write_settings(folder: Path, model: ShapedPolicyAlgorithm, task: Task) -> None:
+def write_settings(folder: Path, document: dict[str, Any], task: Task) -> None:
     """Write ``config.yml``, ``args.yml`` and ``env_kwargs.yml``, as a training of the zoo would have left them.
 
     :param folder: directory to write to
-    :param model: agent
+    :param document: description from :func:`~sb3_ano.hub.safe_format.describe`
     :param task: environment that it was trained in
     """
     atari = {"env_wrapper": [_ATARI_WRAPPER], "frame_stack": 4} if "NoFrameskip" in task.env_id else {}
+    seed, settings = document["arguments"]["seed"], hyperparameters(document)
     arguments = {
-        "algo": zoo_name(model.algorithm),
+        "algo": zoo_name(document["algorithm"]),
         "env": task.env_id,
         "env_kwargs": task.env_kwargs,
-        "n_timesteps": model.num_timesteps,
-        "seed": -1 if model.seed is None else model.seed,
+        "n_timesteps": settings["n_timesteps"],
+        "seed": -1 if seed is None else seed,
     }
-    contents = {"config": hyperparameters(model) | atari, "args": arguments, "env_kwargs": task.env_kwargs}
+    contents = {"config": settings | atari, "args": arguments, "env_kwargs": task.env_kwargs}
     for name, content in contents.items():
         write_file(folder / f"{name}.yml", yaml.safe_dump(content, sort_keys=False))
 
 
 def versions(task: Task) -> dict[str, str]:
     """Return the versions of Python and of the installed packages that an agent and its task depend on."""
-    packages = [*_PACKAGES, _package(task.env_id) or "gymnasium", *(package for _, package in _requirements(task))]
+    packages = [*PACKAGES, _package(task.env_id) or "gymnasium", *(package for _, package in _requirements(task))]
     return {"python": platform.python_version(), **installed_versions(packages)}
 
 
@@ -137,13 +161,12 @@ def install_line(task: Task) -> str:
     return f'pip install "sb3-ano[{",".join(extras)}] @ git+{_REPOSITORY}"'
 
 
-def _custom_parts(model: ShapedPolicyAlgorithm) -> dict[str, str]:
+def _custom_parts(document: dict[str, Any], objects: dict[str, Any]) -> dict[str, str]:
     """Return the arguments that a reader has to pass to ``load_from_hub``, and their values in words."""
     parts = {}
-    if isinstance(model, ANO) and not is_built_in(model.shaping_name):
-        names = model.shaping_name
+    if document["shaping"] and not is_built_in(names := document["shaping"]["name"]):
         parts["shaping"] = names if isinstance(names, str) else ", ".join(names)
-    if objects := custom_objects(model):
+    if objects:
         parts["custom_objects"] = str({name: dotted_name(value) for name, value in objects.items()})
     return parts
 

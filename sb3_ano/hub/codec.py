@@ -10,6 +10,7 @@ Plain values stand for themselves. An object with a key that starts with ``$`` s
 """
 
 import inspect
+import json
 import math
 from typing import Any
 
@@ -20,7 +21,6 @@ from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
-from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
 from sb3_ano.algorithms import ShapedPolicyAlgorithm, contrib
@@ -151,7 +151,7 @@ def decode(value: Any, name: str, custom: dict[str, Any]) -> Any:
     if tag is None:
         return {key: decode(item, f"{name}.{key}", custom) for key, item in value.items()}
     content = value[tag]
-    if tag == "$schedule" and name in SCHEDULES:
+    if content == "linear" and tag == "$schedule" and name in SCHEDULES:
         return _decode_schedule(value, name)
     require_like(value, {tag: None}, name)
     if tag == "$tuple" and isinstance(content, list):
@@ -171,10 +171,8 @@ def decode(value: Any, name: str, custom: dict[str, Any]) -> Any:
     raise rejected(name, value, "plain values, $tuple, $float, $class, $schedule and $custom")
 
 
-def _decode_schedule(value: dict[str, Any], name: str) -> Schedule:
-    require_like(value, {"$schedule": "", "start": 1.0, "end": 0.0, "end_fraction": 1.0}, name)
-    if value["$schedule"] != "linear":
-        raise rejected(f"{name}.$schedule", value["$schedule"], "'linear'")
+def _decode_schedule(value: dict[str, Any], name: str) -> LinearSchedule:
+    require_like(value, {"$schedule": None, "start": 1.0, "end": 0.0, "end_fraction": 1.0}, name)
     if not value["end_fraction"] > 0.0:
         raise rejected(f"{name}.end_fraction", value["end_fraction"], "numbers above 0")
     return LinearSchedule(value["start"], value["end"], value["end_fraction"])
@@ -210,15 +208,11 @@ def decode_arguments(document: Any, algorithm: type[ShapedPolicyAlgorithm], cust
     require_like(stored, {name: defaults[name] if name in _UNCHECKED else None for name in defaults}, "arguments")
     attributes = {_ATTRIBUTES.get(name, name): decode(stored[name], name, custom) for name in defaults}
     _require_cheap(attributes["policy_kwargs"])
-    if "tensorboard_log" in custom:
-        attributes["tensorboard_log"] = custom.pop("tensorboard_log")
     return attributes
 
 
 def _require_cheap(policy_kwargs: Any) -> None:
     """Reject what takes memory or minutes even where a policy is built without memory."""
-    if not isinstance(policy_kwargs, dict):
-        raise rejected("policy_kwargs", policy_kwargs, "objects")
     layers, options = policy_kwargs.get("n_lstm_layers", 1), policy_kwargs.get("lstm_kwargs") or {}
     if not isinstance(layers, int) or layers > _MAX_ITEMS:
         raise rejected("policy_kwargs.n_lstm_layers", layers, f"integers up to {_MAX_ITEMS}")
@@ -240,14 +234,12 @@ def decode_policy(document: Any, custom: dict[str, Any]) -> type[BasePolicy]:
 
 def readable(encoded: Any) -> Any:
     """Replace the tags in what :func:`encode` returned: schedules become the zoo's text, and classes their names."""
-    if isinstance(encoded, list):
-        return [readable(item) for item in encoded]
-    if not isinstance(encoded, dict):
-        return encoded
-    tag = next((key for key in encoded if key.startswith("$")), None)
-    if tag is None:
-        return {key: readable(item) for key, item in encoded.items()}
-    if tag == "$schedule":
-        schedule = LinearSchedule(encoded["start"], encoded["end"], encoded["end_fraction"])
-        return f"lin_{schedule.start}" if (schedule.end, schedule.end_fraction) == (0.0, 1.0) else str(schedule)
-    return float(encoded[tag]) if tag == "$float" else readable(encoded[tag])
+
+    def without_tag(value: dict[str, Any]) -> Any:
+        if "$schedule" in value:
+            schedule = _decode_schedule(value, "schedule")
+            return f"lin_{schedule.start}" if (schedule.end, schedule.end_fraction) == (0.0, 1.0) else str(schedule)
+        tag = next((key for key in value if key.startswith("$")), None)
+        return value if tag is None else float(value[tag]) if tag == "$float" else value[tag]
+
+    return json.loads(json.dumps(encoded), object_hook=without_tag)

@@ -1,19 +1,20 @@
-"""Read what a stranger wrote, bounded and checked, with one clear line if something is wrong; write directories whole."""
+"""Check what a stranger wrote, with one clear line if something is wrong; write directories whole."""
 
 import contextlib
 import math
 import os
 import reprlib
-import stat
 import sys
 from collections.abc import Collection, Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from sb3_ano._io import replace_directory
 
+#: Flag for files of a directory that a stranger filled: links are not followed.
+NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 _MAX_MESSAGE = 900
-_MAX_TEXT = 1000
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 120
 
@@ -97,73 +98,47 @@ def untrusted(folder: str | os.PathLike[str]) -> Iterator[None]:
         sys.path[:] = path
 
 
-def read_file(path: Path, longest: int) -> bytes:
-    """Read a regular file of bounded size.
-
-    :param path: file; a link is not followed, and a FIFO, whose writer would be waited for, not read
-    :param longest: number of bytes that are allowed
-    :raises SafeFormatError: if the file is missing or too large, or is a link, a directory or a device
-    """
-    flags = os.O_NOFOLLOW | os.O_NONBLOCK if hasattr(os, "O_NOFOLLOW") else 0
-    with (
-        translate_errors("a file of the agent cannot be read"),  # the error has its path
-        open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as file,
-    ):
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_size > longest:
-            raise SafeFormatError(f"{path} is not a regular file of up to {longest} bytes")
-        return file.read()
-
-
 def require_like(value: Any, example: Any, name: str) -> None:
     """Check that a value has the type of an example, such as the default of an argument; ranges are not checked.
 
     Python's numbers and booleans would otherwise pass for each other, or fail long after the agent was loaded.
 
     :param value: decoded value
-    :param example: boolean, number or string; list of as many examples; dictionary of examples, whose keys are required,
-        and no others are allowed; a value is not compared with any other example, such as None
+    :param example: boolean or number; dictionary of examples, whose keys are required, and no others are allowed; a value
+        is not compared with any other example, such as None
     :param name: dotted name of the value, for messages
-    :raises SafeFormatError: if a type or a length differs, a key is missing or unknown, a number is NaN, or a string does not
-        fit on one line
+    :raises SafeFormatError: if a type differs, a key is missing or unknown, or a number is NaN
     """
-    parts: list[tuple[Any, Any]] = []
-    if isinstance(example, bool):
-        sound, allowed = isinstance(value, bool), "true and false"
+    if isinstance(example, dict):
+        if not isinstance(value, dict):
+            raise rejected(name, value, "objects")
+        for key in {**example, **value}:
+            if key not in value or key not in example:
+                problem = "lacks" if key in example else "has the unknown key"
+                raise SafeFormatError(f"{name} {problem} {shown(key)}; its keys are {', '.join(example)}")
+            require_like(value[key], example[key], f"{name}.{key}")
+    elif isinstance(example, bool):
+        if not isinstance(value, bool):
+            raise rejected(name, value, "true and false")
     elif isinstance(example, int | float):
         # NumPy and PyTorch hold no larger integers.
-        is_number = isinstance(value, int) and abs(value) < 2**63
-        sound, allowed = is_number or (isinstance(value, float) and not math.isnan(value)), "numbers"
-    elif isinstance(example, str):
-        sound, allowed = isinstance(value, str) and value.isprintable() and len(value) <= _MAX_TEXT, "short strings"
-    elif isinstance(example, list | tuple):
-        sound, allowed = isinstance(value, list | tuple) and len(value) == len(example), f"lists of {len(example)} values"
-        parts = list(enumerate(example))
-    else:
-        sound, allowed = isinstance(value, dict) or not isinstance(example, dict), "objects"
-        parts = list(example.items()) if isinstance(example, dict) else []
-    if not sound:
-        raise rejected(name, value, allowed)
-    for key in (*example, *value) if isinstance(example, dict) else ():
-        if key not in value or key not in example:
-            problem = "lacks" if key in example else "has the unknown key"
-            raise SafeFormatError(f"{name} {problem} {shown(key)}; its keys are {', '.join(example)}")
-    for key, part in parts:
-        require_like(value[key], part, f"{name}.{key}")
+        is_integer = isinstance(value, int) and abs(value) < 2**63
+        if not is_integer and not (isinstance(value, float) and not math.isnan(value)):
+            raise rejected(name, value, "numbers")
 
 
 @contextlib.contextmanager
 def new_folder(path: str | os.PathLike[str], own: Collection[str]) -> Iterator[Path]:
     """Yield a new directory that takes the place of ``path`` if the block ends without an error.
 
-    :param path: directory that does not exist, is empty, or holds only files with names in ``own``, which are replaced
-    :param own: names of the files that may be replaced
+    :param path: directory that does not exist, is empty, or holds only files of these names, which are replaced
+    :param own: names of the files that may be replaced, or patterns of such names
     :raises FileExistsError: if ``path`` is a directory with other content
     :raises NotADirectoryError: if ``path`` is a file
     """
     target = Path(os.path.realpath(path))  # a link to a directory stays a link
     entries = target.iterdir() if target.exists() else ()
-    if others := sorted(entry.name for entry in entries if entry.name not in own):
+    if others := sorted(entry.name for entry in entries if not any(fnmatch(entry.name, name) for name in own)):
         allowed = "allowed are a new directory and one that holds only an agent"
         raise FileExistsError(f"path={str(path)!r} holds {others[0]!r}, which would be lost; {allowed}")
     with replace_directory(target) as directory:

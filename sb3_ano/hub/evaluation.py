@@ -16,14 +16,13 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize, unwrap_vec_normalize
 
 from sb3_ano._io import now
-from sb3_ano.algorithms import ANO, ShapedPolicyAlgorithm
+from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.algorithms.contrib import with_masks
 from sb3_ano.checkpoints.rng import random_state, set_random_state
 from sb3_ano.envs import make_vec_env
 from sb3_ano.envs.batched import BatchedVecEnv
-from sb3_ano.hub.codec import encode, readable
 from sb3_ano.hub.documents import one_line, shown
-from sb3_ano.hub.safe_format import describe, load_normalization, load_safe
+from sb3_ano.hub.safe_format import load_normalization, load_safe
 
 # Wrappers that leave the task as it is. Instead of TimeLimit, and rl_zoo3's PatchedTimeLimit, max_episode_steps is compared.
 _NEUTRAL = {"OrderEnforcing", "PassiveEnvChecker", "TimeLimit", "PatchedTimeLimit", "Monitor", "RecordEpisodeStatistics"}
@@ -118,7 +117,7 @@ def _spec(venv: VecEnv) -> EnvSpec | None:
 
 
 def _differences(venv: VecEnv, made: VecEnv, task: Task) -> list[str]:
-    """List what an environment has and that of its task has not, or else lacks, or else has in another order."""
+    """List what an environment has and that of its task has not, or else what it lacks."""
     found = _wrappers(venv)
     expected: list[str] = []
     if not isinstance(venv.unwrapped, BatchedVecEnv):
@@ -126,8 +125,7 @@ def _differences(venv: VecEnv, made: VecEnv, task: Task) -> list[str]:
     elif _made_from(venv) != (task.env_id, task.env_kwargs):  # a batch follows the same protocol without wrappers
         found.append(f"task={_made_from(venv)}")
     added = [part for part in found if part not in expected]
-    removed = [f"no {part}" for part in expected if part not in found]
-    return added or removed or ([f"another order of {', '.join(found)}"] if found != expected else [])
+    return added or [f"no {part}" for part in expected if part not in found]
 
 
 def _wrappers(venv: VecEnv) -> list[str]:
@@ -149,27 +147,20 @@ def _settings(venv: VecEnv) -> list[str]:
         return ["settings that cannot be read"]
     added = [wrapper for wrapper in reversed(spec.additional_wrappers) if wrapper.name not in _NEUTRAL]
     settings = {"class": spec.entry_point, "max_episode_steps": spec.max_episode_steps, **spec.kwargs}
-    arguments = [shown(readable(encode(wrapper.kwargs, "", {}))) if wrapper.kwargs else "" for wrapper in added]
-    names = [wrapper.name + text for wrapper, text in zip(added, arguments, strict=True)]
+    names = [wrapper.name + (shown(wrapper.kwargs) if wrapper.kwargs else "") for wrapper in added]
     return names + [f"{name}={settings[name]}" for name in sorted(settings.keys() - {"render_mode"})]
-
-
-def custom_objects(model: ShapedPolicyAlgorithm) -> dict[str, Any]:
-    """Return the ``custom_objects`` that ``load_safe`` needs for an agent."""
-    objects: dict[str, Any] = {}
-    describe(model, objects)
-    return objects
 
 
 @contextlib.contextmanager
 def loaded_agent(
-    model: ShapedPolicyAlgorithm, folder: Path, env: gym.Env | VecEnv | None, task: Task, seed: int = 0
+    model: ShapedPolicyAlgorithm, objects: dict[str, Any], folder: Path, env: gym.Env | VecEnv | None, task: Task, seed: int
 ) -> Iterator[ShapedPolicyAlgorithm]:
     """Load an agent from its safe format as a reader would, with environments to evaluate it in.
 
     The process-wide random generators, which loading seeds, are left as they were.
 
     :param model: agent
+    :param objects: its parts that are not built in, by dotted name
     :param folder: directory that ``save_safe`` wrote
     :param env: environments to use, which are left normalized as they were; None makes one, and closes it
     :param task: environment to make
@@ -177,23 +168,17 @@ def loaded_agent(
     :raises ValueError: if observations or actions are not those of the agent, or are normalized in another place
     """
     # load_safe limits the size of a stranger's rollout; this one is the author's.
-    options: dict[str, Any] = {"custom_objects": {"n_steps": model.n_steps, **custom_objects(model)}, "device": model.device}
-    if isinstance(model, ANO):
-        options["shaping"] = model.shaping
+    supplied = {"n_steps": model.n_steps, **objects}
     generators = random_state()
     source = task.make(seed) if env is None else env
     venv = model._wrap_env(source)
     normalized = unwrap_vec_normalize(venv)
     attributes = {} if normalized is None else dict(vars(normalized))
     try:
-        try:
-            if normalized is not None:  # for now with the agent's statistics; without a VecNormalize, load_safe adds one
-                vars(normalized).update(vars(load_normalization(folder, normalized.venv)))
-                normalized.training = normalized.norm_reward = False
-            agent = load_safe(folder, venv, **options)
-        except ValueError as error:
-            raise ValueError(f"env={task.env_id!r} is not what the model was trained in: {error}; pass it as env=") from None
-        yield agent
+        if normalized is not None:  # for now with the agent's statistics; without a VecNormalize, load_safe adds one
+            stored = vars(load_normalization(folder, normalized.venv))
+            vars(normalized).update(stored, training=False, norm_reward=False)
+        yield load_safe(folder, venv, device=model.device, shaping=getattr(model, "shaping", None), custom_objects=supplied)
     finally:
         if normalized is not None:
             normalized.__dict__ = attributes

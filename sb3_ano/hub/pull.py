@@ -18,11 +18,10 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_ano._io import read_json
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.envs import DirectVecEnv, register_atari
-from sb3_ano.hub import repository
-from sb3_ano.hub.card import write_settings
+from sb3_ano.hub.card import RESULTS, environment_name, write_settings
 from sb3_ano.hub.documents import new_folder, shown, translate_errors
 from sb3_ano.hub.evaluation import Task
-from sb3_ano.hub.safe_format import DOCUMENT, NORMALIZATION, SAFE_FILES, load_normalization, load_safe, open_document
+from sb3_ano.hub.safe_format import DOCUMENT, SAFE_FILES, describe, load_normalization, load_safe, open_document
 from sb3_ano.shaping import ShapingLike
 
 #: Bytes that the files of a download may have together.
@@ -51,8 +50,8 @@ def load_from_hub(
     :param device: device of the networks
     :param shaping: shaping function of an agent that was trained with one that is not built in
     :param custom_objects: classes and functions of the agent that are not SB3's or this package's, as for ``load_safe``
-    :raises HubError: if the repository, a file, the connection or the disk fails
     :raises ValueError: if the repository holds no agent in the safe format, or the agent is damaged
+    :raises Exception: huggingface_hub's, most of them an OSError, if the repository, a file or the connection fails
     """
     with _downloaded(repo_id, revision, token) as agent:
         return load_safe(agent, env, device=device, shaping=shaping, custom_objects=custom_objects)
@@ -60,34 +59,25 @@ def load_from_hub(
 
 @contextlib.contextmanager
 def _downloaded(repo_id: str, revision: str | None, token: str | None) -> Iterator[Path]:
-    """Download an agent to a temporary directory, instead of which errors name the repository."""
-    with tempfile.TemporaryDirectory() as temporary:
-        _fetch(repo_id, Path(temporary), revision, token)
-        try:
-            yield Path(temporary)
-        except ValueError as error:
-            if temporary not in str(error):
-                raise
-            raise type(error)(str(error).replace(temporary, repo_id)) from None
-
-
-def _fetch(repo_id: str, folder: Path, revision: str | None, token: str | None) -> None:
-    """Download files by their fixed names, all of one commit, whatever is pushed meanwhile."""
+    """Download files by their fixed names to a temporary directory, all of one commit, whatever is pushed meanwhile."""
     api = HfApi(token=token)
-    with repository.explained(f"download {repo_id}"):
-        info = api.model_info(repo_id, revision=revision, files_metadata=True)
-        listed = {file.rfilename: math.inf if file.size is None else file.size for file in info.siblings or []}
-        sizes = {name: listed[name] for name in (*SAFE_FILES, repository.RESULTS) if name in listed}
-        if DOCUMENT not in sizes:
-            raise ValueError(
-                f"{repo_id} holds no agent in the safe format (no {DOCUMENT}). An SB3 .zip runs any code that its author put "
-                "in: if you trust the author, load it with huggingface_hub.hf_hub_download and ANO.load, or in the zoo use "
-                "--trust-remote-code"
-            )
-        if (size := sum(sizes.values())) > MAX_BYTES:
-            raise repository.HubError(f"cannot download {repo_id}: it has {size:,} bytes; allowed are {MAX_BYTES:,}")
+    info = api.model_info(repo_id, revision=revision, files_metadata=True)
+    listed = {file.rfilename: math.inf if file.size is None else file.size for file in info.siblings or []}
+    sizes = {name: listed[name] for name in (*SAFE_FILES, RESULTS) if name in listed}
+    if DOCUMENT not in sizes:
+        raise ValueError(
+            f"{repo_id} holds no agent in the safe format (no {DOCUMENT}). An SB3 .zip runs any code that its author put in: "
+            "if you trust the author, load it with huggingface_hub.hf_hub_download and ANO.load, or in the zoo use "
+            "--trust-remote-code"
+        )
+    if (size := sum(sizes.values())) > MAX_BYTES:
+        raise ValueError(f"{repo_id} has {size:,} bytes; allowed are {MAX_BYTES:,}")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / repo_id  # errors name the repository
+        folder.mkdir(parents=True)
         for name in sizes:  # the cache holds links, which the safe format rejects
             shutil.copyfile(api.hf_hub_download(repo_id, name, revision=info.sha), folder / name)
+        yield folder
 
 
 def download_run(
@@ -110,10 +100,10 @@ def download_run(
     :param revision: as for :func:`load_from_hub`
     :param token: as for :func:`load_from_hub`
     :return: the directory
-    :raises HubError: if the repository, a file, the connection or the disk fails
     :raises ValueError: if the repository holds no agent in the safe format, the agent is damaged or has parts that only its
         author has, or its environment is not registered or is not ``env_id``
     :raises FileExistsError: if ``path`` is not new or empty
+    :raises Exception: as for :func:`load_from_hub`
     """
     with new_folder(path, ()) as run, _downloaded(repo_id, revision, token) as agent:
         trained_in = _read_env_id(agent)
@@ -125,13 +115,11 @@ def download_run(
 
 def _read_env_id(agent: Path) -> str:
     """Read the environment of a downloaded agent; its id is only looked up, and its settings are a stranger's."""
-    path = agent / repository.RESULTS
+    path = agent / RESULTS
     with translate_errors(f"{path} does not name the agent's environment"):
         results = read_json(path)
         env_id, env_kwargs = results["env_id"], results.get("env_kwargs")
-        if not isinstance(env_id, str):
-            raise TypeError("env_id is not a string")
-    register_atari(env_id)
+        register_atari(env_id)
     if env_id not in gym.registry:
         raise ValueError(
             f"{path} names the environment {shown(env_id)}, which is not registered here; allowed are registered ids, "
@@ -147,17 +135,11 @@ def _read_env_id(agent: Path) -> str:
 
 
 def _write_run(agent: Path, run: Path, model: ShapedPolicyAlgorithm, task: Task) -> None:
-    name = repository.environment_name(task.env_id)
-    settings = run / name
-    settings.mkdir()
-    space: gym.Env = gym.Env()  # it has the agent's spaces, and cannot be stepped
-    space.observation_space, space.action_space = model.observation_space, model.action_space
-    env: VecEnv = DirectVecEnv([lambda: space])
-    if (agent / NORMALIZATION).exists():
-        env = load_normalization(agent, env)
-        env.save(str(settings / "vecnormalize.pkl"))
-    model.n_envs = 1
-    model.set_env(env)  # so that the settings contain the normalization
-    model.n_envs = open_document(agent)["n_envs"]
+    name, normalization = environment_name(task.env_id), open_document(agent)["vec_normalize"]
+    (run / name).mkdir()
     model.save(run / f"{name}.zip")
-    write_settings(settings, model, task)
+    if normalization is not None:
+        env: gym.Env = gym.Env()  # it has the agent's spaces, and cannot be stepped
+        env.observation_space, env.action_space = model.observation_space, model.action_space
+        load_normalization(agent, DirectVecEnv([lambda: env])).save(str(run / name / "vecnormalize.pkl"))
+    write_settings(run / name, describe(model, {}) | {"vec_normalize": normalization}, task)

@@ -14,26 +14,27 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 import gymnasium as gym
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-from huggingface_hub.utils import validate_repo_id
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano._io import write_file, write_json
+from sb3_ano._registry import ALGORITHMS
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
-from sb3_ano.hub import repository
-from sb3_ano.hub.card import model_card, versions, write_settings
+from sb3_ano.hub import card
 from sb3_ano.hub.documents import new_folder, one_line
 from sb3_ano.hub.evaluation import Task, evaluate, loaded_agent, task_of
-from sb3_ano.hub.safe_format import require_algorithm, save_safe
+from sb3_ano.hub.safe_format import describe, require_algorithm, save_safe
 from sb3_ano.hub.video import record
 
 _LOGS = ("*monitor.csv", "progress.csv", "evaluations.npz")
+# Names of files that package wrote, and may replace.
+_OWN = (*card.FIXED_FILES, *(f"{name}-*.zip" for name in ALGORITHMS))
 
 
 def package(
     model: ShapedPolicyAlgorithm,
     path: str | os.PathLike[str],
     repo_id: str,
-    env: str | gym.Env | VecEnv | None = None,
+    env: gym.Env | VecEnv | None = None,
     *,
     env_id: str | None = None,
     env_kwargs: dict[str, Any] | None = None,
@@ -55,8 +56,8 @@ def package(
     :param model: agent
     :param path: new directory, empty directory, or directory that this function wrote, which is replaced
     :param repo_id: repository that the card names, ``"user/name"``
-    :param env: environments to evaluate in, which are left normalized as they were, or the id of one; None makes one by
-        the id of the model's environment
+    :param env: environments to evaluate in, which are left normalized as they were; None makes one by the id of the model's
+        environment
     :param env_id: id for the card, if the environment does not know it
     :param env_kwargs: settings of the task, if the environment does not know them
     :param n_eval_episodes: number of episodes of the evaluation
@@ -69,44 +70,40 @@ def package(
     :param license: license of the agent, as the Hub writes it; None states none
     :param verbose: 0 for no output, 1 for one line per step
     :return: the directory
-    :raises FileExistsError: if ``path`` holds anything else
+    :raises OSError: if ``path`` holds anything else, or ``run`` is not a directory
     :raises TypeError: if the model is not an algorithm of this package, or its settings cannot be written as JSON
     :raises ValueError: if an argument is invalid, or the environment is not what the agent was trained in
     """
     require_algorithm(model)
-    env, env_id = (None, env) if isinstance(env, str) else (env, env_id)
     task = task_of(model, env, env_id, env_kwargs)
-    training = None if run is None else Path(run)
-    if training is not None and not training.is_dir():
-        raise ValueError(f"run={str(training)!r} is not a directory; allowed is the directory of a training run")
-    saved = repository.model_file(model.algorithm, task.env_id)
-    with new_folder(path, (*repository.FIXED_FILES, saved)) as work:
-        _say(verbose, f"saving the {model.algorithm} agent for {task.env_id}")
+    files = [] if run is None else sorted(Path(run).iterdir())
+    objects: dict[str, Any] = {}
+    document = describe(model, objects)
+    with new_folder(path, _OWN) as work:
         save_safe(model, work)
-        model.save(work / saved, exclude=["tensorboard_log"])  # a path on the author's machine
-        _warn_of_code(model, saved)
-        if (statistics := model.get_vec_normalize_env()) is not None:
-            statistics.save(str(work / repository.STATISTICS))
-        with loaded_agent(model, work, env, task, seed) as agent:
-            _say(verbose, f"evaluating it over {n_eval_episodes} episodes")
+        _save_for_sb3(model, work, task)
+        with loaded_agent(model, objects, work, env, task, seed) as agent:
+            _say(verbose, f"evaluating the {model.algorithm} agent for {task.env_id} over {n_eval_episodes} episodes")
             results = evaluate(agent, n_eval_episodes, deterministic=deterministic, seed=seed)
             _say(verbose, f"mean return {results['mean_reward']:.2f} +/- {results['std_reward']:.2f}")
             if video:
-                _say(verbose, f"recording {video_length} steps")
-                try:
-                    record(agent, work / repository.VIDEO, video_length, deterministic=deterministic, seed=seed)
-                except Exception as error:  # graphics drivers and their bindings raise errors of any class
-                    _say(1, f"no video: the environment does not render: {one_line(error)}")
-        write_settings(work, model, task)
-        _copy_run(training, work, task)
-        results |= {"env_id": task.env_id, "env_kwargs": task.env_kwargs, "versions": versions(task)}
-        write_json(work / repository.RESULTS, results)
-        has_video = (work / repository.VIDEO).exists()
-        write_file(work / repository.CARD, str(model_card(model, repo_id, task, results, has_video, license)))
+                _record(agent, work / card.VIDEO, video_length, deterministic=deterministic, seed=seed)
+        card.write_settings(work, document, task)
+        _copy_run(files, work, task)
+        results |= {"env_id": task.env_id, "env_kwargs": task.env_kwargs, "versions": card.versions(task)}
+        write_json(work / card.RESULTS, results)
+        has_video = (work / card.VIDEO).exists()
+        page = card.model_card(model, document, objects, repo_id, task, results, has_video, license)
+        write_file(work / card.CARD, str(page))
     return Path(path)
 
 
-def _warn_of_code(model: ShapedPolicyAlgorithm, name: str) -> None:
+def _save_for_sb3(model: ShapedPolicyAlgorithm, work: Path, task: Task) -> None:
+    """Save a model with its statistics in SB3's formats, and warn of code in it."""
+    name = card.model_file(model.algorithm, task.env_id)
+    model.save(work / name, exclude=["tensorboard_log"])  # a path on the author's machine
+    if (statistics := model.get_vec_normalize_env()) is not None:
+        statistics.save(str(work / card.STATISTICS))
     # cloudpickle writes the code of what it cannot import by name.
     markers = (b"_make_function", b"_make_skeleton_class")
     parts = vars(model).keys() - {*model._excluded_save_params(), "policy"}
@@ -119,29 +116,36 @@ def _warn_of_code(model: ShapedPolicyAlgorithm, name: str) -> None:
         )
 
 
+def _record(agent: ShapedPolicyAlgorithm, path: Path, length: int, **options: Any) -> None:
+    try:
+        record(agent, path, length, **options)
+    except Exception as error:  # graphics drivers and their bindings raise errors of any class
+        path.unlink(missing_ok=True)
+        print(f"no video: the environment does not render: {one_line(error)}")
+
+
 def _say(verbose: int, line: str) -> None:
     if verbose >= 1:
         print(line, flush=True)
 
 
-def _copy_run(run: Path | None, work: Path, task: Task) -> None:
-    """Copy the zoo's hyperparameters, and archive the logs of the training.
+def _copy_run(files: list[Path], work: Path, task: Task) -> None:
+    """Archive the logs of the training, without which the zoo loads no agent, and copy the zoo's hyperparameters.
 
     The zoo's ``args.yml`` and other files of the run are left out, because they hold paths of the author's machine.
     """
-    logs = [] if run is None else sorted(log for pattern in _LOGS for log in run.glob(pattern))
-    with zipfile.ZipFile(work / repository.LOGS, "w", zipfile.ZIP_DEFLATED) as archive:
-        for log in logs:
-            archive.write(log, log.name)
-    config = None if run is None else run / repository.environment_name(task.env_id) / "config.yml"
-    if config is not None and config.is_file():
-        shutil.copyfile(config, work / config.name)
+    with zipfile.ZipFile(work / card.LOGS, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in files:
+            if any(map(file.match, _LOGS)):
+                archive.write(file, file.name)
+            elif file.name == card.environment_name(task.env_id) and (file / "config.yml").is_file():
+                shutil.copyfile(file / "config.yml", work / "config.yml")
 
 
 def push_to_hub(
     model: ShapedPolicyAlgorithm,
     repo_id: str,
-    env: str | gym.Env | VecEnv | None = None,
+    env: gym.Env | VecEnv | None = None,
     *,
     commit_message: str | None = None,
     private: bool = False,
@@ -153,30 +157,27 @@ def push_to_hub(
     An existing repository is updated: files of an earlier push that this one does not have are removed, all others stay.
 
     :param model: agent
-    :param repo_id: repository, ``"user/name"``, which is created if it does not exist
+    :param repo_id: repository, ``"user/name"``, which is created first if it does not exist
     :param env: as for :func:`package`
     :param commit_message: message of the commit; None names the algorithm
     :param private: whether a new repository is private
     :param token: token of the Hub; None takes the one of ``hf auth login`` or of the variable ``HF_TOKEN``
     :param options: the other arguments of :func:`package`, from ``env_id`` to ``verbose``
     :return: address of the agent's page
-    :raises HubError: if the Hub, the connection or the disk fails; the repository is then as it was, or new and empty
     :raises TypeError: if the model is not an algorithm of this package, or an option is unknown
     :raises ValueError: as for :func:`package`
+    :raises Exception: huggingface_hub's, most of them an OSError, if the Hub or the connection fails; the repository is then
+        as it was, or new and empty
     """
     require_algorithm(model)
-    validate_repo_id(repo_id)
-    if "/" not in repo_id:
-        raise ValueError(f"repo_id={repo_id!r} is not allowed; allowed is 'user/name'")
     api = HfApi(token=token)
-    with repository.explained(f"push to {repo_id}"), tempfile.TemporaryDirectory() as temporary:
-        api.whoami()  # before minutes are spent on evaluation and video
+    url = api.create_repo(repo_id, private=private, exist_ok=True)  # before minutes are spent on evaluation and video
+    repo_id = url.repo_id  # with the user's name
+    with tempfile.TemporaryDirectory() as temporary:
         folder = package(model, Path(temporary) / "agent", repo_id, env, **options)
-        _say(options.get("verbose", 1), f"pushing it to {repo_id}")
-        url = api.create_repo(repo_id, private=private, exist_ok=True)
         before = api.model_info(repo_id)
         files = {path.name: path for path in sorted(folder.iterdir())}
-        former = {file.rfilename for file in before.siblings or []}.intersection(repository.FIXED_FILES)
+        former = {file.rfilename for file in before.siblings or []}.intersection(card.FIXED_FILES)
         # upload_folder would make several commits if hf_xet is installed.
         api.create_commit(
             repo_id,

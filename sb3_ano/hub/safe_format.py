@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -16,14 +17,14 @@ from gymnasium import spaces
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 
-from sb3_ano._io import versions, write_file
+from sb3_ano._io import read_json, versions, write_file
 from sb3_ano._registry import ALGORITHMS as REGISTRY
-from sb3_ano.algorithms import ANO, MaskableANO, RecurrentANO, ShapedPolicyAlgorithm
+from sb3_ano.algorithms import ANO, RecurrentANO, ShapedPolicyAlgorithm
 from sb3_ano.algorithms.loading import SavedModel
 from sb3_ano.hub import codec, documents, state
 from sb3_ano.hub.documents import SafeFormatError, rejected, require_like, translate_errors, untrusted
 from sb3_ano.hub.spaces import decode_space, encode_space
-from sb3_ano.shaping import ShapingLike, fingerprint
+from sb3_ano.shaping import ShapingLike
 
 FORMAT, FORMAT_VERSION = "sb3_ano agent", 1
 DOCUMENT, POLICY, NORMALIZATION = "sb3_ano.json", "policy.safetensors", "vec_normalize.safetensors"
@@ -34,7 +35,6 @@ ALGORITHMS = {entry.algorithm.__name__: entry.algorithm for entry in REGISTRY.va
 #: Size of the rollout buffer that an agent may ask for, in bytes. Its memory is taken only when training fills it.
 MAX_ROLLOUT_BYTES = 2**31
 _MAX_ENVS = 2**20
-_MAX_DOCUMENT_BYTES = 4_000_000
 # The optimizer is null; it had an entry before the format was released.
 _KEYS = (
     "format", "format_version", "algorithm", "policy", "arguments", "progress", "observation_space", "action_space", "n_envs",
@@ -45,7 +45,8 @@ _PROGRESS = (
     "num_timesteps", "_total_timesteps", "_num_timesteps_at_start", "_n_updates", "_episode_num",
     "_current_progress_remaining", "n_skipped_minibatches", "radius_factor",
 )  # fmt: skip
-_VERSIONS = ("sb3-ano", "stable-baselines3", "torch", "gymnasium", "numpy", "safetensors")
+#: Packages on whose versions agents depend.
+PACKAGES = ("sb3-ano", "stable-baselines3", "torch", "gymnasium", "numpy")
 
 
 def save_safe(model: ShapedPolicyAlgorithm, path: str | os.PathLike[str]) -> Path:
@@ -123,7 +124,7 @@ def describe(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> dict[str, 
         "vec_normalize": None if venv is None else state.encode_normalization(venv),
         "optimizer": None,
         "files": {},
-        "versions": {"python": platform.python_version(), **versions(_VERSIONS)},
+        "versions": {"python": platform.python_version(), **versions(PACKAGES)},
     }
 
 
@@ -164,16 +165,18 @@ def load_safe(
     with untrusted(folder):
         document, model, weights = _read_model(folder, unused, device)
         if unused:
-            allowed = ["policy", *codec.stored_arguments(type(model)), "tensorboard_log"]
+            allowed = ["policy", *codec.stored_arguments(type(model))]
             raise TypeError(f"custom_objects has {min(unused)!r}, which the agent does not have; allowed are {allowed}")
         _set_shaping(model, folder, document["shaping"], shaping)
         if env is not None:
-            _set_env(model, folder, document["vec_normalize"] is not None, env)
+            _set_env(model, None if document["vec_normalize"] is None else folder, env)
         if "n_steps" not in supplied:
             _require_affordable(model, folder)
         with (
             translate_errors(f"the agent in {folder} cannot be set up"),
-            state.cheap_initialization(),
+            # The stored weights replace the initial ones, which need not be made orthogonal in cubic time. The same random
+            # numbers are drawn, so that a seeded training resumes as from SB3's file.
+            mock.patch("torch.nn.init.orthogonal_", lambda tensor, gain=1.0, generator=None: torch.nn.init.normal_(tensor)),
             warnings.catch_warnings(),
         ):
             # An agent with fewer environments than in training only acts.
@@ -210,10 +213,9 @@ def open_document(folder: Path) -> dict[str, Any]:
     :raises SafeFormatError: if there is none, it is of a newer format, or it is damaged
     """
     path = folder / DOCUMENT
-    content = documents.read_file(path, _MAX_DOCUMENT_BYTES)
-    with translate_errors(f"{path} is not valid JSON"):
-        document = json.loads(content.decode())
-    version = document.get("format_version") if isinstance(document, dict) else None
+    with translate_errors(f"{path} cannot be read"):
+        document = read_json(path, documents.NO_LINKS)
+    version = document.get("format_version")
     if type(version) is not int or version < 1 or document.get("format") != FORMAT:
         raise SafeFormatError(f"{path} is not of an agent in the safe format")
     if version > FORMAT_VERSION:
@@ -228,8 +230,6 @@ def open_document(folder: Path) -> dict[str, Any]:
             f"{path} does not match its checksum: it is damaged; if you edited it, remove the key 'checksum'"
         )
     require_like(document, dict.fromkeys(_KEYS), DOCUMENT)
-    if not isinstance(document["files"], dict):
-        raise rejected("files", document["files"], "objects")
     return document
 
 
@@ -272,8 +272,6 @@ def _set_progress(model: ShapedPolicyAlgorithm, document: Any) -> None:
     initial = {name.lstrip("_"): getattr(model, name) for name in _PROGRESS}
     stored = initial | document  # what the algorithm has got later is missing
     require_like(stored, dict.fromkeys(initial, 0), "progress")
-    if min(stored.values()) < 0:
-        raise rejected("progress", document, "numbers from 0")
     vars(model).update({name: stored[name.lstrip("_")] for name in _PROGRESS})
 
 
@@ -288,13 +286,14 @@ def _set_shaping(model: ShapedPolicyAlgorithm, folder: Path, document: Any, shap
         return
     with translate_errors("shaping cannot be read"):
         decoded = codec.decode(document, "shaping", {})
-        is_pair = isinstance(decoded, dict) and isinstance(decoded.get("name"), list)
-        require_like(decoded, {"name": ["", ""] if is_pair else "", "fingerprint": fingerprint("ano")}, "shaping")
-    if shaping is None and not codec.is_built_in(decoded["name"]):
-        trained = f"{folder} was trained with shaping={decoded['name']!r}"
-        raise SafeFormatError(f"{trained}, which is not built in and is never imported by its name; pass it as shaping=")
-    saved = SavedModel(str(folder), {"shaping_name": decoded["name"], "shaping_fingerprint": decoded["fingerprint"]})
-    vars(model).update(model._restored_arguments(saved, {} if shaping is None else {"shaping": shaping}))
+        require_like(decoded, {"name": None, "fingerprint": None}, "shaping")
+        name = decoded["name"]
+        if shaping is None and not codec.is_built_in(name):
+            trained = f"{folder} was trained with shaping={name!r}"
+            raise SafeFormatError(f"{trained}, which is not built in and is never imported by its name; pass it as shaping=")
+        name = name if shaping is None else documents.printable(str(name), 150)  # it is only shown then
+        saved = SavedModel(str(folder), {"shaping_name": name, "shaping_fingerprint": decoded["fingerprint"]})
+        vars(model).update(model._restored_arguments(saved, {} if shaping is None else {"shaping": shaping}))
 
 
 def _require_affordable(model: ShapedPolicyAlgorithm, folder: Path) -> None:
@@ -302,8 +301,7 @@ def _require_affordable(model: ShapedPolicyAlgorithm, folder: Path) -> None:
     parts = [part for space in both for part in (space.spaces.values() if isinstance(space, spaces.Dict) else (space,))]
     # Observations, actions and seven columns of float32, from rewards to TD errors.
     size = sum(math.prod(part.shape or ()) * np.dtype(part.dtype).itemsize for part in parts) + 7 * 4
-    if isinstance(model, MaskableANO):
-        size += 8 * spaces.flatdim(model.action_space)  # of float32 in the buffers of sb3-contrib, two per binary action
+    size += 8 * spaces.flatdim(model.action_space)  # masks, float32 in the buffers of sb3-contrib, two per binary action
     if isinstance(model, RecurrentANO):  # hidden and cell states of actor and critic
         size += 16 * model.policy_kwargs.get("lstm_hidden_size", 256) * model.policy_kwargs.get("n_lstm_layers", 1)
     if model.n_steps * model.n_envs * size > MAX_ROLLOUT_BYTES:
@@ -312,32 +310,21 @@ def _require_affordable(model: ShapedPolicyAlgorithm, folder: Path) -> None:
         raise SafeFormatError(f"{folder} asks for rollouts of {rollout}; allowed are {allowed}")
 
 
-def _set_env(model: ShapedPolicyAlgorithm, folder: Path, is_normalized: bool, env: GymEnv | str) -> None:
-    """Give the model its environments, normalized if the agent was trained that way."""
-    if not isinstance(env, VecEnv):
-        env = model._wrap_env(env)
-        env = env.venv if isinstance(env, VecTransposeImage) else env  # SB3 normalizes images before it transposes them
-    if is_normalized:
-        env = _with_statistics(folder, env)
-    model.n_envs = env.num_envs
-    try:
-        model.set_env(env)
-    except ValueError as error:
-        raise ValueError(f"env does not fit the agent in {folder}: {documents.one_line(error)}") from error
-
-
-def _with_statistics(folder: Path, env: VecEnv) -> VecEnv:
-    """Normalize environments with the statistics of an agent, which stay as they are; rewards are not normalized.
+def _set_env(model: ShapedPolicyAlgorithm, statistics: Path | None, env: GymEnv | str) -> None:
+    """Give the model its environments, normalized with the statistics in a directory, which stay as they are.
 
     A VecNormalize among the environments keeps its settings, and its statistics, too, if it has been stepped.
     """
+    if not isinstance(env, VecEnv):
+        env = model._wrap_env(env)
+        env = env.venv if isinstance(env, VecTransposeImage) else env  # SB3 normalizes images before it transposes them
     given = unwrap_vec_normalize(env)
-    stored = load_normalization(folder, env if given is None else given.venv)
-    stored.training = stored.norm_reward = False
-    if given is None:
-        return stored
-    if given.ret_rms.count < 1.0:  # it counts steps
-        for name in ("obs_rms", "ret_rms"):
-            if hasattr(given, name) and hasattr(stored, name):
-                setattr(given, name, getattr(stored, name))
-    return env
+    if statistics is not None:
+        stored = load_normalization(statistics, env if given is None else given.venv)
+        if given is None:
+            stored.training = stored.norm_reward = False
+            env = stored
+        elif given.ret_rms.count < 1.0:  # it counts steps
+            vars(given).update({name: running for name, running in vars(stored).items() if name in ("obs_rms", "ret_rms")})
+    model.n_envs = env.num_envs
+    model.set_env(env)

@@ -22,8 +22,6 @@ _KEYS = {
 }
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _DTYPES = ("float16", "float32", "float64", *_INTEGERS)
-_INFINITIES = {"inf": math.inf, "-inf": -math.inf}
-_MAX_AXES = 8
 _MAX_PARTS = 1000
 
 
@@ -33,13 +31,10 @@ def encode_space(space: spaces.Space) -> dict[str, Any]:
     :param space: space of a kind that SB3 supports
     :raises TypeError: if the space is of another kind
     """
-    parts = space.spaces.values() if isinstance(space, spaces.Dict) else ()
     for kind, keys in _KEYS.items():
-        if isinstance(space, getattr(spaces, kind)) and not any(isinstance(part, spaces.Dict) for part in parts):
+        if isinstance(space, getattr(spaces, kind)):
             return {"type": kind, **{key: _encode_attribute(getattr(space, key), key) for key in keys}}
-    raise TypeError(
-        f"the space {space} cannot be stored; allowed are Box, Discrete, MultiDiscrete, MultiBinary and a Dict of those"
-    )
+    raise TypeError(f"the space {space} cannot be stored; allowed are {', '.join(_KEYS)}")
 
 
 def _encode_attribute(value: Any, key: str) -> Any:
@@ -86,9 +81,9 @@ def _decode_attribute(document: dict[str, Any], key: str, name: str) -> Any:
         return np.dtype(value).type
     if key == "shape" or kind == "MultiBinary":
         sizes = [value] if kind == "MultiBinary" and isinstance(value, int) else value
-        sound = isinstance(sizes, list) and len(sizes) <= _MAX_AXES and all(type(size) is int and size > 0 for size in sizes)
+        sound = isinstance(sizes, list) and all(type(size) is int and size > 0 for size in sizes)
         if not sound or math.prod(sizes) > MAX_ELEMENTS:  # before the arrays take memory
-            raise rejected(name, sizes, f"up to {_MAX_AXES} positive integers with a product of up to {MAX_ELEMENTS}")
+            raise rejected(name, sizes, f"positive integers with a product of up to {MAX_ELEMENTS}")
         return tuple(sizes) if key == "shape" else value
     return value if kind == "Discrete" else _decode_array(value, document["shape"], np.dtype(document["dtype"]), name)
 
@@ -112,7 +107,7 @@ def _decode_parts(parts: Any, name: str) -> OrderedDict[str, spaces.Space]:
 def _decode_array(value: Any, shape: list[int], dtype: np.dtype, name: str) -> np.ndarray:
     """Read an array that is stored as one number for all elements, or as a flat list."""
     items = value if isinstance(value, list) else [value]
-    items = [_INFINITIES.get(item, item) if isinstance(item, str) else item for item in items]
+    items = [float(item) if item in ("inf", "-inf") else item for item in items]
     with np.errstate(all="ignore"):
         array = np.array(items, dtype)
     if array.ndim != 1 or array.tolist() != items:  # text, null, lists, and what the type does not hold

@@ -1,10 +1,9 @@
 """Tensors of an agent: its policy and the statistics of VecNormalize, in files (safetensors) that are checked first."""
 
-import contextlib
 import hashlib
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,11 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import nn
 
 from sb3_ano._compat import unvalidated_distributions
+from sb3_ano._io import read_file
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.envs import VecNormalize as FastVecNormalize
 from sb3_ano.hub.codec import decode, encode
-from sb3_ano.hub.documents import SafeFormatError, read_file, rejected, require_like, shown, translate_errors
+from sb3_ano.hub.documents import NO_LINKS, SafeFormatError, require_like, shown, translate_errors
 
 MAX_TENSOR_BYTES = 2**31
 # safetensors takes up to 100 MB, with a minute and a gigabyte to read them.
@@ -46,8 +46,8 @@ def read_tensors(path: Path, files: Mapping[str, Any]) -> dict[str, torch.Tensor
     :param files: size and SHA-256 by name of the file, which the JSON states
     :raises SafeFormatError: if the file is missing, not a regular file, too large, or not what was written
     """
-    content = read_file(path, MAX_TENSOR_BYTES)
-    with translate_errors(f"{path} is damaged"):
+    with translate_errors(f"{path} cannot be read"):
+        content = read_file(path, MAX_TENSOR_BYTES, NO_LINKS)
         if fingerprint_of(content) != files.get(path.name):
             raise SafeFormatError(f"{path} is damaged or cut off: the JSON states another size or SHA-256")
         if (header := int.from_bytes(content[:8], "little")) > _MAX_HEADER_BYTES:
@@ -111,29 +111,12 @@ def describe_policy(model: ShapedPolicyAlgorithm) -> dict[str, str]:
         return specify(unique_tensors(on_meta(model.observation_space, model.action_space, lambda _: 1e-3, **keywords)))
 
 
-@contextlib.contextmanager
-def cheap_initialization() -> Iterator[None]:
-    """Draw the initial weights, which the stored ones replace, without making them orthogonal in cubic time.
-
-    The same random numbers are drawn, so that a seeded training resumes as from SB3's file.
-    """
-    orthogonal = torch.nn.init.orthogonal_
-    torch.nn.init.orthogonal_ = lambda tensor, gain=1, generator=None: torch.nn.init.normal_(tensor)
-    try:
-        yield
-    finally:
-        torch.nn.init.orthogonal_ = orthogonal
-
-
 def load_policy(model: ShapedPolicyAlgorithm, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Load the parameters of a policy. NaN and Inf are warned about.
+    """Load the parameters of a policy.
 
     :param model: algorithm that is set up
     :param tensors: the policy's tensors, shared ones once
     """
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            warnings.warn(f"the policy's {shown(name)} has NaN or Inf", stacklevel=3)
     model.policy.load_state_dict({name: tensors[first] for name, first in _first_names(model.policy).items()})
     if model.use_sde:
         model.policy.reset_noise()  # on the right device, as SB3 does
@@ -173,9 +156,6 @@ def restore_normalization(venv: VecEnv, document: Any, path: Path, tensors: Mapp
     with translate_errors("vec_normalize cannot be read"):
         settings = decode(document, "vec_normalize", {})
     require_like(settings, _SETTINGS, "vec_normalize")
-    for name in ("clip_obs", "clip_reward", "epsilon"):
-        if settings[name] < 0.0:
-            raise rejected(f"vec_normalize.{name}", settings[name], "numbers from 0")
     keys = shown(settings["norm_obs_keys"])
     with translate_errors(f"the observations of env cannot be normalized as they were, with norm_obs_keys={keys}"):
         normalized = FastVecNormalize(venv, **settings)

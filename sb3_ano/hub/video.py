@@ -3,9 +3,9 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import imageio.v2
 import imageio_ffmpeg  # type: ignore[import-untyped]  # noqa: F401  # imageio looks for it only when it writes
@@ -24,44 +24,29 @@ def record(model: BaseAlgorithm, path: Path, length: int = 1000, *, deterministi
     :param length: number of steps, one frame each
     :param deterministic: whether to take the mode of the policy instead of a sample
     :param seed: seed of the environments
-    :raises Exception: of any class, because graphics drivers and their bindings do, if the environment returns no frames; no
-        file is left
+    :raises Exception: of any class, because graphics drivers and their bindings do, if the environment returns no frames
     """
     env = cast(VecEnv, model.get_env())
-    if env.render_mode != "rgb_array":
-        raise ValueError(f"its render_mode is {env.render_mode!r}; it must be made with render_mode='rgb_array'")
     fps = (env.get_attr("metadata", [0])[0] or {}).get("render_fps") or 30
     # Browsers play yuv420p, whose sides are even, and start early if the index comes first.
     writer = imageio.v2.get_writer(
         path, format="FFMPEG", mode="I", fps=fps, codec="libx264", pixelformat="yuv420p", macro_block_size=2,
         output_params=["-movflags", "+faststart"],
     )  # fmt: skip
-    try:
-        with software_rendering(), writer:
-            env.seed(seed)
-            agent, states, starts = with_masks(model, env), None, np.ones(env.num_envs, dtype=bool)
-            observations: Any = env.reset()
-            for _ in range(length):
-                writer.append_data(np.asarray(env.get_images()[0]))
-                actions, states = agent.predict(observations, states, starts, deterministic)
-                observations, _, starts, _ = env.step(actions)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+    with software_rendering(), writer:
+        env.seed(seed)
+        agent, states, starts = with_masks(model, env), None, np.ones(env.num_envs, dtype=bool)
+        observations: Any = env.reset()
+        for _ in range(length):
+            writer.append_data(np.asarray(env.get_images()[0]))
+            actions, states = agent.predict(observations, states, starts, deterministic)
+            observations, _, starts, _ = env.step(actions)
 
 
-@contextlib.contextmanager
-def software_rendering() -> Iterator[None]:
+def software_rendering() -> contextlib.AbstractContextManager[Any]:
     """Render MuJoCo with EGL if there is no display and the user has not set ``MUJOCO_GL``.
 
     gymnasium would take GLFW, because it can be imported, and fail.
     """
     displayed = sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    if displayed or "MUJOCO_GL" in os.environ:
-        yield
-        return
-    os.environ["MUJOCO_GL"] = "egl"
-    try:
-        yield
-    finally:
-        del os.environ["MUJOCO_GL"]
+    return mock.patch.dict(os.environ, {} if displayed else {"MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl")})

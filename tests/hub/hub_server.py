@@ -53,14 +53,12 @@ class FakeHub:
     :param repositories: repositories by ``"user/name"``
     :param requests: method and path of each request
     :param fail: status to answer with, by a pattern of the request
-    :param failures: number of such answers that are left; a negative number never ends
     """
 
     url: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     fail: dict[str, int] = field(default_factory=dict)
-    failures: int = -1
 
     def add(self, repo_id: str, files: dict[str, bytes]) -> None:
         """Add a commit as somebody else might have made it, with any names."""
@@ -104,8 +102,7 @@ class Handler(BaseHTTPRequestHandler):
         request = f"{self.command} {path}"
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.hub.requests.append(request)
-        faults = [status for pattern, status in self.hub.fail.items() if self.hub.failures and re.search(pattern, request)]
-        self.hub.failures -= bool(faults)
+        faults = [status for pattern, status in self.hub.fail.items() if re.search(pattern, request)]
         if DROP in faults:
             return
         status, headers = 200, {}

@@ -102,7 +102,9 @@ def test_runs_are_numbered_and_replaced_only_by_force_and_as_a_whole(hub):
     hub.add(f"{USER}/broken", pushed(hub))
     hub.fail["broken/.*policy.safetensors"] = 403
     try:
-        assert "error: cannot download" in rejected(f"{LOAD} -f numbered -name broken --exp-id 1 --force")
+        assert "error: An error happened while trying to locate the file" in rejected(
+            f"{LOAD} -f numbered -name broken --exp-id 1 --force"
+        )
     finally:
         hub.fail.clear()
     assert note.exists()

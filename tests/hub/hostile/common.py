@@ -10,8 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-
 from tests.hub.agents import Canary, document, is_one_line, write_document
 
 ROOT = Path(__file__).parents[3]
@@ -95,12 +93,3 @@ def write_tensors(folder, name, content):
 
 def evil_pickle(folder):
     return pickle.dumps(Canary(folder.parent / "canary"))
-
-
-def spots(size, count):
-    return [0, 1, size // 2, size - 1, *np.random.default_rng(size).integers(0, size, count).tolist()]
-
-
-def flipped(content, position):
-    """The content with one bit changed."""
-    return content[:position] + bytes([content[position] ^ 1 << position % 8]) + content[position + 1 :]
