@@ -61,7 +61,7 @@ def test_mujoco_is_trained_and_enjoyed_with_envpool(zoo):
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({"backend": "envpol"}, "", "backend='envpol' is not allowed; allowed are auto, gymnasium, envpool, ale"),
+        ({"backend": "envpol"}, "", "backend='envpol' is unknown, did you mean 'envpool'?; allowed are auto"),
         ({"env_wrapper": "gymnasium.wrappers.ClipAction"}, "", "wrapper_class is not allowed with backend 'envpool'"),
         ({}, "--vec-env subproc", "vec_env_cls is not allowed with backend 'envpool'; backend 'gymnasium' takes it"),
         ({"backend": "ale"}, "", "env_id='HalfCheetah-v4' is unknown to backend 'ale'"),

@@ -146,10 +146,9 @@ def test_environments_without_a_state_resume_with_their_files_and_new_episodes(v
 
 
 def written_run(name: str, *arguments: str, finished: bool = False) -> Path:
-    run = Path("logs/ano") / name
     record = {"arguments": [*WHICH.split(), *arguments], "seed": 7, "checkpoint_freq": None, "finished": finished}
-    write_json(run / name.rsplit("_", 1)[0] / "run.json", record)
-    return run
+    write_json(Path("logs/ano", name, "CartPole-v1", "run.json"), record)
+    return Path("logs/ano", name)
 
 
 @pytest.fixture
@@ -191,9 +190,7 @@ def test_without_a_run_a_new_one_starts_with_the_reason(reason, planned):
 
 
 @pytest.mark.parametrize("finished", [False, True])  # users Z5
-@pytest.mark.parametrize(
-    "other", ["-n 2000", "--seed 8", "-params n_envs:2", "-tb runs", "--eval-freq 10", "-n 1000 -i x.zip"]
-)
+@pytest.mark.parametrize("other", ["-n 2000", "--seed 8", "-params n_envs:2", "-n 1000 -i x.zip"])
 def test_a_run_does_not_swallow_other_options(other, finished, zoo):
     written_run("CartPole-v1_1", "-n", "1000", finished=finished)
     errors = rejected(f"train {WHICH} --resume {other}")
@@ -204,11 +201,9 @@ def test_a_run_does_not_swallow_other_options(other, finished, zoo):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--algo sac --resume", "--resume is not possible with --algo sac; it is with a2c, ano,"),
+        ("--algo sac --resume", "--resume needs an on-policy algorithm; sac is none"),
         ("--algo ano --resume -optimize", "a search continues with its --storage and --study-name"),
-        ("--algo ano --checkpoint-freq 0", "--checkpoint-freq=0 is not allowed"),
-        ("--algo ano --checkpoint-freq -1 --resume", "--checkpoint-freq=-1 is not allowed together with --resume"),
-        ("--algo ano --resume", "run.json is damaged"),
+        ("--algo ano --resume", "run.json is not a JSON file"),
     ],
 )
 def test_impossible_options_are_rejected(options, message, zoo):
@@ -216,8 +211,12 @@ def test_impossible_options_are_rejected(options, message, zoo):
     assert message in rejected(f"train {options}")
 
 
-def test_checkpoints_can_be_left_out(zoo, tmp_path):
-    zoo("train --algo ano -n 64 --eval-freq -1 --checkpoint-freq -1 -params n_steps:32 n_envs:1 batch_size:32")
-    directory = tmp_path / "logs/ano/CartPole-v1_1"
-    assert {path.name for path in directory.iterdir()} == {"0.monitor.csv", "CartPole-v1", "CartPole-v1.zip"}
-    assert not (directory / "CartPole-v1" / "run.json").exists()
+@pytest.mark.parametrize("freq", [-1, 0])
+def test_checkpoints_can_be_left_out(freq, zoo):
+    zoo(f"train --algo ano -n 32 --eval-freq -1 --checkpoint-freq {freq} -params n_steps:32 n_envs:1 batch_size:32")
+    assert {path.name for path in Path("logs/ano/CartPole-v1_1").iterdir()} == {
+        "0.monitor.csv",
+        "CartPole-v1",
+        "CartPole-v1.zip",
+    }
+    assert not Path("logs/ano/CartPole-v1_1/CartPole-v1/run.json").exists()
