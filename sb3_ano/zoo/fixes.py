@@ -127,8 +127,7 @@ def child_processes(stack: ExitStack) -> None:
     The zoo starts whatever is called ``python``, and ``benchmark`` looks for ``enjoy.py`` in the current directory.
     """
     original = subprocess.call
-    script = Path(__file__).resolve().parents[2] / "zoo_runner.py"  # in a clone, which need not be installed
-    program = [sys.executable, *([str(script)] if script.is_file() else ["-m", "sb3_ano.zoo"])]
+    program = [sys.executable, "-m", "sb3_ano.zoo"]
 
     def call(command: Any, *args: Any, **kwargs: Any) -> int:
         match command:

@@ -21,14 +21,10 @@ def hyperparameter_file(algo: str) -> Path:
     """Return the hyperparameter file of an algorithm: inside an installed package, next to it in a source tree.
 
     :param algo: ``"ano"``, ``"spo"`` or ``"papo"``
-    :raises FileNotFoundError: if the installation is incomplete
     """
     package = Path(__file__).resolve().parents[1]
-    for directory in (package, package.parent):
-        file = directory / "hyperparams" / f"{algo}.yml"
-        if file.is_file():
-            return file
-    raise FileNotFoundError(f"no hyperparams/{algo}.yml comes with this installation of sb3_ano in {package}")
+    installed, source = (directory / "hyperparams" / f"{algo}.yml" for directory in (package, package.parent))
+    return installed if installed.is_file() else source
 
 
 def check_hyperparameters(

@@ -139,13 +139,11 @@ class Manager(ExperimentManager):
         """
         super().save_trained_model(model)
         record = record_of(Path(self.save_path))
-        if not record.exists():
-            return
-        if model.num_timesteps < self.n_timesteps:
+        if record.exists() and model.num_timesteps < self.n_timesteps:
             print(f"The training ended after {model.num_timesteps} of {self.n_timesteps} steps; --resume continues it")
-            return
-        write_json(record, {**self.record, "finished": True})
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        elif record.exists():
+            write_json(record, {**self.record, "finished": True})
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
 
 
 class OwnManager(Search, Manager):
@@ -154,12 +152,9 @@ class OwnManager(Search, Manager):
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read and check hyperparameters.
 
-        :raises ValueError: if the file is not in the zoo's format, a key is unknown or missing, or a value is invalid
+        :raises ValueError: if a key is unknown or missing, or a value is invalid
         """
-        try:
-            hyperparameters, saved = super().read_hyperparameters()
-        except (yaml.YAMLError, AttributeError, TypeError) as error:
-            raise ValueError(f"{self.config} is no YAML mapping from environments to hyperparameters: {error}") from error
+        hyperparameters, saved = super().read_hyperparameters()
         check_hyperparameters(hyperparameters, rl_zoo3.ALGOS[self.algo], self.config, required=("policy", "n_timesteps"))
         return hyperparameters, saved
 
@@ -171,12 +166,7 @@ class OwnManager(Search, Manager):
 
 
 def make_manager(
-    args: argparse.Namespace,
-    algo: str,
-    *positional: Any,
-    own: Any = OwnManager,
-    others: Any = ExperimentManager,
-    **options: Any,
+    args: Any, algo: str, *positional: Any, own: Any = OwnManager, others: Any = ExperimentManager, **options: Any
 ) -> Any:
     """Return our manager for the algorithms of this package, and another one for all others.
 
@@ -233,11 +223,8 @@ def plan_training(options: Options) -> dict[str, Any]:
     given = {name: value for name, value in options.given().items() if name not in _WHICH}
     for name, value in given.items():
         if name not in _SHOWN and value != started[name]:  # it would be another run
-            raise ValueError(
-                f"--{name.replace('_', '-')} {value} is not what {run} was started with ({' '.join(record['arguments'])}); a "
-                "resumed run keeps its options, which need not be given again; to train a finished agent further, start a new "
-                "run with -i"
-            )
+            kept = f"is not what {run} was started with ({' '.join(record['arguments'])}); a resumed run keeps its options"
+            raise ValueError(f"--{name.replace('_', '-')} {value} {kept}; to train its agent further, start a new run with -i")
     if record["finished"]:
         print(f"{run} has finished: there is nothing to resume")
         raise SystemExit(0)
@@ -257,6 +244,8 @@ def _newest_run(values: argparse.Namespace) -> Path | None:
     newest = max(runs)[-1] if runs else None
     if newest is not None and record_of(newest).exists():
         return newest
-    reason = "was interrupted before its training started, or trained without checkpoints"
-    print(f"{f'{newest} {reason}' if newest else f'{directory} holds no run of {values.env} to resume'}: a new run starts")
+    reason = (
+        f"{newest} was interrupted early, or has no checkpoints" if newest else f"{directory} holds no run of {values.env}"
+    )
+    print(f"{reason}: a new run starts")
     return None

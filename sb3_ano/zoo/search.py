@@ -30,8 +30,6 @@ HYPERPARAMETERS = "hyperparameters"
 #: Seconds between two heartbeats of a running trial, and seconds without one after which its process counts as dead. A process
 #: that sleeps for longer, in a suspended laptop or job, loses its trial and ends.
 HEARTBEAT_SECONDS, GRACE_SECONDS = 30, 300
-#: Trials in the printed table.
-SHOWN = 5
 
 
 @contextlib.contextmanager
@@ -59,8 +57,6 @@ class Search(ExperimentManager):
         self.study_name: str = self.study_name or str(self.env_name)
         self._search_directory = Path(self.log_folder, self.algo, "searches", self.study_name.replace(os.sep, "-"))
         self.storage: str = self.storage or f"sqlite:///{self._search_directory}/study.db"
-        # Hyperparameters of the file and of -params, into which a trial puts what it samples.
-        self._unsearched: dict[str, Any] = {}
 
     def setup_experiment(self) -> Any:
         """Set up a training, or read what a search starts from.
@@ -70,7 +66,8 @@ class Search(ExperimentManager):
         if not self.optimize_hyperparameters:
             return super().setup_experiment()
         hyperparameters, saved = self.read_hyperparameters()
-        self._unsearched = copy.deepcopy(dict(saved))
+        # Hyperparameters of the file and of -params, into which a trial puts what it samples.
+        self._unsearched: dict[str, Any] = copy.deepcopy(dict(saved))
         self._preprocess_hyperparams(hyperparameters)  # sets the budget and the number of environments
         if self.env_kwargs:
             self._unsearched["env_kwargs"] = copy.deepcopy(self.env_kwargs)
@@ -138,8 +135,7 @@ class Search(ExperimentManager):
             # would count for ever.
             counted = (TrialState.COMPLETE, TrialState.PRUNED, *([TrialState.RUNNING] if has_heartbeat else []))
             storages.fail_stale_trials(study)
-            is_left = len(study.get_trials(deepcopy=False, states=counted)) < self.max_total_trials
-            n_trials = None if is_left else 0
+            n_trials = None if len(study.get_trials(deepcopy=False, states=counted)) < self.max_total_trials else 0
             callbacks.append(MaxTrialsCallback(self.max_total_trials, counted))
         study.optimize(self.objective, n_trials=n_trials, n_jobs=self.n_jobs, callbacks=callbacks, gc_after_trial=True)
 
@@ -219,13 +215,12 @@ class Search(ExperimentManager):
         print(f"study {self.study_name} in {self.storage}: {len(complete)} of {len(study.trials)} trials are complete")
         if not complete:
             return
-        plots: tuple[Callable[..., Any], ...] = (plot_optimization_history, plot_param_importances)
-        for plot in () if self.no_optim_plots else plots:
-            with plt.rc_context():  # Optuna changes the style of all figures
-                plot(study, target_name="return")
-                plt.savefig(directory / f"{plot.__name__.rpartition('_')[2]}.png", dpi=150, bbox_inches="tight")
-                plt.close()
-        best = sorted(complete, key=lambda trial: trial.value or 0.0, reverse=True)[:SHOWN]
+        plots: dict[str, Callable[..., Any]] = {"history": plot_optimization_history, "importances": plot_param_importances}
+        for name, plot in () if self.no_optim_plots else plots.items():
+            plot(study, target_name="return")
+            plt.savefig(directory / f"{name}.png", dpi=150, bbox_inches="tight")
+            plt.close()
+        best = sorted(complete, key=lambda trial: trial.value or 0.0, reverse=True)[:5]
         columns = {trial.number: {"return": trial.value, **trial.user_attrs[HYPERPARAMETERS]} for trial in best}
         table = pd.DataFrame(columns).drop(index="policy_kwargs", errors="ignore")
         print(f"\nthe best trials\n{table.where(table.notna(), 'none').to_string(float_format='{:.4g}'.format)}\n")
