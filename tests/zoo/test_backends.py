@@ -3,12 +3,10 @@
 from argparse import Namespace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import rl_zoo3.train
 import rl_zoo3.utils
 import yaml
-from stable_baselines3.common.monitor import load_results
 
 from sb3_ano.envs import register_atari
 from sb3_ano.zoo.backends import take_backend
@@ -17,7 +15,6 @@ from tests.zoo.conftest import rejected
 
 ATARI_WRAPPER = "stable_baselines3.common.atari_wrappers.AtariWrapper"
 CHEETAH = {"policy": "MlpPolicy", "n_timesteps": 512, "n_envs": 2, "normalize": True, "frame_stack": 2}
-FEW = "--eval-freq 1024 --eval-episodes 1 --seed 1 -params n_steps:128 n_epochs:1 batch_size:128"
 
 
 @needs_envpool
@@ -44,18 +41,6 @@ def test_the_shipped_files_take_the_fast_environments(env_id, changes, processes
     assert type(env.unwrapped).__name__ == kind
     assert env.reset().shape == shape
     env.close()
-
-
-@needs_envpool
-def test_mujoco_is_trained_and_enjoyed_with_envpool(zoo):
-    Path("own.yml").write_text(yaml.safe_dump({"HalfCheetah-v4": {**CHEETAH, "backend": "envpool"}}))
-    trained = zoo(f"train --algo ano --env HalfCheetah-v4 -conf own.yml -n 2048 {FEW}")
-    assert "Stacking 2 frames" in trained.output
-    run = Path("logs/ano/HalfCheetah-v4_1")
-    assert load_results(str(run))["l"].tolist() == [1000, 1000]
-    assert dict(yaml.unsafe_load((run / "HalfCheetah-v4" / "config.yml").read_text()))["backend"] == "envpool"
-    assert (np.load(run / "evaluations.npz")["ep_lengths"] == 1000).all()
-    assert "Episode Length 1000" in zoo("enjoy --algo ano --env HalfCheetah-v4 --no-render -n 1000").output
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import sys
 import tomllib
 import venv
 from importlib.metadata import Distribution, distribution
-from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
@@ -41,25 +40,21 @@ def test_the_documentation_has_every_command():
     assert commands == [*COMMANDS, "load_from_hub"], "of which the last one is for our algorithms only"
 
 
-def declared(*extras: str) -> dict[str, Distribution]:
-    """The distributions that ``pip install 'sb3-ano[EXTRAS]'`` brings, dependencies of dependencies too, by name.
+def declared(*extras: str) -> list[Distribution]:
+    """The distributions that ``pip install 'sb3-ano[EXTRAS]'`` brings, dependencies of dependencies too.
 
     :raises PackageNotFoundError: if one is not installed in the test environment
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    waiting = [Requirement(line) for line in project["dependencies"]]
-    waiting += [Requirement(line) for extra in extras for line in project["optional-dependencies"][extra]]
-    found: dict[str, Distribution] = {}
-    seen = set()
+    lines = project["dependencies"] + [line for extra in extras for line in project["optional-dependencies"][extra]]
+    waiting, found = [Requirement(line) for line in lines], {}
     while waiting:
         requirement = waiting.pop()
-        name = requirement.name.lower().replace("_", "-")
-        for extra in {"", *requirement.extras} - {extra for known, extra in seen if known == name}:
-            seen.add((name, extra))
-            found[name] = distribution(name)
-            dependencies = [Requirement(line) for line in found[name].requires or []]
-            waiting += [line for line in dependencies if line.marker is None or line.marker.evaluate({"extra": extra})]
-    return found
+        for extra in {"", *requirement.extras} - {extra for name, extra in found if name == requirement.name}:
+            found[requirement.name, extra] = distribution(requirement.name)
+            needed = [Requirement(line) for line in distribution(requirement.name).requires or []]
+            waiting += [line for line in needed if line.marker is None or line.marker.evaluate({"extra": extra})]
+    return list(found.values())
 
 
 @pytest.fixture(scope="session")
@@ -67,15 +62,13 @@ def clean_python(tmp_path_factory):
     """An interpreter in an environment with links to the files of these distributions, and to this package's source."""
     directory = tmp_path_factory.mktemp("clean")
     venv.create(directory, symlinks=True)
-    python = directory / "bin" / "python"
-    asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    site = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
-    for installed in declared("zoo", "hub", "mujoco", "atari").values():
+    (site,) = directory.glob("lib/python*/site-packages")
+    for installed in declared("zoo", "hub", "mujoco", "atari"):
         for top in {file.parts[0] for file in installed.files or [] if file.parts[0] not in ("..", "__pycache__")}:
             if not (site / top).exists():
                 (site / top).symlink_to(installed.locate_file(top))
     (site / "sb3_ano.pth").write_text(f"{ROOT}\n")
-    return python
+    return directory / "bin" / "python"
 
 
 @functools.cache

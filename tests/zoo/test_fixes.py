@@ -50,10 +50,9 @@ def test_a_guard_that_does_not_find_its_name_stops_the_command(name, monkeypatch
 
 
 def test_a_missing_file_is_what_the_zoo_waits_for_and_a_lost_connection_is_not(stack):
-    assert not issubclass(RemoteEntryNotFoundError, rl_zoo3.load_from_hub.HTTPError), "the fault"
     fixes.missing_optional_file(stack)
-    assert issubclass(RemoteEntryNotFoundError, rl_zoo3.load_from_hub.HTTPError)
-    assert not issubclass(LocalEntryNotFoundError, rl_zoo3.load_from_hub.HTTPError)
+    for error, is_awaited in {RemoteEntryNotFoundError: True, LocalEntryNotFoundError: False}.items():
+        assert issubclass(error, rl_zoo3.load_from_hub.HTTPError) == is_awaited
 
 
 def test_children_of_the_zoo_are_started_with_our_command_line(stack, monkeypatch, tmp_path, capfd):

@@ -69,6 +69,7 @@ def test_a_search_leaves_a_report_and_hyperparameters_that_train(algo):
     assert config_of(1, algo) == best | {"n_timesteps": 64}
     trained = ALGORITHMS[algo].algorithm.load(f"logs/{algo}/CartPole-v1_1/CartPole-v1.zip", device="cpu")
     assert (trained.n_steps, trained.gamma) == (best["n_steps"], 1.0 - study.best_params["one_minus_gamma"])
+    assert trained.clip_range(1.0) == study.best_params["clip_range"]
 
 
 def test_any_trial_trains_with_its_hyperparameters_whatever_the_file_says_now():
@@ -88,15 +89,11 @@ def test_any_trial_trains_with_its_hyperparameters_whatever_the_file_says_now():
 
 @pytest.mark.slow
 def test_a_search_is_repeatable_in_one_go_and_in_parts():
-    drawn = []
-    for name, parts in (("whole", ["--n-trials 3"]), ("parts", ["--n-trials 1", "--max-total-trials 3"])):
-        for part in parts:
-            run_search(f"--study-name {name} {part}")
-        drawn.append([(trial.params, trial.value) for trial in study_of(name).trials])
-    assert drawn[0] == drawn[1]
-    assert len({params["learning_rate"] for params, _ in drawn[0]}) == 3
-    run_search("--study-name parts --max-total-trials 3")
-    assert len(study_of("parts").trials) == 3, "the total was there"
+    for options in ("whole --n-trials 3", "parts --n-trials 1", "parts --max-total-trials 3", "parts --max-total-trials 3"):
+        run_search(f"--study-name {options}")
+    whole, parts = ([(trial.params, trial.value) for trial in study_of(name).trials] for name in ("whole", "parts"))
+    assert whole == parts, "the last search found the total there"
+    assert len({params["learning_rate"] for params, _ in whole}) == 3
     assert "0 of 0 trials are complete" in run_search("--study-name none", n_trials=0)
     assert len({trial_seed(seed, number) for seed in (0, 1, 2**32 - 1) for number in range(100)}) == 300
 
@@ -200,7 +197,7 @@ def test_a_killed_search_resumes_next_to_another_process(storage):
     for process in (other, resumed):
         output = process.communicate(timeout=300)[1]
         assert process.returncode == 0, output
-    trials = study_of("s", storage=storage).trials
-    rates = [trial.params["learning_rate"] for trial in trials if trial.state in (COMPLETE, PRUNED)]
+    ended = study_of("s", storage=storage).get_trials(states=[COMPLETE, PRUNED])
+    rates = [trial.params["learning_rate"] for trial in ended]
     assert 11 <= len(rates) <= 13, "at most one more or fewer than asked for"
     assert len(set(rates)) == len(rates)

@@ -4,10 +4,8 @@ import math
 
 import optuna
 import pytest
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from rl_zoo3.exp_manager import ExperimentManager
+from optuna.distributions import FloatDistribution
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_SAMPLER
-from stable_baselines3.common.utils import FloatSchedule
 from torch import nn
 
 from sb3_ano._registry import ALGORITHMS
@@ -24,20 +22,6 @@ def sampled(algo, n_envs, count, seed=0, **additional_args):
         yield hyperparameters, study.tell(trial, 0.0)
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
-def test_every_sample_makes_a_model_with_these_hyperparameters(algo):
-    algorithm = ALGORITHMS[algo].algorithm
-    for hyperparameters, _ in sampled(algo, 1, count=12, seed=1):
-        read = ExperimentManager._preprocess_schedules(dict(hyperparameters))
-        model = algorithm(next(iter(algorithm.policy_aliases)), "CartPole-v1", device="cpu", torch_compile=False, **read)
-        for name in ("n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "max_grad_norm"):
-            assert getattr(model, name) == hyperparameters[name]
-        assert all(FloatSchedule(read["learning_rate"])(left) == model.lr_schedule(left) for left in (1.0, 0.5, 0.0))
-        assert type(model.policy.mlp_extractor.policy_net[1]) is hyperparameters["policy_kwargs"]["activation_fn"]
-        assert model.clip_range(1.0) == hyperparameters["clip_range"]
-        assert (model.clip_range_high and model.clip_range_high(1.0)) == hyperparameters["clip_range_high"]
-
-
 def test_the_documented_space_is_searched():
     floats = {
         "learning_rate": (1e-5, 5e-3), "one_minus_gamma": (1e-4, 0.1), "one_minus_gae_lambda": (1e-3, 0.3),
@@ -47,19 +31,16 @@ def test_the_documented_space_is_searched():
         "lr_schedule": ("constant", "linear"), "n_epochs": (2, 5, 10, 20), "clip_range_high_factor": (None, 0.7, 1.4, 2.0),
         "net_arch": ("tiny", "small", "medium"), "activation_fn": ("tanh", "relu"),
     }  # fmt: skip
-    shared = {name: FloatDistribution(*bounds, log=True) for name, bounds in floats.items()}
-    shared |= {name: CategoricalDistribution(values) for name, values in choices.items()}
-    shared |= {"n_steps_pow": IntDistribution(5, 11), "n_minibatches_pow": IntDistribution(0, 5)}
-    small = FloatDistribution(5e-4, 0.05, log=True)
-    own = {
-        "ano": {"shaping": CategoricalDistribution(("ano", "spo", "ppo"))},
-        "spo": {},
-        "papo": {"k": FloatDistribution(1.0, 20.0, log=True), "omega1": small, "omega2": small}
-        | {"max_epoch_kl": CategoricalDistribution((0.02, 0.05, 0.1, None))},
-    }
+    shared = floats | choices | {"n_steps_pow": (5, 11), "n_minibatches_pow": (0, 5)}
+    own = {"ano": {"shaping": ("ano", "spo", "ppo")}, "spo": {}}
+    own["papo"] = {"k": (1.0, 20.0), "omega1": (5e-4, 0.05), "omega2": (5e-4, 0.05), "max_epoch_kl": (0.02, 0.05, 0.1, None)}
     for algo in ALGORITHMS:
         ((_, trial),) = sampled(algo, 8, count=1)
-        assert trial.distributions == shared | own[algo.partition("_")[0]]
+        found = {
+            name: getattr(values, "choices", None) or (values.low, values.high) for name, values in trial.distributions.items()
+        }
+        assert found == shared | own[algo.partition("_")[0]]
+        assert all(values.log for values in trial.distributions.values() if isinstance(values, FloatDistribution))
 
 
 def test_a_conversion_worked_by_hand():
@@ -99,8 +80,7 @@ def test_what_is_fixed_is_not_searched(name):
     for hyperparameters, _ in sampled("ano", 4, count=20, fixed={name: 96}):
         assert hyperparameters.get(name, "not searched") == (96 if name == "n_steps" else "not searched")
         assert ("clip_range_high" in hyperparameters) == (name != "clip_range"), "it is a multiple of clip_range"
-        if name == "n_steps":
-            assert 96 * 4 % hyperparameters["batch_size"] == 0
+        assert name != "n_steps" or 96 * 4 % hyperparameters["batch_size"] == 0
 
 
 @pytest.mark.parametrize("as_text", [str, eval])
