@@ -1,15 +1,10 @@
 """The shell of all command lines: exit statuses, and errors in one line."""
 
+from unittest import mock
+
 import pytest
 
 from sb3_ano import cli
-
-
-def failing(error):
-    def command():
-        raise error
-
-    return command
 
 
 @pytest.mark.parametrize(
@@ -26,14 +21,14 @@ def failing(error):
     ],
 )
 def test_an_error_is_one_line_and_an_exit_status(error, status, message, capsys):
-    assert cli.run(failing(error), interrupted="run it again") == status
+    assert cli.run(mock.Mock(side_effect=error), interrupted="run it again") == status
     assert capsys.readouterr().err.strip() == message
 
 
 def test_the_traceback_is_shown_on_request(monkeypatch):
     monkeypatch.setenv("SB3_ANO_TRACEBACK", "1")
     with pytest.raises(ValueError, match="wrong"):
-        cli.run(failing(ValueError("wrong")))
+        cli.run(mock.Mock(side_effect=ValueError("wrong")))
 
 
 def test_groups_have_their_own_commands(capsys):
@@ -46,7 +41,6 @@ def test_groups_have_their_own_commands(capsys):
 
 
 def test_names_are_checked_with_a_suggestion():
-    with pytest.raises(
-        ValueError, match=r"unknown option 'lr', did you mean 'learning_rate'\? \(allowed are gamma, learning_rate\)"
-    ):
+    message = r"unknown option 'lr', did you mean 'learning_rate'\? \(allowed are gamma, learning_rate\)"
+    with pytest.raises(ValueError, match=message):
         cli.check_names("option", ["gamma", "lr"], ["learning_rate", "gamma"])

@@ -14,29 +14,15 @@ from typing import Any
 from unittest import mock
 
 import rl_zoo3.train
+from optuna.exceptions import ExperimentalWarning
 
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano.envs import explained_missing_packages, register_atari
 from sb3_ano.zoo import fixes
 from sb3_ano.zoo.manager import Manager, OwnManager, make_manager, plan_training
 from sb3_ano.zoo.parsing import PLOTS, Options, added_options
-from sb3_ano.zoo.settings import is_trusted, require_trust
+from sb3_ano.zoo.settings import is_trusted
 
-_AGENTS = (fixes.unsafe_settings, fixes.newest_run_without_agent)
-_DOWNLOADS = (*_AGENTS, fixes.untrusted_downloads, fixes.missing_optional_file)
-#: Fixes that a command needs.
-FIXES: dict[str, tuple[fixes.Fix, ...]] = {
-    "train": (fixes.agents_without_masks,),
-    "enjoy": (*_DOWNLOADS, fixes.agents_without_masks),
-    "record_video": (*_AGENTS, fixes.agents_without_masks),
-    "record_training": (*_AGENTS, fixes.child_processes, fixes.missing_ffmpeg),
-    "benchmark": (*_DOWNLOADS, fixes.child_processes),
-    "plot_train": (),
-    "all_plots": (fixes.single_runs,),
-    "plot_from_file": (),
-    "push_to_hub": (*_AGENTS, fixes.missing_metadata, fixes.missing_ffmpeg),
-    "load_from_hub": (fixes.missing_optional_file,),
-}
 # These are run like scripts. The others are functions of the modules of their names.
 _SCRIPTS = ("record_video", "record_training", "benchmark", "push_to_hub", "load_from_hub")
 
@@ -54,11 +40,13 @@ def run_command(name: str, arguments: Sequence[str], program: str) -> None:
     with ExitStack() as stack:
         stack.enter_context(explained_missing_packages())
         stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore", ExperimentalWarning)  # of Optuna
         if name not in _SCRIPTS:
             importlib.import_module(module)  # before names are replaced, so that it keeps no replacement
         if "--trust-remote-code" in arguments:
             stack.enter_context(mock.patch.dict(os.environ, TRUST_REMOTE_CODE="1"))  # which children inherit
-        fixes.apply_fixes(stack, FIXES[name])
+        for fix in () if name == "train" or name in PLOTS else fixes.FIXES:
+            fix(stack)
 
         def prepared(options: Options) -> argparse.Namespace:
             options.take("trust_remote_code")
@@ -106,6 +94,7 @@ def _prepare(options: Options, stack: ExitStack) -> None:
         from sb3_ano.hub.video import software_rendering  # only videos need it
 
         stack.enter_context(software_rendering())
+        fixes.missing_ffmpeg(stack)
     if command in ("enjoy", "record_video", "record_training"):
         # Agents are where train writes them. The zoo downloads others to another directory.
         has_run = is_own or any(Path("logs", values.algo).glob(f"{values.env}_*"))
@@ -115,21 +104,18 @@ def _prepare(options: Options, stack: ExitStack) -> None:
         print("There is no display to show the agent on, so only its returns are printed; record_video makes a video")
         values.no_render = True
     elif command == "train":
+        fixes.agents_without_masks(stack)
         plan = plan_training(options)
         manager = functools.partial(make_manager, own=_own_manager(options), others=Manager, **plan)
         fixes.replace(stack, rl_zoo3.train, "ExperimentManager", manager)
     elif command in PLOTS:
         from sb3_ano.zoo.figures import figures  # imports pyplot, which only plots need
 
-        if command == "plot_from_file":
-            fixes.apply_fixes(stack, [fixes.comparable_results(values)])
         # Without a legend there are no curves, which is an error with its reason.
         warnings.filterwarnings("ignore", "No artists with labels found", UserWarning)
         stack.enter_context(figures(command, values, options.take("figure"), has_display=has_display))
-    elif command in ("push_to_hub", "load_from_hub") and is_own and (command == "push_to_hub" or not is_trusted()):
+    elif is_own and (command == "push_to_hub" or (command == "load_from_hub" and not is_trusted())):
         from sb3_ano.zoo import hub_commands  # imports the safe format
 
         (hub_commands.push if command == "push_to_hub" else hub_commands.load)(values)
         raise SystemExit(0)
-    elif command == "load_from_hub":
-        require_trust()

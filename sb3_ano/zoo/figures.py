@@ -1,16 +1,21 @@
-"""The zoo's plots as files, and the reason if a plot is empty."""
+"""The zoo's plots as files, of runs with different numbers of evaluations, and the reason if a plot is empty."""
 
 import argparse
 import contextlib
 import io
+import pickle
+import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
+from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib import pyplot as plt
 
 from sb3_ano._io import write_file
+from sb3_ano.zoo.fixes import replace
 
 
 @contextlib.contextmanager
@@ -33,7 +38,12 @@ def figures(command: str, values: argparse.Namespace, file: str | None, *, has_d
         if is_shown:
             show(*args, **kwargs)
 
-    with mock.patch.object(plt, "show", show_drawn), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        replace(stack, plt, "show", show_drawn)
+        if command == "plot_from_file":
+            loader = types.SimpleNamespace(load=lambda results: make_comparable(pickle.load(results), values))
+            # rl_zoo3.plots has functions of its modules' names, which hide the modules.
+            replace(stack, sys.modules["rl_zoo3.plots.plot_from_file"], "pickle", loader)
         stack.callback(plt.close, "all")
         yield
         if file is not None:
@@ -43,26 +53,40 @@ def figures(command: str, values: argparse.Namespace, file: str | None, *, has_d
             print("There is no display to show the plots on: --figure FILE writes them")
 
 
+def make_comparable(results: dict[str, Any], values: argparse.Namespace) -> dict[str, Any]:
+    """Let ``plot_from_file`` read results of one run, and of tasks with different numbers of evaluations.
+
+    :param results: content of a file of ``all_plots``, which is changed
+    :param values: options of ``plot_from_file``
+    :return: the results
+    :raises ValueError: if ``--iqm`` is asked for and the numbers of evaluations differ
+    """
+    counts = {}
+    for env in results.keys() - {"results_table", *values.skip_envs}:
+        for result in results[env].values():
+            counts[env] = len(result["timesteps"])
+            if np.ndim(result["last_evals"]) == 0:  # all_plots keeps one number of one run
+                result["last_evals"] = np.asarray(result["mean_per_eval"])[-1]
+            if not values.iqm:
+                result.pop("mean_per_eval", None)  # of which the zoo makes one matrix for all tasks, which only --iqm uses
+    if values.iqm and len(set(counts.values())) > 1:
+        raise ValueError(f"--iqm needs equal numbers of evaluations, but there are {counts}; --skip-envs leaves tasks out")
+    return results
+
+
 def _why_empty(command: str, values: argparse.Namespace) -> str:
     if command == "plot_from_file":
         return f"{values.input} holds no results for these options"
-    is_training = command == "plot_train"
-    folders, algorithms = ([values.exp_folder], [values.algo]) if is_training else (values.exp_folders, values.algos)
-    places = [Path(folder) / algorithm.lower() for folder in folders for algorithm in algorithms]
-    reasons = []
-    for env in values.env:
-        runs = [run for place in places if place.is_dir() for run in place.iterdir() if env in run.name and run.is_dir()]
-        if not runs:
-            reasons.append(f"there is no run of {env} in {', '.join(map(str, places))}")
-        elif is_training:
-            # A monitor file has two lines before its episodes.
-            files = [[len(file.read_text().splitlines()) - 2 for file in run.glob("*.monitor.csv")] for run in runs]
-            longest = max(map(sum, files))
-            window = f"has the {values.episode_window} episodes over which {values.y_axis} is averaged"
-            reasons.append(f"no run of {env} {window}, the longest has {longest}; use -w {max(1, longest // 5)}")
-        else:
-            reasons.append(f"no run of {env} has two evaluations; train with a smaller --eval-freq")
-    return "; ".join(reasons)
+    if command == "plot_train":
+        folders, algorithms = [values.exp_folder], [values.algo]
+        lacking = f"{values.episode_window} episodes, over which {values.y_axis} is averaged; use a smaller -w"
+    else:
+        folders, algorithms = values.exp_folders, values.algos
+        lacking = "two evaluations; train with a smaller --eval-freq"
+    places = [Path(folder, algorithm.lower()) for folder in folders for algorithm in algorithms]
+    where = f"of {', '.join(values.env)} in {', '.join(map(str, places))}"
+    has_runs = any(env in run.name for place in places for run in place.glob("*") for env in values.env)
+    return f"no run {where} has {lacking}" if has_runs else f"there is no run {where}"
 
 
 def _save_all(file: Path) -> None:

@@ -1,26 +1,20 @@
 """Fixes of faults in rl-zoo3 2.9, for the duration of a command.
 
-A fix is a function that replaces names of the zoo until the command ends. A fix that does not find its names, because the zoo
-has changed, is left out with a warning.
+A fix is a function that replaces names of the zoo until the command ends. If a name is missing, because the zoo has changed,
+the command ends with an error.
 """
 
-import argparse
 import importlib
 import os
-import pickle
 import shutil
 import subprocess
 import sys
 import tempfile
-import types
-import warnings
-from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest import mock  # which replaces names and puts them back, outside of tests too
 
-import numpy as np
 import rl_zoo3.utils
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
@@ -28,31 +22,7 @@ from stable_baselines3.common import callbacks
 
 from sb3_ano.algorithms import MaskableANO
 from sb3_ano.algorithms.contrib import with_masks
-from sb3_ano.zoo.settings import check_settings, is_trusted, require_trust
-
-Fix = Callable[[ExitStack], None]
-
-
-def apply_fixes(stack: ExitStack, fixes: Iterable[Fix]) -> None:
-    """Apply fixes until a stack of contexts is closed.
-
-    :param stack: stack of the command
-    :param fixes: functions of this module
-    :raises ValueError: if a guard against a stranger's code cannot be applied, and the author is not trusted
-    """
-    for fix in fixes:
-        with ExitStack() as attempt:
-            try:
-                fix(attempt)
-            except (AttributeError, ImportError, KeyError) as error:
-                changed = f"rl-zoo3 {rl_zoo3.__version__} is not as sb3_ano knows it"
-                if fix in (unsafe_settings, untrusted_downloads) and not is_trusted():
-                    # Without its guard, the command would run code of a stranger's agent.
-                    message = f"{changed}, so {fix.__name__} cannot be prevented: {error}; --trust-remote-code goes ahead"
-                    raise ValueError(message) from error
-                warnings.warn(f"{changed}, so {fix.__name__} is not fixed: {error}", stacklevel=2)
-            else:
-                stack.push(attempt.pop_all())
+from sb3_ano.zoo.settings import check_settings
 
 
 def replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
@@ -100,31 +70,14 @@ def unsafe_settings(stack: ExitStack) -> None:
     replace_everywhere(stack, rl_zoo3.utils, "get_trained_models", get_trained_models)
 
 
-def untrusted_downloads(stack: ExitStack) -> None:
-    """Ask for trust before ``enjoy`` and ``benchmark`` download an agent that they do not find, which is a pickle."""
-    module = importlib.import_module("rl_zoo3.load_from_hub")  # imports requests, which train need not wait for
-    download = module.download_from_hub
-
-    def download_from_hub(*args: Any, **kwargs: Any) -> None:
-        require_trust()
-        download(*args, **kwargs)
-
-    replace_everywhere(stack, module, "download_from_hub", download_from_hub)
-
-
 def newest_run_without_agent(stack: ExitStack) -> None:
     """Skip runs without an agent, which were stopped early, when the newest agent is looked for."""
     latest = rl_zoo3.utils.get_latest_run_id
 
     def get_latest_run_id(log_path: str, env_name: Any) -> int:
         newest = latest(log_path, env_name)
-        for run in range(newest, 0, -1):
-            directory = Path(log_path) / f"{env_name}_{run}"
-            if any(directory.glob("*.zip")):
-                return run
-            if directory.is_dir():
-                print(f"{directory} holds no agent yet: 'train --resume' continues a run that was interrupted")
-        return newest
+        runs = {number: Path(log_path, f"{env_name}_{number}") for number in range(newest, 0, -1)}
+        return next((number for number, run in runs.items() if any(run.glob("*.zip"))), newest)
 
     # Only here: training numbers its directories after all that exist.
     replace(stack, rl_zoo3.utils, "get_latest_run_id", get_latest_run_id)
@@ -174,8 +127,7 @@ def child_processes(stack: ExitStack) -> None:
     The zoo starts whatever is called ``python``, and ``benchmark`` looks for ``enjoy.py`` in the current directory.
     """
     original = subprocess.call
-    script = Path(__file__).resolve().parents[2] / "zoo_runner.py"  # in a clone, which need not be installed
-    program = [sys.executable, *([str(script)] if script.is_file() else ["-m", "sb3_ano.zoo"])]
+    program = [sys.executable, "-m", "sb3_ano.zoo"]
 
     def call(command: Any, *args: Any, **kwargs: Any) -> int:
         match command:
@@ -203,56 +155,12 @@ def missing_ffmpeg(stack: ExitStack) -> None:
         stack.enter_context(mock.patch.dict(os.environ, PATH=path))
 
 
-class _Unsqueezed(np.ndarray):
-    def squeeze(self, axis: Any = None) -> np.ndarray:
-        return np.asarray(self)
-
-
-def single_runs(stack: ExitStack) -> None:
-    """Let ``all_plots`` work for one run, and for one episode per evaluation.
-
-    It squeezes the last evaluations, of shape (n_runs, n_episodes), before it averages over episodes.
-    """
-
-    def array(values: Any) -> np.ndarray:
-        converted = np.array(values)
-        return converted.view(_Unsqueezed) if converted.ndim == 2 else converted
-
-    # The package has functions of the modules' names, which hide the modules.
-    module = sys.modules["rl_zoo3.plots.all_plots"]
-    replace(stack, module, "np", types.SimpleNamespace(**{**vars(np), "array": array}))
-
-
-def comparable_results(values: argparse.Namespace) -> Fix:
-    """Return a fix that lets ``plot_from_file`` read results of one run, and of tasks with different numbers of evaluations.
-
-    :param values: options of ``plot_from_file``
-    """
-
-    def incomparable_results(stack: ExitStack) -> None:
-        loader = types.SimpleNamespace(load=lambda file: make_comparable(pickle.load(file), values))
-        replace(stack, sys.modules["rl_zoo3.plots.plot_from_file"], "pickle", loader)
-
-    return incomparable_results
-
-
-def make_comparable(results: dict[str, Any], values: argparse.Namespace) -> dict[str, Any]:
-    """Give every task what the plots expect of it.
-
-    :param results: content of a file of ``all_plots``, which is changed
-    :param values: options of ``plot_from_file``
-    :return: the results
-    :raises ValueError: if ``--iqm`` is asked for and the numbers of evaluations differ
-    """
-    counts = {}
-    for env in results.keys() - {"results_table", *values.skip_envs}:
-        for result in results[env].values():
-            counts[env] = len(result["timesteps"])
-            if np.ndim(result["last_evals"]) == 0:  # rl_zoo3 itself keeps one number of one run
-                result["last_evals"] = np.asarray(result["mean_per_eval"])[-1]
-            if not values.iqm:
-                result.pop("mean_per_eval", None)  # of which the zoo makes one matrix for all tasks, which only --iqm uses
-    if values.iqm and len(set(counts.values())) > 1:
-        numbers = ", ".join(f"{count} of {env}" for env, count in sorted(counts.items()))
-        raise ValueError(f"--iqm needs equal numbers of evaluations, but there are {numbers}; --skip-envs leaves tasks out")
-    return results
+#: What commands need that load agents.
+FIXES = (
+    unsafe_settings,
+    newest_run_without_agent,
+    missing_metadata,
+    missing_optional_file,
+    agents_without_masks,
+    child_processes,
+)

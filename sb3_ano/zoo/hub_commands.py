@@ -2,7 +2,6 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import rl_zoo3.utils
 import torch
@@ -24,14 +23,16 @@ def push(values: argparse.Namespace) -> None:
     :raises ValueError: if there is no such agent
     :raises OSError: if the Hub cannot be reached or rejects the files
     """
-    names = ("exp_id", "folder", "algo", "env", "load_best", "load_checkpoint", "load_last_checkpoint")
-    _, model_path, log_path = rl_zoo3.utils.get_model_path(*(getattr(values, name) for name in names))
+    which = values.load_best, values.load_checkpoint, values.load_last_checkpoint
+    _, model_path, log_path = rl_zoo3.utils.get_model_path(values.exp_id, values.folder, values.algo, values.env, *which)
     print(f"Loading {model_path}")
     if values.num_threads > 0:
         torch.set_num_threads(values.num_threads)
-    settings = Path(log_path) / values.env
+    settings = Path(log_path, values.env)
     hyperparams, stats_path = rl_zoo3.utils.get_saved_hyperparams(str(settings), test_mode=True)
-    env_kwargs = {**_env_kwargs(settings, hyperparams), **(values.env_kwargs or {})}
+    # The file has been checked, together with the hyperparameters.
+    typed = yaml.unsafe_load(file.read_text())["env_kwargs"] if (file := settings / "args.yml").is_file() else None
+    env_kwargs = {**(hyperparams.pop("env_kwargs", None) or {}), **(typed or {}), **(values.env_kwargs or {})}
     # Like the zoo, let Atari's agents sample.
     samples = values.stochastic or (ExperimentManager.is_atari(values.env.gym_id) and not values.deterministic)
     env = rl_zoo3.utils.create_test_env(
@@ -86,13 +87,3 @@ def load(values: argparse.Namespace) -> None:
 
 def _repo_id(values: argparse.Namespace) -> str:
     return str(ModelRepoId(values.organization, values.repo_name or ModelName(values.algo, values.env)))
-
-
-def _env_kwargs(settings: Path, hyperparams: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of the environment in the training; the command line counts more than the hyperparameters."""
-    env_kwargs = dict(hyperparams.pop("env_kwargs", None) or {})
-    file = settings / "args.yml"
-    if file.is_file():
-        # The file has been checked, together with the hyperparameters.
-        env_kwargs.update(yaml.unsafe_load(file.read_text()).get("env_kwargs") or {})
-    return env_kwargs

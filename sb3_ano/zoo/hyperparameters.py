@@ -8,7 +8,6 @@ from typing import Any
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_ano.cli import hint
-from sb3_ano.envs import BACKENDS
 
 # Keys that the zoo reads itself. All other keys are arguments of the algorithm's constructor.
 _ZOO_KEYS = {"backend", "callback", "env_kwargs", "env_wrapper", "frame_stack", "monitor_kwargs", "n_envs", "n_timesteps"}
@@ -22,14 +21,10 @@ def hyperparameter_file(algo: str) -> Path:
     """Return the hyperparameter file of an algorithm: inside an installed package, next to it in a source tree.
 
     :param algo: ``"ano"``, ``"spo"`` or ``"papo"``
-    :raises FileNotFoundError: if the installation is incomplete
     """
     package = Path(__file__).resolve().parents[1]
-    for directory in (package, package.parent):
-        file = directory / "hyperparams" / f"{algo}.yml"
-        if file.is_file():
-            return file
-    raise FileNotFoundError(f"no hyperparams/{algo}.yml comes with this installation of sb3_ano in {package}")
+    installed, source = (directory / "hyperparams" / f"{algo}.yml" for directory in (package, package.parent))
+    return installed if installed.is_file() else source
 
 
 def check_hyperparameters(
@@ -50,12 +45,10 @@ def check_hyperparameters(
         raise ValueError(f"{source}: unknown key {', '.join(map(repr, unknown))} for {algorithm.__name__}{more}")
     if missing := [name for name in required if name not in settings]:
         raise ValueError(f"{source}: the key {missing[0]!r} is missing; the zoo needs it for every environment")
-    shaping, n_envs, backend = settings.get("shaping", "ano"), settings.get("n_envs", 1), settings.get("backend", "auto")
-    names = shaping if isinstance(shaping, list | tuple) else [shaping]
-    for key, value, is_allowed, values in (
-        ("shaping", shaping, all(isinstance(name, str) for name in names), "names, such as 'spo' or 'module:function'"),
-        ("n_envs", n_envs, isinstance(n_envs, int) and n_envs >= 1, "positive integers"),
-        ("backend", backend, backend in BACKENDS, ", ".join(BACKENDS)),
-    ):
-        if not is_allowed:
-            raise ValueError(f"{source}: {key}={value!r} is not allowed; allowed are {values}")
+    shaping, n_envs = settings.get("shaping", "ano"), settings.get("n_envs", 1)
+    if not all(isinstance(name, str) for name in (shaping if isinstance(shaping, list | tuple) else [shaping])):
+        raise ValueError(
+            f"{source}: shaping={shaping!r} is not allowed; allowed are names, such as 'spo' or 'module:function'"
+        )
+    if not isinstance(n_envs, int) or n_envs < 1:
+        raise ValueError(f"{source}: n_envs={n_envs!r} is not allowed; allowed are positive integers")

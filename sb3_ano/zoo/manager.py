@@ -10,17 +10,15 @@ import copy
 import functools
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import rl_zoo3.train
 import yaml
 from rl_zoo3.exp_manager import EnvironmentName, ExperimentManager
 from stable_baselines3.common import vec_env
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.monitor import ResultsWriter
+from stable_baselines3.common.monitor import Monitor, ResultsWriter
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from sb3_ano._io import read_json, write_json
@@ -29,6 +27,7 @@ from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
 from sb3_ano.envs import VecNormalize
 from sb3_ano.envs.make import prepare_env
 from sb3_ano.zoo.backends import Backend, register_backends, take_backend
+from sb3_ano.zoo.fixes import replace
 from sb3_ano.zoo.hyperparameters import check_hyperparameters, hyperparameter_file
 from sb3_ano.zoo.parsing import Options
 from sb3_ano.zoo.search import Search, no_empty_directories
@@ -51,7 +50,6 @@ class Manager(ExperimentManager):
     # The zoo sets them in its constructor.
     custom_hyperparams: dict[str, Any] | None
     monitor_kwargs: dict[str, Any]
-    vec_env_class: Any
 
     def __init__(self, *args: Any, record: dict[str, Any] | None = None, resumed: Path | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -66,18 +64,23 @@ class Manager(ExperimentManager):
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
         """Set up the experiment; a run that cannot start leaves no directory, which ``enjoy`` would take for a run."""
         directory = Path(self.save_path)
+        is_new = not directory.exists()
         # Without a checkpoint the run restarts, and so do its files.
         self.continues = self.resumed is not None and newest_checkpoint(self.checkpoints, lambda line: None) is not None
-        kept_files = _kept_monitor_files() if self.continues else contextlib.nullcontext()
-        with no_empty_directories(directory.parent), kept_files, contextlib.ExitStack() as failed:
-            if not directory.exists():
-                failed.callback(shutil.rmtree, directory, ignore_errors=True)
-            result = super().setup_experiment()
-            failed.pop_all()
+        with no_empty_directories(directory.parent), contextlib.ExitStack() as stack:
+            for writer in (Monitor, ResultsWriter) if self.continues else ():
+                # The first one passes its own default on to the second one, which pools of environments use alone.
+                replace(stack, writer, "__init__", functools.partialmethod(writer.__init__, override_existing=False))
+            try:
+                result = super().setup_experiment()
+            except BaseException:
+                if is_new:
+                    shutil.rmtree(directory, ignore_errors=True)
+                raise
         if result is not None and self.record and isinstance(result[0], OnPolicyAlgorithm):
-            write_json(record_of(directory), self.record)
             every, resume = self.record["checkpoint_freq"], self.resumed is not None
             self.callbacks.append(TrainingCheckpoints(self.checkpoints, every, resume=resume, verbose=self.verbose))
+            write_json(record_of(directory), self.record)
         return result
 
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -111,20 +114,17 @@ class Manager(ExperimentManager):
         :param no_log: whether to write no monitor files
         """
         prepare_env(self.env_name.gym_id)
-        original = self.vec_env_class
+        run = copy.copy(self)  # the zoo makes the environments of any class that it finds there
         if self.backend is not None:
-            self.vec_env_class = self.backend.vec_env_class(
+            run.vec_env_class = self.backend.vec_env_class(
                 seed=self.seed,
                 env_kwargs=self.eval_env_kwargs if eval_env else self.env_kwargs,
                 monitor_dir=None if eval_env or no_log else self.save_path,
                 wrapper_class=self.env_wrapper,
-                vec_env_cls=original,
+                vec_env_cls=self.vec_env_class,
                 monitor_kwargs=self.monitor_kwargs,
             )
-        try:
-            return super().create_envs(n_envs, eval_env, no_log)
-        finally:
-            self.vec_env_class = original
+        return super(Manager, run).create_envs(n_envs, eval_env, no_log)
 
     def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
         if self.resumed is None:  # otherwise the files are there, with the command that started the run
@@ -139,13 +139,11 @@ class Manager(ExperimentManager):
         """
         super().save_trained_model(model)
         record = record_of(Path(self.save_path))
-        if not record.exists():
-            return
-        if model.num_timesteps < self.n_timesteps:
+        if record.exists() and model.num_timesteps < self.n_timesteps:
             print(f"The training ended after {model.num_timesteps} of {self.n_timesteps} steps; --resume continues it")
-            return
-        write_json(record, {**self.record, "finished": True})
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        elif record.exists():
+            write_json(record, {**self.record, "finished": True})
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
 
 
 class OwnManager(Search, Manager):
@@ -154,12 +152,9 @@ class OwnManager(Search, Manager):
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read and check hyperparameters.
 
-        :raises ValueError: if the file is not in the zoo's format, a key is unknown or missing, or a value is invalid
+        :raises ValueError: if a key is unknown or missing, or a value is invalid
         """
-        try:
-            hyperparameters, saved = super().read_hyperparameters()
-        except (yaml.YAMLError, AttributeError, TypeError) as error:
-            raise ValueError(f"{self.config} is no YAML mapping from environments to hyperparameters: {error}") from error
+        hyperparameters, saved = super().read_hyperparameters()
         check_hyperparameters(hyperparameters, rl_zoo3.ALGOS[self.algo], self.config, required=("policy", "n_timesteps"))
         return hyperparameters, saved
 
@@ -171,12 +166,7 @@ class OwnManager(Search, Manager):
 
 
 def make_manager(
-    args: argparse.Namespace,
-    algo: str,
-    *positional: Any,
-    own: Any = OwnManager,
-    others: Any = ExperimentManager,
-    **options: Any,
+    args: Any, algo: str, *positional: Any, own: Any = OwnManager, others: Any = ExperimentManager, **options: Any
 ) -> Any:
     """Return our manager for the algorithms of this package, and another one for all others.
 
@@ -224,33 +214,22 @@ def plan_training(options: Options) -> dict[str, Any]:
     :raises SystemExit: if the newest run has finished
     """
     resume, freq = options.take("resume"), options.take("checkpoint_freq")
-    if freq == 0:
-        raise ValueError("--checkpoint-freq=0 is not allowed; allowed are steps between checkpoints, or -1 for no checkpoints")
-    has_checkpoints = freq is None or freq > 0
-    if resume and not has_checkpoints:
-        raise ValueError(f"--checkpoint-freq={freq} is not allowed together with --resume")
     run = _newest_run(options.values) if resume else None
     if run is None:
+        has_checkpoints = freq is None or freq > 0
         return {"record": {"arguments": options.arguments, "checkpoint_freq": freq} if has_checkpoints else None}
-    try:
-        record = read_json(record_of(run))
-        started = {**vars(options.parse(record["arguments"])), "seed": record["seed"]}
-        plan = {"arguments": record["arguments"], "checkpoint_freq": freq or record["checkpoint_freq"]}
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"{record_of(run)} is damaged: {error}") from error
+    record = read_json(record_of(run))
+    started = {**vars(options.parse(record["arguments"])), "seed": record["seed"]}
     given = {name: value for name, value in options.given().items() if name not in _WHICH}
     for name, value in given.items():
         if name not in _SHOWN and value != started[name]:  # it would be another run
-            raise ValueError(
-                f"--{name.replace('_', '-')} {value} is not what {run} was started with ({' '.join(record['arguments'])}); a "
-                "resumed run keeps its options, which need not be given again; to train a finished agent further, start a new "
-                "run with -i"
-            )
-    if record.get("finished"):
+            kept = f"is not what {run} was started with ({' '.join(record['arguments'])}); a resumed run keeps its options"
+            raise ValueError(f"--{name.replace('_', '-')} {value} {kept}; to train its agent further, start a new run with -i")
+    if record["finished"]:
         print(f"{run} has finished: there is nothing to resume")
         raise SystemExit(0)
     vars(options.values).update({name: value for name, value in {**started, **given}.items() if name not in _WHICH})
-    return {"record": plan, "resumed": run}
+    return {"record": {**record, "checkpoint_freq": freq or record["checkpoint_freq"]}, "resumed": run}
 
 
 def _newest_run(values: argparse.Namespace) -> Path | None:
@@ -258,27 +237,15 @@ def _newest_run(values: argparse.Namespace) -> Path | None:
     if values.optimize_hyperparameters:
         raise ValueError("--resume continues a training; a search continues with its --storage and --study-name")
     if not issubclass(rl_zoo3.ALGOS[values.algo], OnPolicyAlgorithm):
-        allowed = sorted(name for name, kind in rl_zoo3.ALGOS.items() if issubclass(kind, OnPolicyAlgorithm))
-        raise ValueError(f"--resume is not possible with --algo {values.algo}; it is with {', '.join(allowed)}")
+        raise ValueError(f"--resume needs an on-policy algorithm; {values.algo} is none")
     directory, name = Path(values.log_folder) / values.algo, EnvironmentName(values.env)
     numbered = {path: re.fullmatch(rf"{re.escape(name)}_(\d+)(_.*)?", path.name) for path in directory.glob(f"{name}_*")}
     runs = [(int(match[1]), path.stat().st_mtime, path) for path, match in numbered.items() if match and path.is_dir()]
     newest = max(runs)[-1] if runs else None
     if newest is not None and record_of(newest).exists():
         return newest
-    reason = "was interrupted before its training started, or trained without checkpoints"
-    print(f"{f'{newest} {reason}' if newest else f'{directory} holds no run of {values.env} to resume'}: a new run starts")
+    reason = (
+        f"{newest} was interrupted early, or has no checkpoints" if newest else f"{directory} holds no run of {values.env}"
+    )
+    print(f"{reason}: a new run starts")
     return None
-
-
-@contextlib.contextmanager
-def _kept_monitor_files() -> Iterator[None]:
-    """Let environments that are made in the block continue their monitor files instead of overwriting them."""
-    original = ResultsWriter.__init__
-
-    @functools.wraps(original)
-    def append(self: ResultsWriter, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **{**kwargs, "override_existing": False})
-
-    with mock.patch.object(ResultsWriter, "__init__", append):
-        yield

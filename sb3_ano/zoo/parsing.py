@@ -1,15 +1,11 @@
 """The zoo's own parsers with this package's options in them, so that nothing parses the zoo's options a second time."""
 
 import argparse
-import ast
-import builtins
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
-
-from rl_zoo3.utils import StoreDict
 
 from sb3_ano.cli import Parser
 
@@ -65,11 +61,14 @@ def added_options(
         parser.error = functools.partial(Parser.error, parser)  # type: ignore[method-assign, arg-type]
         _add_options(parser.add_argument_group("added by sb3_ano").add_argument, command)
         for action in getattr(parser, "_actions", ()):
-            if isinstance(action, StoreDict):
-                action.type = _assignment
             if action.dest in ("algo", "env") and isinstance(action.default, str):
                 action.help = f"{action.help} (default: %(default)s)"
-        return prepare(Options(command, functools.partial(original, parser), arguments))
+        try:
+            options = Options(command, functools.partial(original, parser), arguments)
+        except (NameError, SyntaxError) as error:  # the zoo evaluates the values of KEY:VALUE
+            message = f"{error}: options KEY:VALUE take Python values, such as clip_range:0.3 or \"shaping:'spo'\""
+            raise ValueError(message) from error
+        return prepare(options)
 
     with mock.patch.object(argparse.ArgumentParser, "parse_args", parse_args):
         yield
@@ -78,7 +77,7 @@ def added_options(
 def _add_options(add: Callable[..., Any], command: str) -> None:
     if command == "train":
         add("--resume", action="store_true", help="resume the newest run of --algo and --env from its last checkpoint")
-        meaning = "environment steps between checkpoints, negative for no checkpoints (default: a checkpoint per minute)"
+        meaning = "environment steps between checkpoints, 0 for no checkpoints (default: a checkpoint per minute)"
         add("--checkpoint-freq", metavar="STEPS", type=int, help=meaning)
         meaning = "train with RLlib on the Ray cluster at ADDRESS; without an address on the one that runs here, or a new one"
         add("--cluster", metavar="ADDRESS", nargs="?", const="", help=meaning)
@@ -89,19 +88,3 @@ def _add_options(add: Callable[..., Any], command: str) -> None:
     else:
         meaning = "load files that can run code of their author: pickles, Python objects in YAML; same as TRUST_REMOTE_CODE=1"
         add("--trust-remote-code", action="store_true", help=meaning)
-
-
-def _assignment(text: str) -> str:
-    """Check a KEY:VALUE argument, whose value the zoo evaluates.
-
-    :raises argparse.ArgumentTypeError: if the value is no Python expression, most often because text has no quotes
-    """
-    key, _, value = text.partition(":")
-    try:
-        expression = ast.parse(value, mode="eval").body
-    except SyntaxError as error:
-        message = f"{text} is not of the form KEY:VALUE with a Python value, such as clip_range:0.3"
-        raise argparse.ArgumentTypeError(message) from error
-    if isinstance(expression, ast.Name) and not hasattr(builtins, value):
-        raise argparse.ArgumentTypeError(f"{text} names no Python value; text needs quotes of its own: \"{key}:'{value}'\"")
-    return text

@@ -1,14 +1,11 @@
 """``train -optimize`` for this package's algorithms: studies on disk, a seed for each trial, and a report."""
 
-import ast
 import contextlib
 import copy
 import functools
-import io
 import math
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ from optuna.study import MaxTrialsCallback
 from optuna.trial import FrozenTrial, TrialState
 from rl_zoo3.callbacks import TrialEvalCallback
 from rl_zoo3.exp_manager import ExperimentManager
-from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
+from rl_zoo3.hyperparams_opt import HYPERPARAMS_SAMPLER
 from rl_zoo3.utils import ALGOS, get_callback_list
 
 from sb3_ano._io import DirectoryLock, write_file
@@ -33,10 +30,6 @@ HYPERPARAMETERS = "hyperparameters"
 #: Seconds between two heartbeats of a running trial, and seconds without one after which its process counts as dead. A process
 #: that sleeps for longer, in a suspended laptop or job, loses its trial and ends.
 HEARTBEAT_SECONDS, GRACE_SECONDS = 30, 300
-#: Complete trials below which importances would be noise.
-MIN_TRIALS = 8
-#: Trials in the printed table.
-SHOWN = 5
 
 
 @contextlib.contextmanager
@@ -55,13 +48,6 @@ def no_empty_directories(directory: Path) -> Iterator[None]:
         raise
 
 
-@contextlib.contextmanager
-def _no_experimental_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        yield
-
-
 class Search(ExperimentManager):
     """Search the hyperparameters of this package's algorithms."""
 
@@ -71,8 +57,6 @@ class Search(ExperimentManager):
         self.study_name: str = self.study_name or str(self.env_name)
         self._search_directory = Path(self.log_folder, self.algo, "searches", self.study_name.replace(os.sep, "-"))
         self.storage: str = self.storage or f"sqlite:///{self._search_directory}/study.db"
-        # Hyperparameters of the file and of -params, into which a trial puts what it samples.
-        self._unsearched: dict[str, Any] = {}
 
     def setup_experiment(self) -> Any:
         """Set up a training, or read what a search starts from.
@@ -82,7 +66,8 @@ class Search(ExperimentManager):
         if not self.optimize_hyperparameters:
             return super().setup_experiment()
         hyperparameters, saved = self.read_hyperparameters()
-        self._unsearched = copy.deepcopy(dict(saved))
+        # Hyperparameters of the file and of -params, into which a trial puts what it samples.
+        self._unsearched: dict[str, Any] = copy.deepcopy(dict(saved))
         self._preprocess_hyperparams(hyperparameters)  # sets the budget and the number of environments
         if self.env_kwargs:
             self._unsearched["env_kwargs"] = copy.deepcopy(self.env_kwargs)
@@ -96,15 +81,11 @@ class Search(ExperimentManager):
         :param trial_id: number of the trial
         :raises ValueError: if there is no such study or trial
         """
-        opened = open_storage(storage)
-        if study_name not in (names := optuna.get_all_study_names(opened)):
-            raise ValueError(f"--study-name {study_name} is not in {storage}; studies there: {', '.join(names) or 'none'}")
-        trials = optuna.load_study(storage=opened, study_name=study_name).trials
-        trained = {trial.number: trial for trial in trials if HYPERPARAMETERS in trial.user_attrs}
-        if trial_id not in trained:
-            known = ", ".join(map(str, trained)) or "none"
-            raise ValueError(f"--trial-id {trial_id} is not in study {study_name}; trials there: {known}")
-        return dict(trained[trial_id].user_attrs[HYPERPARAMETERS])
+        try:
+            study = optuna.load_study(study_name=study_name, storage=open_storage(storage))
+            return dict(study.trials[trial_id].user_attrs[HYPERPARAMETERS])
+        except (KeyError, IndexError) as error:
+            raise ValueError(f"--trial-id {trial_id} of --study-name {study_name} is not in {storage}") from error
 
     def hyperparameters_optimization(self) -> None:
         """Run trials of a study until the budget is spent, and write the report.
@@ -146,7 +127,6 @@ class Search(ExperimentManager):
                 f"study {self.study_name} is about {stored}, which cannot be compared with {search}; give another --study-name"
             )
 
-    @_no_experimental_warnings()
     def _optimize(self, study: optuna.Study, has_heartbeat: bool) -> None:
         n_trials: int | None = self.n_trials
         callbacks = []
@@ -155,8 +135,7 @@ class Search(ExperimentManager):
             # would count for ever.
             counted = (TrialState.COMPLETE, TrialState.PRUNED, *([TrialState.RUNNING] if has_heartbeat else []))
             storages.fail_stale_trials(study)
-            is_left = len(study.get_trials(deepcopy=False, states=counted)) < self.max_total_trials
-            n_trials = None if is_left else 0
+            n_trials = None if len(study.get_trials(deepcopy=False, states=counted)) < self.max_total_trials else 0
             callbacks.append(MaxTrialsCallback(self.max_total_trials, counted))
         study.optimize(self.objective, n_trials=n_trials, n_jobs=self.n_jobs, callbacks=callbacks, gc_after_trial=True)
 
@@ -221,12 +200,14 @@ class Search(ExperimentManager):
         if self._unsearched.get("policy") in ("CnnPolicy", "CnnLstmPolicy"):
             fixed["policy_kwargs"] = None  # its convolutions are most of the network
         arguments = {"fixed": fixed, "n_timesteps": self.n_timesteps}
-        HYPERPARAMS_SAMPLER[self.algo](trial, self.n_actions, self.n_envs, arguments)
-        return merge(self._unsearched, HYPERPARAMS_CONVERTER[self.algo](trial.params))
+        return merge(self._unsearched, HYPERPARAMS_SAMPLER[self.algo](trial, self.n_actions, self.n_envs, arguments))
 
     def _report(self, study: optuna.Study) -> None:
         """Write trials, figures and the best hyperparameters, and print the best trials and how to train with them."""
-        import pandas as pd  # start-up does not wait for what only a finished search needs
+        # Start-up does not wait for what only a finished search needs.
+        import pandas as pd
+        from matplotlib import pyplot as plt
+        from optuna.visualization.matplotlib import plot_optimization_history, plot_param_importances
 
         directory = self._search_directory
         write_file(directory / "trials.csv", study.trials_dataframe().to_csv(index=False))
@@ -234,9 +215,12 @@ class Search(ExperimentManager):
         print(f"study {self.study_name} in {self.storage}: {len(complete)} of {len(study.trials)} trials are complete")
         if not complete:
             return
-        if not self.no_optim_plots:
-            draw_search(study, directory)
-        best = sorted(complete, key=lambda trial: trial.value or 0.0, reverse=True)[:SHOWN]
+        plots: dict[str, Callable[..., Any]] = {"history": plot_optimization_history, "importances": plot_param_importances}
+        for name, plot in () if self.no_optim_plots else plots.items():
+            plot(study, target_name="return")
+            plt.savefig(directory / f"{name}.png", dpi=150, bbox_inches="tight")
+            plt.close()
+        best = sorted(complete, key=lambda trial: trial.value or 0.0, reverse=True)[:5]
         columns = {trial.number: {"return": trial.value, **trial.user_attrs[HYPERPARAMETERS]} for trial in best}
         table = pd.DataFrame(columns).drop(index="policy_kwargs", errors="ignore")
         print(f"\nthe best trials\n{table.where(table.notna(), 'none').to_string(float_format='{:.4g}'.format)}\n")
@@ -276,7 +260,6 @@ def trial_seed(seed: int, number: int) -> int:
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
 
 
-@_no_experimental_warnings()
 def open_storage(storage: str) -> storages.BaseStorage:
     """Open one of Optuna's storages; in a database, trials of dead processes are run once more.
 
@@ -308,45 +291,10 @@ def merge(unsearched: Mapping[str, Any], sampled: Mapping[str, Any]) -> dict[str
     :param unsearched: hyperparameters of the file, in RL Zoo's format
     :param sampled: hyperparameters that take precedence
     :return: hyperparameters in RL Zoo's format, with ``policy_kwargs`` as text
-    :raises ValueError: if a value cannot be written to a file
     """
     merged = {**unsearched, **sampled}
     given = [part["policy_kwargs"] for part in (unsearched, sampled) if part.get("policy_kwargs")]
     if given:
-        merged["policy_kwargs"] = " | ".join(kwargs if isinstance(kwargs, str) else _as_text(kwargs) for kwargs in given)
-    for value in merged.values():
-        _as_text(value)
+        # The zoo evaluates the text, and knows torch.nn as nn.
+        merged["policy_kwargs"] = re.sub(r"<class 'torch\.nn\.[\w.]+\.(\w+)'>", r"nn.\1", " | ".join(map(str, given)))
     return merged
-
-
-def _as_text(value: Any) -> str:
-    """Return Python code that RL Zoo evaluates to the value."""
-    text = re.sub(r"<class 'torch\.nn\.[\w.]+\.(\w+)'>", r"nn.\1", repr(value))
-    try:
-        ast.parse(text, mode="eval")
-    except SyntaxError as error:
-        raise ValueError(f"{text} cannot be stored with a trial; allowed are numbers, text, lists and mappings") from error
-    return text
-
-
-@_no_experimental_warnings()
-def draw_search(study: optuna.Study, directory: Path) -> None:
-    """Draw the returns over trials and, of enough trials, the importances of the parameters, with Optuna's figures.
-
-    :param study: study with a complete trial
-    :param directory: directory for ``history.png`` and ``importances.png``
-    """
-    from matplotlib import pyplot as plt
-    from optuna.visualization.matplotlib import plot_optimization_history, plot_param_importances
-
-    returns = [trial.value for trial in study.get_trials(states=[TrialState.COMPLETE])]
-    plots: dict[str, Callable[..., Any]] = {"history.png": plot_optimization_history}
-    if len(returns) >= MIN_TRIALS and len(set(returns)) > 1:
-        plots["importances.png"] = plot_param_importances
-    for name, plot in plots.items():
-        with plt.rc_context():  # Optuna changes the style of all figures
-            plot(study, target_name="return")
-            content = io.BytesIO()
-            plt.savefig(content, dpi=150, bbox_inches="tight")
-            plt.close()
-        write_file(directory / name, content.getvalue())

@@ -1,4 +1,4 @@
-"""Search spaces of this package's algorithms, and the conversion of a trial's parameters to hyperparameters."""
+"""Search spaces of this package's algorithms."""
 
 import functools
 import math
@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import optuna
-from rl_zoo3.exp_manager import ExperimentManager
-from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
+from rl_zoo3.hyperparams_opt import HYPERPARAMS_SAMPLER
 from torch import nn
 
 from sb3_ano._registry import ALGORITHMS
@@ -39,16 +38,15 @@ _SHARED: dict[str, dict[str, Any]] = {
 
 
 def register_search_spaces() -> None:
-    """Add this package's algorithms to RL Zoo's samplers and converters; entries that exist stay."""
+    """Add this package's algorithms to RL Zoo's samplers; entries that exist stay."""
     for algo in ALGORITHMS:
         HYPERPARAMS_SAMPLER.setdefault(algo, functools.partial(sample_params, algo))
-        HYPERPARAMS_CONVERTER.setdefault(algo, convert_params)
 
 
 def sample_params(
     algo: str, trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Sample the constructor's arguments of one of this package's algorithms.
+    """Sample hyperparameters of one of this package's algorithms.
 
     With the first argument bound, this is a function of RL Zoo's ``HYPERPARAMS_SAMPLER``.
 
@@ -58,42 +56,34 @@ def sample_params(
     :param n_envs: number of environments
     :param additional_args: ``fixed``, a mapping of the hyperparameters that are not searched, and ``n_timesteps``, the budget
         of a trial; both are optional
-    :return: sampled arguments, with schedules as functions
+    :return: sampled hyperparameters in RL Zoo's format
     """
     fixed = additional_args.get("fixed", {})
     budget = additional_args.get("n_timesteps", MIN_UPDATES * MAX_ROLLOUT)
     # At least 8 steps: with many environments, advantages would hardly look ahead.
     shortest = max(3, math.ceil(math.log2(MIN_ROLLOUT / n_envs)))
     longest = math.floor(math.log2(max(min(MAX_ROLLOUT, budget // MIN_UPDATES) / n_envs, 1.0)))
-    # A distribution with one value is stored with the trial and adds no dimension to the search.
-    known = {"n_envs": n_envs} | {name: value for name, value in fixed.items() if name == "n_steps"}
-    for name, value in known.items():
-        trial.suggest_int(name, value, value)
     space = {"n_steps": {"n_steps_pow": range(shortest, max(shortest, longest) + 1)}, **_SHARED}
-    own = {name: {name: values} for name, values in ALGORITHMS[algo].search_space.items()}
-    for hyperparameter, parameters in (space | own).items():
-        needs_clip_range = hyperparameter == "clip_range_high"
-        if hyperparameter not in fixed and not (needs_clip_range and "clip_range" in fixed):
-            for name, values in parameters.items():
-                _suggest(trial, name, values)
-    hyperparameters = convert_params(trial.params)
-    del hyperparameters["n_envs"]
-    return ExperimentManager._preprocess_schedules(hyperparameters)
+    space |= {name: {name: values} for name, values in ALGORITHMS[algo].search_space.items()}
+    if "clip_range" in fixed:
+        del space["clip_range_high"]  # a multiple of it
+    params = {name: value for name, value in fixed.items() if name == "n_steps"}
+    for parameters in (parameters for name, parameters in space.items() if name not in fixed):
+        params |= {name: _suggest(trial, name, values) for name, values in parameters.items()}
+    return convert_params(params, n_envs)
 
 
-def convert_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a trial's stored parameters to hyperparameters in RL Zoo's format.
+def convert_params(params: Mapping[str, Any], n_envs: int) -> dict[str, Any]:
+    """Convert the parameters of a trial to hyperparameters in RL Zoo's format.
 
-    ``n_envs`` is among them, because it decides about the size of minibatches.
-
-    :param params: ``trial.params``
+    :param params: values by the names under which the trial stores them, and ``n_steps`` if it is not searched
+    :param n_envs: number of environments
     """
     converted = dict(params)
     if "n_steps_pow" in params:
         converted["n_steps"] = 2 ** converted.pop("n_steps_pow")
     if "n_minibatches_pow" in params:
-        rollout = converted["n_steps"] * converted["n_envs"]
-        converted["batch_size"] = _batch_size(rollout, 2 ** converted.pop("n_minibatches_pow"))
+        converted["batch_size"] = _batch_size(converted["n_steps"] * n_envs, 2 ** converted.pop("n_minibatches_pow"))
     for name in ("gamma", "gae_lambda"):
         if f"one_minus_{name}" in params:
             converted[name] = 1.0 - converted.pop(f"one_minus_{name}")
@@ -111,13 +101,12 @@ def convert_params(params: Mapping[str, Any]) -> dict[str, Any]:
     return converted
 
 
-def _suggest(trial: optuna.Trial, name: str, values: range | tuple[float, float] | list[Any]) -> None:
+def _suggest(trial: optuna.Trial, name: str, values: range | tuple[float, float] | list[Any]) -> Any:
     if isinstance(values, range):
-        trial.suggest_int(name, values[0], values[-1])
-    elif isinstance(values, tuple):
-        trial.suggest_float(name, *values, log=True)
-    else:
-        trial.suggest_categorical(name, values)
+        return trial.suggest_int(name, values[0], values[-1])
+    if isinstance(values, tuple):
+        return trial.suggest_float(name, *values, log=True)
+    return trial.suggest_categorical(name, values)
 
 
 def _batch_size(rollout: int, n_minibatches: int) -> int:

@@ -34,17 +34,6 @@ def is_trusted() -> bool:
     return os.environ.get("TRUST_REMOTE_CODE", "").lower() in ("y", "yes", "t", "true", "on", "1")
 
 
-def require_trust() -> None:
-    """Print what loading a downloaded agent of the zoo means.
-
-    :raises ValueError: if the user has not said that its author is trusted
-    """
-    meaning = "agents that Stable-Baselines3 saved are pickles: loading one runs any code that its author put in"
-    if not is_trusted():
-        raise ValueError(f"{meaning}; if you trust the author with your machine, use --trust-remote-code")
-    print(f"The author is trusted: {meaning}")
-
-
 class _SettingsLoader(yaml.SafeLoader):
     """Load what the zoo writes: plain values, ordered dictionaries, tuples, and classes of known libraries."""
 
@@ -121,11 +110,9 @@ def _is_plain(expression: str) -> bool:
     """Tell whether evaluating the text gives plain values and calls nothing but ``dict`` with keywords."""
     try:
         body = ast.parse(expression, mode="eval").body
-        if isinstance(body, ast.Call) and isinstance(body.func, ast.Name) and body.func.id == "dict" and not body.args:
-            for keyword in body.keywords:
-                ast.literal_eval(keyword.value)
-        else:
-            ast.literal_eval(body)
+        is_call = isinstance(body, ast.Call) and ast.unparse(body.func) == "dict" and not body.args
+        for value in [keyword.value for keyword in body.keywords] if is_call else [body]:  # type: ignore[attr-defined]
+            ast.literal_eval(value)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True

@@ -3,14 +3,11 @@
 import argparse
 import contextlib
 import io
-import math
+import multiprocessing
 import os
 import re
 import shlex
-import signal
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,9 +17,9 @@ import matplotlib.pyplot as plt
 import pytest
 import rl_zoo3.train
 import rl_zoo3.utils
-from stable_baselines3.common.monitor import ResultsWriter
+from stable_baselines3.common.monitor import Monitor, ResultsWriter
 
-from sb3_ano.zoo import cli, register
+from sb3_ano.zoo import cli, commands, register  # noqa: F401  # what a command would import
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class Finished(NamedTuple):
     """How a command ended: exit status, output and errors, and its time in seconds if it had a process."""
 
-    status: int
+    status: int | None
     output: str
     errors: str = ""
     seconds: float = 0.0
@@ -73,7 +70,8 @@ def nothing_stays_replaced() -> Iterator[None]:
         parser, utils = argparse.ArgumentParser, rl_zoo3.utils
         zoos = rl_zoo3.train.ExperimentManager, utils.get_latest_run_id, utils.get_saved_hyperparams, utils.create_test_env
         variables = [os.environ.get(name) for name in ("PATH", "MUJOCO_GL", "TRUST_REMOTE_CODE")]
-        return parser.parse_args, parser.error, subprocess.call, plt.show, ResultsWriter.__init__, *zoos, *variables
+        writers = Monitor.__init__, ResultsWriter.__init__
+        return parser.parse_args, parser.error, subprocess.call, plt.show, *writers, *zoos, *variables
 
     register()
     before = state()
@@ -81,42 +79,38 @@ def nothing_stays_replaced() -> Iterator[None]:
     assert state() == before
 
 
-@pytest.fixture(scope="module")
-def run_until() -> Iterator[Callable[..., Finished]]:
+def run_there(directory: Path, command: str) -> None:
+    """Run a command in this process, which ends with it."""
+    os.chdir(directory)
+    for stream in (1, 2):
+        os.dup2(os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    raise SystemExit(cli.main(shlex.split(command)))
+
+
+@pytest.fixture(scope="session")
+def run_until() -> Callable[..., Finished]:
     """Run a command in a process that is killed: after some seconds, when there is a file like a pattern, or never."""
-    driver = subprocess.Popen(
-        [sys.executable, "-W", "ignore::DeprecationWarning", str(Path(__file__).with_name("kill_driver.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-    )
-    assert "ready\n" in iter(driver.stdout.readline, "")
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["tests.conftest", "tests.zoo.conftest"])  # so that the libraries are imported once
+    first = server.Process(target=os.getpid)
+    first.start()
+    first.join()  # until then, which belongs to no command's time
+    from tests.zoo.conftest import run_there  # by the name that processes can import; pytest's is "conftest"
 
     def run_in_process(command: str, directory: Path, kill_after: float | str | None) -> Finished:
         directory.mkdir(exist_ok=True)
-        output, ended, began = directory / "output.txt", threading.Event(), time.monotonic()
-        output.unlink(missing_ok=True)
-        driver.stdin.write(f"{directory} {command}\n")
-        driver.stdin.flush()
-        process = int(driver.stdout.readline())
+        (directory / "output.txt").unlink(missing_ok=True)
+        process, began = server.Process(target=run_there, args=(directory, command)), time.monotonic()
+        process.start()
+        while kill_after is not None and process.is_alive():
+            is_due = any(directory.glob(kill_after)) if isinstance(kill_after, str) else time.monotonic() - began >= kill_after
+            if is_due:
+                process.kill()
+                break
+            time.sleep(0.002)
+        process.join()
+        output = directory / "output.txt"
+        seconds = time.monotonic() - began
+        return Finished(process.exitcode, output.read_text() if output.exists() else "", seconds=seconds)
 
-        def kill() -> None:
-            while not ended.wait(0.002):
-                is_file = isinstance(kill_after, str)
-                if any(directory.glob(kill_after)) if is_file else time.monotonic() - began >= (kill_after or math.inf):
-                    with contextlib.suppress(ProcessLookupError):  # it ended by itself
-                        os.kill(process, signal.SIGKILL)
-                    return
-
-        killer = threading.Thread(target=kill)
-        killer.start()
-        status = int(driver.stdout.readline())
-        ended.set()
-        killer.join()
-        return Finished(status, output.read_text(), seconds=time.monotonic() - began)
-
-    yield run_in_process
-    driver.stdin.close()
-    driver.stdout.close()
-    assert driver.wait(10) == 0
+    return run_in_process

@@ -3,12 +3,10 @@
 from argparse import Namespace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import rl_zoo3.train
 import rl_zoo3.utils
 import yaml
-from stable_baselines3.common.monitor import load_results
 
 from sb3_ano.envs import register_atari
 from sb3_ano.zoo.backends import take_backend
@@ -17,7 +15,6 @@ from tests.zoo.conftest import rejected
 
 ATARI_WRAPPER = "stable_baselines3.common.atari_wrappers.AtariWrapper"
 CHEETAH = {"policy": "MlpPolicy", "n_timesteps": 512, "n_envs": 2, "normalize": True, "frame_stack": 2}
-FEW = "--eval-freq 1024 --eval-episodes 1 --seed 1 -params n_steps:128 n_epochs:1 batch_size:128"
 
 
 @needs_envpool
@@ -46,22 +43,10 @@ def test_the_shipped_files_take_the_fast_environments(env_id, changes, processes
     env.close()
 
 
-@needs_envpool
-def test_mujoco_is_trained_and_enjoyed_with_envpool(zoo):
-    Path("own.yml").write_text(yaml.safe_dump({"HalfCheetah-v4": {**CHEETAH, "backend": "envpool"}}))
-    trained = zoo(f"train --algo ano --env HalfCheetah-v4 -conf own.yml -n 2048 {FEW}")
-    assert "Stacking 2 frames" in trained.output
-    run = Path("logs/ano/HalfCheetah-v4_1")
-    assert load_results(str(run))["l"].tolist() == [1000, 1000]
-    assert dict(yaml.unsafe_load((run / "HalfCheetah-v4" / "config.yml").read_text()))["backend"] == "envpool"
-    assert (np.load(run / "evaluations.npz")["ep_lengths"] == 1000).all()
-    assert "Episode Length 1000" in zoo("enjoy --algo ano --env HalfCheetah-v4 --no-render -n 1000").output
-
-
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({"backend": "envpol"}, "", "backend='envpol' is not allowed; allowed are auto, gymnasium, envpool, ale"),
+        ({"backend": "envpol"}, "", "backend='envpol' is unknown, did you mean 'envpool'?; allowed are auto"),
         ({"env_wrapper": "gymnasium.wrappers.ClipAction"}, "", "wrapper_class is not allowed with backend 'envpool'"),
         ({}, "--vec-env subproc", "vec_env_cls is not allowed with backend 'envpool'; backend 'gymnasium' takes it"),
         ({"backend": "ale"}, "", "env_id='HalfCheetah-v4' is unknown to backend 'ale'"),
@@ -82,7 +67,6 @@ def test_what_a_backend_cannot_do_is_one_clear_line(changes, options, message, z
         ({}, {}, {}),
         ({"frame_stack": 2}, {"frame_stack": 2}, {}),
         ({"env_wrapper": ATARI_WRAPPER}, {"frame_stack": 1}, {}),
-        ({"env_wrapper": [ATARI_WRAPPER], "frame_stack": 4}, {"frame_stack": 4}, {}),
         (
             {"env_wrapper": [{ATARI_WRAPPER: {"terminal_on_life_loss": False, "noop_max": 5}}], "frame_stack": 4},
             {"frame_stack": 4, "episodic_life": False, "noop_max": 5},
@@ -94,9 +78,7 @@ def test_what_a_backend_cannot_do_is_one_clear_line(changes, options, message, z
 )
 def test_sb3s_atari_wrapper_in_a_file_becomes_the_protocol_of_the_backend(hyperparams, env_kwargs, rest):
     register_atari("ALE/Pong-v5")
-    without = dict(hyperparams)
-    assert take_backend(without, "PongNoFrameskip-v4") is None
-    assert without == hyperparams, "a file without the key is left alone"
+    assert take_backend(dict(hyperparams), "PongNoFrameskip-v4") is None, "a file without the key is left alone"
     hyperparams = dict(hyperparams, backend="envpool", n_steps=8)
     assert take_backend(hyperparams, "PongNoFrameskip-v4").env_kwargs == env_kwargs
     assert hyperparams == {"n_steps": 8, **rest}
@@ -107,15 +89,13 @@ def test_sb3s_atari_wrapper_in_a_file_becomes_the_protocol_of_the_backend(hyperp
 @pytest.mark.parametrize("env_id", ["HalfCheetah-v4", "PongNoFrameskip-v4"])
 def test_an_agent_is_shown_with_gymnasium_in_the_same_spaces(env_id):
     register_atari(env_id)
-    hidden, shown = (
-        rl_zoo3.utils.create_test_env(
-            env_id, 2, should_render=shows, hyperparams={"backend": "envpool"}, env_kwargs={"render_mode": "rgb_array"}
-        )
-        for shows in (False, True)
-    )
-    assert [type(env.unwrapped).__name__ for env in (hidden, shown)] == ["EnvPoolVecEnv", "DirectVecEnv"]
-    assert hidden.num_envs == shown.num_envs == 2
-    assert hidden.observation_space == shown.observation_space
-    assert hidden.action_space == shown.action_space
-    hidden.close()
-    shown.close()
+
+    def make(shows: bool) -> tuple:
+        settings = {"hyperparams": {"backend": "envpool"}, "env_kwargs": {"render_mode": "rgb_array"}}
+        env = rl_zoo3.utils.create_test_env(env_id, 2, should_render=shows, **settings)
+        env.close()
+        return type(env.unwrapped).__name__, (env.num_envs, env.observation_space, env.action_space)
+
+    (hidden, spaces), (shown, same_spaces) = make(False), make(True)
+    assert (hidden, shown) == ("EnvPoolVecEnv", "DirectVecEnv")
+    assert spaces == same_spaces

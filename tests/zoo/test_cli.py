@@ -1,5 +1,6 @@
 """The zoo's command line, and what ``register`` does to the zoo."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,6 @@ import yaml
 
 import sb3_ano.cli
 from sb3_ano.zoo import cli
-from sb3_ano.zoo.commands import FIXES
 from sb3_ano.zoo.parsing import PLOTS
 from tests.zoo.conftest import ROOT, rejected
 
@@ -39,24 +39,21 @@ def test_an_agent_is_trained_enjoyed_and_trained_further(algo, which, zoo):
     trained = zoo(f"train {which} {few} -params gamma:0.9 n_envs:2 n_steps:64 batch_size:64 \"backend:'gymnasium'\"")
     assert f"hyperparams/{algo}.yml" in trained.output
     run = Path("logs", algo, "CartPole-v1_1")
-    files = {path.name for path in run.iterdir()}
-    assert {"CartPole-v1.zip", "best_model.zip", "0.monitor.csv", "evaluations.npz"} <= files
+    assert {"CartPole-v1.zip", "best_model.zip", "0.monitor.csv", "evaluations.npz"} <= {path.name for path in run.iterdir()}
     config, args = (yaml.unsafe_load((run / "CartPole-v1" / f"{name}.yml").read_text()) for name in ("config", "args"))
     assert (config["gamma"], config["n_timesteps"]) == (0.9, 512)  # users Z6: the file's are more
     assert not {"resume", "checkpoint_freq"} & set(args)
     enjoyed = zoo(f"enjoy {which} --no-render -n 300").output
-    assert f"Loading {run}/CartPole-v1.zip" in enjoyed
-    assert "Mean reward:" in enjoyed
+    assert re.search(rf"(?s)Loading {run}/CartPole-v1.zip.*Mean reward:", enjoyed)
     assert "Loading pretrained agent" in zoo(f"--algo {algo} {few} -i {run}/CartPole-v1.zip").output, "options alone: train"
 
 
 def test_a_custom_file_and_a_custom_shape_are_used(zoo, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     Path("zoo_shapes.py").write_text("import torch\ndef mine(x):\n    return 1 + x - torch.sqrt(1 + x * x)\n")
-    Path("my.yml").write_text(
-        "CartPole-v1:\n  policy: MlpPolicy\n  n_timesteps: 64\n  n_steps: 32\n  batch_size: 32\n"
-        "  shaping: 'zoo_shapes:mine'\n  clip_range: lin_0.2\n  clip_range_high: lin_0.3\n"
-    )
+    radii = "clip_range: lin_0.2, clip_range_high: lin_0.3"
+    small = "policy: MlpPolicy, n_timesteps: 64, n_steps: 32, batch_size: 32"
+    Path("my.yml").write_text(f"CartPole-v1: {{{small}, shaping: 'zoo_shapes:mine', {radii}}}")
     zoo(f"train {ANO} -conf my.yml --eval-freq -1")
     zoo(f"enjoy {ANO} -f logs --no-render -n 60")
     zoos = Path(rl_zoo3.__file__).parent / "hyperparams" / "ppo.yml"
@@ -69,24 +66,19 @@ def test_a_custom_file_and_a_custom_shape_are_used(zoo, tmp_path, monkeypatch):
         ("trian --algo ano", "unknown command 'trian', did you mean 'train'?"),
         ("--algo ano --env CartPol-v1", "CartPol-v1 not found in gym registry, you maybe meant CartPole-v1?"),
         (f"{ANO} -params clip_rang:0.2", "-params: unknown key 'clip_rang' for ANO, did you mean"),
-        (f"{ANO} -params lr:0.2", "-params: unknown key 'lr' for ANO, did you mean 'learning_rate'?\n"),
         ("--algo ppo -params nsteps:8", "-params: unknown key 'nsteps' for PPO, did you mean 'n_steps'?\n"),  # users Z22
-        ("--algo anno --env CartPole-v1", "argument --algo: invalid choice: 'anno' (choose from"),
         ("enjoy --nonsense", "unrecognized arguments: --nonsense ('python -m sb3_ano.zoo enjoy --help' shows the options)"),
         (f"{ANO} -params \"shaping:'anno'\"", "shaping='anno' is unknown; allowed are"),
-        (f"{ANO} -conf nowhere.yml", "No such file or directory: 'nowhere.yml'"),
         (f"{ANO} -params n_envs:0", "-params: n_envs=0 is not allowed"),
-        ("--algo ano -params shaping:spo", "text needs quotes of its own: \"shaping:'spo'\""),
-        ("--algo ano -params clip_range=0.3", "clip_range=0.3 is not of the form KEY:VALUE"),
+        ("--algo ano -params shaping:spo", "name 'spo' is not defined: options KEY:VALUE take Python values, such as"),
+        ("--algo ano -params clip_range=0.3", "options KEY:VALUE take Python values, such as clip_range:0.3"),
         (f"{ANO} -params 'shaping:lambda x: x'", "allowed are names, such as"),
-        (f"{ANO} --checkpoint-freq often", "--checkpoint-freq: invalid int value: 'often'"),
         (f"{ANO} -n 512 --device bogus", "bogus"),  # users Z7
         (f"{ANO} -optimize --sampler bogus", "invalid choice: 'bogus'"),  # users Z4
         (f"{ANO} -optimize --n-trials 1 -params nsteps:3", "unknown key 'nsteps'"),
         (f"{ANO} -optimize --storage a.txt", "--storage a.txt cannot be opened: Could not parse SQLAlchemy URL"),
-        ("load_from_hub --algo ppo --env CartPole-v1 -f x", "runs any code that its author put in"),
-        ("enjoy --algo ppo --env CartPole-v1 --no-render", "runs any code that its author put in"),
-        ("benchmark --log-dir nothing --no-hub", "No such file or directory: 'nothing'"),
+        ("load_from_hub --algo ppo --env CartPole-v1 -f x", "`pickle.load` is insecure"),
+        ("enjoy --algo ppo --env CartPole-v1 --no-render", "`pickle.load` is insecure"),
         (f"enjoy {ANO} -f nothing", "folder was not found"),
     ],
     ids=str,
@@ -97,16 +89,13 @@ def test_bad_input_is_one_clear_line(arguments, message, zoo, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("package", "arguments", "message"),
-    [
-        ("ale_py", "--env PongNoFrameskip-v4", "ale-py is not installed; install it with: pip install 'sb3-ano[atari]'"),
-        ("rl_zoo3", "train", "rl_zoo3 is not installed; install it with: pip install 'sb3-ano[zoo]'"),
-    ],
+    ("package", "arguments", "extra"), [("ale_py", "--env PongNoFrameskip-v4", "atari"), ("rl_zoo3", "", "zoo")]
 )
-def test_a_missing_package_is_one_line_that_names_the_extra(package, arguments, message, tmp_path):
-    code = f"import sys; sys.modules['{package}'] = None\nfrom sb3_ano.zoo import cli; sys.exit(cli.main({arguments.split()}))"
-    finished = python("-c", code, cwd=tmp_path)
-    assert (finished.returncode, finished.stderr) == (2, f"error: {message}\n")
+def test_a_missing_package_is_one_line_that_names_the_extra(package, arguments, extra, tmp_path):
+    code = f"import sys; sys.modules['{package}'] = None\nfrom sb3_ano.zoo.cli import main; sys.exit(main(sys.argv[1:]))"
+    finished = python("-c", code, "train", *arguments.split(), cwd=tmp_path)
+    assert finished.returncode == 2
+    assert re.fullmatch(rf"error: \S+ is not installed; install it with: pip install 'sb3-ano\[{extra}\]'\n", finished.stderr)
 
 
 @pytest.mark.parametrize(
@@ -117,34 +106,23 @@ def test_a_missing_package_is_one_line_that_names_the_extra(package, arguments, 
         ("sb3-ano", ["-c", "import sys; from sb3_ano.cli import main; sys.exit(main())"]),
     ],
 )
-def test_help_lists_the_commands_under_a_name_that_can_be_typed(program, entry, tmp_path):
-    finished = python(*entry, "--help", cwd=tmp_path)
-    assert finished.returncode == 0
-    assert finished.stdout.startswith(f"usage: {program} COMMAND")
-    groups = sb3_ano.cli.GROUPS if program == "sb3-ano" else ()
-    assert all(f"\n  {command} " in finished.stdout for command in (*cli.COMMANDS, *groups))
-    assert ("\n  llm " in finished.stdout) == (program == "sb3-ano")
-
-
-# Options of ours, instead of --trust-remote-code.
-OURS = {"train": "--resume", **dict.fromkeys(PLOTS, "--figure")}
-# Options and defaults (users Z15) of the zoo, in addition to --help.
-ZOOS = {
-    "train": "RL Algorithm (default: ppo)",
-    "enjoy": "environment ID (default: CartPole-v1)",
-    "plot_from_file": "--rliable",
-}
+def test_help_lists_the_commands_under_a_name_that_can_be_typed(program, entry):
+    shown = python(*entry, "--help").stdout
+    assert shown.startswith(f"usage: {program} COMMAND")
+    listed = re.findall(r"^  (\w+)  ", shown, re.MULTILINE)
+    assert listed == [*cli.COMMANDS, *(sb3_ano.cli.GROUPS if program == "sb3-ano" else ())]
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_help_on_a_command_has_the_zoos_options_and_ours(command, zoo):
-    assert list(FIXES) == list(cli.COMMANDS)
     output = " ".join(zoo(f"{command} --help").output.split())
     assert output.startswith(f"usage: python -m sb3_ano.zoo {command} ")  # users Z14
     zoos, ours = output.split("added by sb3_ano:")
-    assert ZOOS.get(command, "--help") in zoos
-    assert OURS.get(command, "--trust-remote-code") in ours
+    assert ("--resume" if command == "train" else "--figure" if command in PLOTS else "--trust-remote-code") in ours
     assert "papo" in zoos or "{a2c" not in zoos, "commands with a choice of algorithms know ours"
+    if command in ("train", "enjoy"):  # users Z15
+        assert "RL Algorithm (default: ppo)" in zoos
+        assert "environment ID (default: CartPole-v1)" in zoos
 
 
 @pytest.mark.slow
@@ -172,10 +150,10 @@ OWN_SCRIPT = """
 import argparse, subprocess, sys
 import rl_zoo3.train, rl_zoo3.utils
 from rl_zoo3.exp_manager import ExperimentManager
-from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER
+from rl_zoo3.hyperparams_opt import HYPERPARAMS_SAMPLER
 from sb3_ano.zoo import register
 
-tables = rl_zoo3.ALGOS, HYPERPARAMS_SAMPLER, HYPERPARAMS_CONVERTER
+tables = rl_zoo3.ALGOS, HYPERPARAMS_SAMPLER
 owners = argparse.ArgumentParser, subprocess, rl_zoo3.train, rl_zoo3.exp_manager, rl_zoo3.utils, ExperimentManager
 
 def state():

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import gymnasium as gym
 import pytest
+import rl_zoo3
 import yaml
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from torch import nn  # for the policy arguments, which the zoo evaluates
 
-from sb3_ano._registry import ALGORITHMS
+from sb3_ano._registry import ALGORITHMS, zoo_name
 from sb3_ano.zoo.hyperparameters import check_hyperparameters, hyperparameter_file
-from tests.zoo.conftest import ROOT, rejected
+from tests.zoo.conftest import ROOT
 
 MUJOCO = [f"{task}-v{n}" for task in ("HalfCheetah", "Ant", "Hopper", "Walker2d", "Humanoid", "Swimmer") for n in (4, 5)]
 OTHER_MUJOCO = [f"{task}-v{n}" for task in ("Reacher", "Pusher", "HumanoidStandup") for n in (4, 5)]
@@ -26,7 +27,10 @@ def read(algo: str) -> dict:
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_key_is_known_and_every_value_is_valid(algo):
     algorithm = ALGORITHMS[algo].algorithm
+    assert (zoo_name(algorithm.__name__), zoo_name("Other")) == (algo, "other")
+    assert {"default", "atari"} <= read(algo).keys(), "the zoo takes no defaults for Atari"
     for name, settings in read(algo).items():
+        assert settings["policy"] in algorithm.policy_aliases
         check_hyperparameters(settings, algorithm, name, REQUIRED)
         assert settings["backend"] == "auto", "every entry takes the fast environments"
         assert isinstance(settings.get("clip_range", 0.2), float), "radii are constant"
@@ -45,8 +49,6 @@ def test_the_files_differ_only_where_papo_needs_it():
     assert papo.pop("Pendulum-v1") == {**ano.pop("Pendulum-v1"), "max_epoch_kl": 0.1}
     assert papo == ano
     assert hyperparameter_file("ano") == ROOT / "hyperparams" / "ano.yml"
-    with pytest.raises(FileNotFoundError, match="hyperparams/none.yml"):
-        hyperparameter_file("none")
 
 
 def test_every_environment_exists():
@@ -60,7 +62,6 @@ def test_every_environment_exists():
 
 
 def test_the_zoos_settings_of_ppo_are_the_starting_point():  # users Z16
-    rl_zoo3 = pytest.importorskip("rl_zoo3")
     defaults, ours = {"max_grad_norm": 0.5, "vf_coef": 0.5}, read("ano")
     for name, settings in yaml.safe_load((Path(rl_zoo3.__file__).parent / "hyperparams" / "ppo.yml").read_text()).items():
         if "Bullet" in name or name.startswith("MiniGrid-"):
@@ -87,28 +88,17 @@ def test_mujoco_and_atari_have_the_settings_of_the_experiments():
 @pytest.mark.parametrize(
     ("algo", "settings", "message"),
     [
-        ("ano", {"clip_rang": 0.2}, "my.yml: unknown key 'clip_rang' for ANO, did you mean 'clip_range'"),
+        ("ano", {"lr": 0.2}, "my.yml: unknown key 'lr' for ANO, did you mean 'learning_rate'\\?$"),
         ("ano", {"xyzzy": 1}, "my.yml: unknown key 'xyzzy' for ANO; allowed are.*n_envs"),
         ("spo", {"shaping": "ano"}, "unknown key 'shaping' for SPO"),
-        ("ano", {"shaping": abs}, "shaping=.* is not allowed; allowed are names"),
-        ("ano", {"n_envs": 0}, "n_envs=0 is not allowed; allowed are positive integers"),
         ("ano", {"n_envs": 1.5}, "n_envs=1.5 is not allowed"),
-        ("ano", {"policy": ...}, "my.yml: the key 'policy' is missing"),
-        ("ano", {"n_timesteps": ...}, "my.yml: the key 'n_timesteps' is missing"),
+        ("ano", {}, "my.yml: the key 'n_timesteps' is missing"),
     ],
 )
 def test_bad_hyperparameters_are_named_with_what_is_allowed(algo, settings, message):
-    whole = {"policy": "MlpPolicy", "n_timesteps": 1e5, **settings}
-    whole = {key: value for key, value in whole.items() if value is not ...}
+    whole = {"policy": "MlpPolicy", **({} if settings == {} else {"n_timesteps": 1e5}), **settings}
     with pytest.raises(ValueError, match=message):
         check_hyperparameters(whole, ALGORITHMS[algo].algorithm, "my.yml", REQUIRED)
-
-
-@pytest.mark.parametrize("content", ["CartPole-v1: {n_envs: 1", "- CartPole-v1", "CartPole-v1:"])
-def test_a_file_that_is_not_in_the_zoos_format_is_named(content, zoo):
-    Path("my.yml").write_text(content)
-    errors = rejected("train --algo ano --env CartPole-v1 -conf my.yml")
-    assert errors.startswith("error: my.yml is no YAML mapping from environments to hyperparameters")
 
 
 @pytest.mark.slow

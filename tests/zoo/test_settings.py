@@ -11,7 +11,7 @@ import rl_zoo3.utils
 import torch
 import yaml
 
-from sb3_ano.zoo.fixes import apply_fixes, unsafe_settings
+from sb3_ano.zoo.fixes import unsafe_settings
 
 
 @pytest.fixture
@@ -23,7 +23,8 @@ def read(tmp_path, monkeypatch):
         (tmp_path / "config.yml").write_text(config)
         (tmp_path / "args.yml").write_text(args)
         with ExitStack() as stack:
-            apply_fixes(stack, [unsafe_settings] if fixed else [])
+            if fixed:
+                unsafe_settings(stack)
             return rl_zoo3.utils.get_saved_hyperparams(str(tmp_path))[0]
 
     return read_settings
@@ -35,7 +36,6 @@ HOSTILE = {
     "a module": "a: !!python/module:antigravity\n",
     "a name": "a: !!python/name:os.system\n",
     "an expression": "normalize: \"__import__('os').mkdir('{target}') or {{}}\"\n",
-    "a nested call": "a: [1, {{b: !!python/object/apply:os.mkdir [{target}]}}]\n",
     "a key": "? !!python/object/apply:os.mkdir [{target}]\n: 1\n",
     # safety H3: plain strings that the zoo imports and calls
     "wrappers": "env_wrapper: [builtins.repr, re.sub: {{repl: '', string: \"open('{target}','w')\"}}, builtins.eval]\n",
@@ -68,25 +68,21 @@ def test_settings_that_would_run_code_are_rejected(file, kind, read, tmp_path):
     assert not {"antigravity", "rl_zoo3.benchmark"} & set(sys.modules)
 
 
-def test_the_zoo_itself_runs_that_code(read, tmp_path):
-    read(HOSTILE["a call"].format(target=tmp_path / "made"), fixed=False)
-    assert (tmp_path / "made").exists()
-
-
 def test_the_list_of_agents_is_read_safely(tmp_path):
     settings = tmp_path / "ano" / "CartPole-v1_1" / "CartPole-v1"
     settings.mkdir(parents=True)
     (settings / "args.yml").write_text(HOSTILE["a call"].format(target=tmp_path / "made"))
     with ExitStack() as stack:
-        apply_fixes(stack, [unsafe_settings])
+        unsafe_settings(stack)
         with pytest.raises(ValueError, match="use --trust-remote-code"):
             rl_zoo3.utils.get_trained_models(str(tmp_path))
     assert not (tmp_path / "made").exists()
 
 
-def test_trusted_settings_are_read_as_they_are(read, monkeypatch):
-    monkeypatch.setenv("TRUST_REMOTE_CODE", "1")
-    assert read("a: !!python/name:os.getcwd\n")["a"] is os.getcwd
+@pytest.mark.parametrize("fixed", [True, False])
+def test_trusted_settings_and_those_of_the_zoo_itself_are_read_as_they_are(fixed, read, monkeypatch):
+    monkeypatch.setenv("TRUST_REMOTE_CODE", "1" if fixed else "")
+    assert read("a: !!python/name:os.getcwd\n", fixed=fixed)["a"] is os.getcwd
 
 
 def test_what_the_zoo_writes_is_read_as_before(read):

@@ -1,7 +1,5 @@
 """Trainings of the zoo that are killed with SIGKILL, and resume as if they had not been."""
 
-import argparse
-import csv
 import json
 import re
 import signal
@@ -17,6 +15,7 @@ from sb3_ano import ANO
 from sb3_ano._io import write_json
 from sb3_ano.checkpoints.files import checkpoint_files, read_checkpoint
 from tests.common import parameters
+from tests.envs.backends import needs_envpool
 from tests.zoo.conftest import Finished, rejected
 
 #: Steps between checkpoints, and per rollout: what a kill may cost at most.
@@ -52,15 +51,6 @@ def final_state(directory: Path, env_id: str) -> dict[str, Any]:
         }
 
 
-def steps_lost(directory: Path, checkpoint_steps: int) -> int:
-    """At least so many steps of all environments, of episodes that had ended, come after the newest checkpoint."""
-    ended = 0
-    for file in directory.glob("logs/ano/*/*.monitor.csv"):
-        rows = [row for row in csv.reader(file.read_text().splitlines()[2:]) if len(row) == 3 and row[2]]
-        ended += sum(int(row[1]) for row in rows)
-    return ended - checkpoint_steps
-
-
 def kill_until_finished(run_until: Run, directory: Path, env_id: str, moments: list[float]) -> int:
     """Start a training, kill and resume it until it has finished; returns how often it was killed."""
     command, newest = command_for(env_id), None
@@ -74,33 +64,26 @@ def kill_until_finished(run_until: Run, directory: Path, env_id: str, moments: l
         command = f"{command_for(env_id)} --resume"
         files = [path for checkpoints in directory.glob("logs/ano/*/checkpoints") for path in checkpoint_files(checkpoints)]
         newest = max(map(read_checkpoint, files), key=lambda checkpoint: checkpoint.num_timesteps, default=None)
-        records = [json.loads(path.read_text()) for path in directory.glob("logs/ano/*/*/run.json")]
-        if not any(record["finished"] for record in records):
-            assert steps_lost(directory, newest.num_timesteps if newest else 0) <= EVERY + ROLLOUT
+        lines = [line for file in directory.glob("logs/ano/*/*.monitor.csv") for line in file.read_text().splitlines()[2:]]
+        ended = sum(int(line.split(",")[1]) for line in lines if re.fullmatch(r"[^,]+,[^,]+,[^,]+", line))
+        if not any(json.loads(path.read_text())["finished"] for path in directory.glob("logs/ano/*/*/run.json")):
+            assert ended - (newest.num_timesteps if newest else 0) <= EVERY + ROLLOUT, "steps that are lost"
     raise AssertionError(result.output)
 
 
-@pytest.mark.parametrize(
-    ("env_id", "kills"),
-    [
-        ("CartPole-v1", 1),
-        pytest.param("HalfCheetah-v5", 1, marks=pytest.mark.slow),
-        # At random moments, from the first one to after the end.
-        pytest.param("CartPole-v1", 25, marks=pytest.mark.slow),
-        pytest.param("HalfCheetah-v5", 25, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("kills", [1, pytest.param(25, marks=pytest.mark.slow)])  # at random moments, also after the end
+@pytest.mark.parametrize("env_id", ["CartPole-v1", pytest.param("HalfCheetah-v5", marks=pytest.mark.slow)])
 def test_a_killed_training_resumes_as_if_it_had_not_been(env_id, kills, run_until, tmp_path):
     generator = np.random.default_rng(2026)
     whole = run_until(command_for(env_id), tmp_path / "whole", None)
     assert whole.status == 0, whole.output
-    expected, done, trainings = final_state(tmp_path / "whole", env_id), 0, 0
+    expected, done = final_state(tmp_path / "whole", env_id), 0
     while done < kills:
         shares = (0.5, 0.9) if kills == 1 else generator.uniform(0.0, 1.1, kills - done)
-        directory = tmp_path / f"killed_{trainings}"
+        directory = tmp_path / f"killed_{done}_{whole.seconds}"
         done += kill_until_finished(run_until, directory, env_id, [float(share) * whole.seconds for share in shares])
         np.testing.assert_equal(final_state(directory, env_id), expected)
-        trainings += 1
+        whole = whole._replace(seconds=0.9 * whole.seconds)  # if it ended before it was killed
     again = run_until(f"{command_for(env_id)} --resume", directory, None)
     assert (again.status, "has finished: there is nothing to resume" in again.output) == (0, True)
 
@@ -115,85 +98,71 @@ def test_a_run_with_a_uuid_resumes(algo, run_until, tmp_path):  # users Z2
     assert "TrainingCheckpoints: resumes from" in resumed.output
     (run,) = tmp_path.glob(f"logs/{algo}/*")
     assert re.fullmatch(r"CartPole-v1_1_[0-9a-f-]{36}", run.name)
-    assert (run / "CartPole-v1.zip").is_file()
     assert json.loads((run / "CartPole-v1" / "run.json").read_text())["finished"]
 
 
 @pytest.mark.parametrize(
     ("vec_env", "params"),
     [
-        ("EnvPoolVecEnv", "backend:'envpool'"),
-        pytest.param("SubprocVecEnv", "monitor_kwargs:{'allow_early_resets':True}", marks=pytest.mark.slow),
+        pytest.param("EnvPoolVecEnv", "-params backend:\\'envpool\\'", marks=needs_envpool),
+        pytest.param("SubprocVecEnv", "--vec-env subproc -params monitor_kwargs:{}", marks=pytest.mark.slow),
     ],
 )
 def test_environments_without_a_state_resume_with_their_files_and_new_episodes(vec_env, params, run_until, tmp_path):
-    if vec_env == "EnvPoolVecEnv":
-        pytest.importorskip("envpool")
-    processes = "--vec-env subproc" if vec_env == "SubprocVecEnv" else ""
-    command = f'train {WHICH} {COMMON} -n 1536 --checkpoint-freq 256 {processes} -params n_envs:4 {SMALL} "{params}"'
+    command = f"train {WHICH} {COMMON} -n 1536 --checkpoint-freq 256 {params} n_envs:4 {SMALL}"
     killed = run_until(command, tmp_path, "logs/ano/*/checkpoints/checkpoint_768_steps.zip")
-    files = sorted(tmp_path.glob("logs/ano/*/*.monitor.csv"))
-    before = [file.read_text().splitlines() for file in files]
+    before = {file: file.read_text().splitlines()[:4] for file in tmp_path.glob("logs/ano/*/*.monitor.csv")}
     resumed = run_until(f"{command} --resume", tmp_path, None)
     assert (killed.status, resumed.status) == (-signal.SIGKILL, 0), resumed.output
     assert resumed.output.count(f"the state of {vec_env} cannot be stored: new episodes start") == 1
-    for file, lines in zip(files, before, strict=True):
-        assert file.read_text().splitlines()[:4] == lines[:4]
-    lengths = load_results(str(files[0].parent))["l"]
-    if len(files) == 1:  # with processes, files keep the episodes that are repeated
+    assert {file: file.read_text().splitlines()[:4] for file in before} == before
+    lengths = load_results(str(next(iter(before)).parent))["l"]
+    if len(before) == 1:  # with processes, files keep the episodes that are repeated
         assert 1536 - 4 * 256 < lengths.sum() <= 1536  # less the episodes that were broken off, and those that did not end
-    assert sum(len(file.read_text().splitlines()) - 2 for file in files) == len(lengths)
 
 
 def written_run(name: str, *arguments: str, finished: bool = False) -> Path:
-    run = Path("logs/ano") / name
     record = {"arguments": [*WHICH.split(), *arguments], "seed": 7, "checkpoint_freq": None, "finished": finished}
-    write_json(run / name.rsplit("_", 1)[0] / "run.json", record)
-    return run
+    write_json(Path("logs/ano", name, "CartPole-v1", "run.json"), record)
+    return Path("logs/ano", name)
 
 
 @pytest.fixture
-def planned(zoo, monkeypatch) -> Callable[..., tuple[argparse.Namespace, dict[str, Any], str]]:
+def planned(zoo, monkeypatch) -> Callable[[str], Any]:
     """Run ``train --resume`` up to where it makes the manager; returns its arguments, the zoo's and ours, and the output."""
-    made: list[tuple[argparse.Namespace, dict[str, Any]]] = []
+    made: list[Any] = []
 
     def stop(args, *rest, **own):
-        made.append((args, own))
+        made[:] = args, own
         raise SystemExit(0)
 
-    def plan(options: str) -> tuple[argparse.Namespace, dict[str, Any], str]:
-        output = zoo(f"train {WHICH} --resume {options}").output
-        return *made.pop(), output
-
     monkeypatch.setattr("sb3_ano.zoo.commands.make_manager", stop)
-    return plan
+    return lambda options: (zoo(f"train {WHICH} --resume {options}").output, *made)
 
 
 def test_the_run_that_was_started_last_resumes_with_its_own_options(planned):
     for number in (1, 2, 10):
         written_run(f"CartPole-v1_{number}", "-n", str(1000 * number), "-params", "n_steps:8")
-    args, own, _ = planned("-P --verbose 0")
+    _, args, own = planned("-P --verbose 0")
     assert own["resumed"] == Path("logs/ano/CartPole-v1_10")
     assert (args.n_timesteps, args.seed, args.hyperparams) == (10_000, 7, {"n_steps": 8})
     assert (args.progress, args.verbose, args.log_folder) == (True, 0, "logs")
     assert not {"resume", "checkpoint_freq"} & set(vars(args))
-    for same in ("-n 10000", "--n-timesteps 10000", "--n-timesteps=10000", "--seed 7", "--env CartPole-v1"):
-        assert "resumed" in planned(same)[1]
+    for same in ("-n 10000", "--n-timesteps=10000", "--seed 7"):
+        assert "resumed" in planned(same)[2]
 
 
 @pytest.mark.parametrize("reason", ["holds no run of CartPole-v1", "interrupted"])
 def test_without_a_run_a_new_one_starts_with_the_reason(reason, planned):
     if reason == "interrupted":
         Path("logs/ano/CartPole-v1_2").mkdir(parents=True)
-    args, own, output = planned("-n 5 --checkpoint-freq 9")
+    output, args, own = planned("-n 5 --checkpoint-freq 9")
     assert reason in output
     assert ("resumed" in own, own["record"]["checkpoint_freq"], args.n_timesteps) == (False, 9, 5)
 
 
 @pytest.mark.parametrize("finished", [False, True])  # users Z5
-@pytest.mark.parametrize(
-    "other", ["-n 2000", "--seed 8", "-params n_envs:2", "-tb runs", "--eval-freq 10", "-n 1000 -i x.zip"]
-)
+@pytest.mark.parametrize("other", ["-n 2000", "--seed 8", "-params n_envs:2", "-n 1000 -i x.zip"])
 def test_a_run_does_not_swallow_other_options(other, finished, zoo):
     written_run("CartPole-v1_1", "-n", "1000", finished=finished)
     errors = rejected(f"train {WHICH} --resume {other}")
@@ -204,11 +173,9 @@ def test_a_run_does_not_swallow_other_options(other, finished, zoo):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--algo sac --resume", "--resume is not possible with --algo sac; it is with a2c, ano,"),
+        ("--algo sac --resume", "--resume needs an on-policy algorithm; sac is none"),
         ("--algo ano --resume -optimize", "a search continues with its --storage and --study-name"),
-        ("--algo ano --checkpoint-freq 0", "--checkpoint-freq=0 is not allowed"),
-        ("--algo ano --checkpoint-freq -1 --resume", "--checkpoint-freq=-1 is not allowed together with --resume"),
-        ("--algo ano --resume", "run.json is damaged"),
+        ("--algo ano --resume", "run.json is not a JSON file"),
     ],
 )
 def test_impossible_options_are_rejected(options, message, zoo):
@@ -216,8 +183,8 @@ def test_impossible_options_are_rejected(options, message, zoo):
     assert message in rejected(f"train {options}")
 
 
-def test_checkpoints_can_be_left_out(zoo, tmp_path):
-    zoo("train --algo ano -n 64 --eval-freq -1 --checkpoint-freq -1 -params n_steps:32 n_envs:1 batch_size:32")
-    directory = tmp_path / "logs/ano/CartPole-v1_1"
-    assert {path.name for path in directory.iterdir()} == {"0.monitor.csv", "CartPole-v1", "CartPole-v1.zip"}
-    assert not (directory / "CartPole-v1" / "run.json").exists()
+@pytest.mark.parametrize("freq", [-1, 0])
+def test_checkpoints_can_be_left_out(freq, zoo):
+    zoo(f"train --algo ano -n 32 --eval-freq -1 --checkpoint-freq {freq} -params n_steps:32 n_envs:1 batch_size:32")
+    assert Path("logs/ano/CartPole-v1_1/CartPole-v1.zip").is_file()
+    assert not [path for path in Path("logs").rglob("*") if path.name in ("run.json", "checkpoints")]
