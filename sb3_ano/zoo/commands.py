@@ -45,8 +45,7 @@ def run_command(name: str, arguments: Sequence[str], program: str) -> None:
             importlib.import_module(module)  # before names are replaced, so that it keeps no replacement
         if "--trust-remote-code" in arguments:
             stack.enter_context(mock.patch.dict(os.environ, TRUST_REMOTE_CODE="1"))  # which children inherit
-        for fix in () if name == "train" or name in PLOTS else fixes.FIXES:
-            fix(stack)
+        fixes.apply_fixes(stack, () if name == "train" or name in PLOTS else fixes.FIXES)
 
         def prepared(options: Options) -> argparse.Namespace:
             options.take("trust_remote_code")

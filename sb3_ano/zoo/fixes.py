@@ -1,7 +1,7 @@
 """Fixes of faults in rl-zoo3 2.9, for the duration of a command.
 
-A fix is a function that replaces names of the zoo until the command ends. If a name is missing, because the zoo has changed,
-the command ends with an error.
+A fix is a function that replaces names of the zoo until the command ends. A fix that does not find its names, because the zoo
+has changed, is left out with a warning.
 """
 
 import importlib
@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,27 @@ from stable_baselines3.common import callbacks
 
 from sb3_ano.algorithms import MaskableANO
 from sb3_ano.algorithms.contrib import with_masks
-from sb3_ano.zoo.settings import check_settings
+from sb3_ano.zoo.settings import check_settings, is_trusted
+
+
+def apply_fixes(stack: ExitStack, fixes: Iterable[Callable[[ExitStack], None]]) -> None:
+    """Apply fixes until a stack of contexts is closed.
+
+    :param stack: stack of the command
+    :param fixes: functions of this module
+    :raises ValueError: if the guard against a stranger's code cannot be applied, and the author is not trusted
+    """
+    for fix in fixes:
+        with ExitStack() as attempt:
+            try:
+                fix(attempt)
+            except (AttributeError, ImportError, KeyError) as error:
+                changed = f"rl-zoo3 {rl_zoo3.__version__} is not as sb3_ano knows it, so {fix.__name__} is not fixed: {error}"
+                if fix is unsafe_settings and not is_trusted():  # without it, a stranger's code would run
+                    raise ValueError(f"{changed}; --trust-remote-code goes ahead") from error
+                warnings.warn(changed, stacklevel=2)
+            else:
+                stack.push(attempt.pop_all())
 
 
 def replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:

@@ -42,11 +42,20 @@ def test_an_agent_is_found_in_the_newest_run_that_has_one(stack, tmp_path):
     assert rl_zoo3.exp_manager.get_latest_run_id(str(tmp_path / "ano"), "CartPole-v1") == 4, "training uses no number twice"
 
 
-@pytest.mark.parametrize("name", ["get_saved_hyperparams", "get_trained_models"])
-def test_a_guard_that_does_not_find_its_name_stops_the_command(name, monkeypatch):
-    monkeypatch.delattr(rl_zoo3.utils, name)
-    with ExitStack() as stack, pytest.raises(AttributeError, match=name):
-        fixes.unsafe_settings(stack)
+def test_a_changed_zoo_costs_one_fix_but_no_guard(stack, monkeypatch):
+    monkeypatch.delenv("TRUST_REMOTE_CODE", raising=False)
+    with monkeypatch.context() as changed:
+        changed.delattr(rl_zoo3.utils, "get_latest_run_id")
+        call = subprocess.call
+        with pytest.warns(UserWarning, match="newest_run_without_agent is not fixed: .*get_latest_run_id"):
+            fixes.apply_fixes(stack, [fixes.newest_run_without_agent, fixes.child_processes])
+        assert subprocess.call is not call
+        changed.delattr(rl_zoo3.utils, "get_trained_models")
+        with pytest.raises(ValueError, match="unsafe_settings is not fixed.*--trust-remote-code goes ahead"):
+            fixes.apply_fixes(stack, [fixes.unsafe_settings])
+        changed.setenv("TRUST_REMOTE_CODE", "1")
+        with pytest.warns(UserWarning, match="unsafe_settings is not fixed"):
+            fixes.apply_fixes(stack, [fixes.unsafe_settings])
 
 
 def test_a_missing_file_is_what_the_zoo_waits_for_and_a_lost_connection_is_not(stack):
