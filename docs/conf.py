@@ -3,10 +3,10 @@
 import os
 from importlib.metadata import version as installed_version
 
-project = "sb3_ano"
+version = release = installed_version("sb3-ano")
+project = f"sb3_ano {release}"
 author = "The sb3_ano developers"
 copyright = "2026, the sb3_ano developers"
-version = release = installed_version("sb3-ano")
 
 extensions = [
     "myst_parser",
@@ -39,7 +39,7 @@ nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!sb3_ano).*")]
 
 html_theme = "sphinx_rtd_theme"
-html_title = f"sb3_ano {release}"
+html_title = project
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_context = {

@@ -29,13 +29,17 @@ class Returns(BaseCallback):
 
 
 def plot(
-    curves: Mapping[str, Sequence[tuple[float, float]]], title: str, ylabel: str, xlabel: str = "environment steps"
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    title: str,
+    ylabel: str,
+    xlabel: str = "environment steps",
+    widths: Sequence[float] = (2, 2, 2, 2),
 ) -> None:
     """Draw curves, and write the figure to the path in the first argument of the script."""
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.add_subplot(title=title, xlabel=xlabel, ylabel=ylabel)
-    for (label, points), color in zip(curves.items(), COLORS, strict=False):
-        axes.plot(*np.transpose(points), color=color, linewidth=2, label=label)
+    for (label, points), color, width in zip(curves.items(), COLORS, widths, strict=False):
+        axes.plot(*np.transpose(points), color=color, linewidth=width, label=label)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)

@@ -30,5 +30,6 @@ if __name__ == "__main__":
         resumed.learn(STEPS, callback=[TrainingCheckpoints(directory, every=4096, resume=True), second])
     pairs = zip(expected.policy.parameters(), resumed.policy.parameters(), strict=True)
     print("Equal to the bit:", all(torch.equal(one, other) for one, other in pairs))
-    curves = {"uninterrupted": whole.points, "interrupted": first.points, "resumed": second.points}
-    plot(curves, "Pendulum-v1, normalized", "normalized return of the last 100 episodes")
+    rest = second.points[len(first.points) - 1 :]  # the callback has its points of the first training back, too
+    curves = {"uninterrupted": whole.points, "interrupted": first.points, "resumed": rest}
+    plot(curves, "Pendulum-v1, normalized", "return of the last 100 episodes", widths=(6, 2, 2))
