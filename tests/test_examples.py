@@ -1,7 +1,7 @@
 """The fenced Python and shell blocks of README and docs run on a CPU, without a network, in an empty directory.
 
 The blocks of a page run in their order, and its Python blocks share one interpreter, as in a notebook. A comment before a
-block can say ``<!-- not run: REASON -->``, with one of REASONS, or ``<!-- shortened: OLD -> NEW; OLD -> NEW -->``: the test
+block can say ``<!-- not run: REASON -->``, with one of REASONS, or ``<!-- shortened: OLD -> NEW | OLD -> NEW -->``: the test
 runs NEW instead.
 """
 
@@ -64,7 +64,7 @@ def blocks(page: str) -> list[dict[str, str]]:
     found = [block for block in found if block["language"] in ("python", "bash")]
     for block in found:
         if block["marker"] == "shortened":
-            for old, new in (change.split(" -> ") for change in block["text"].split("; ")):
+            for old, new in (change.split(" -> ") for change in block["text"].split(" | ")):
                 assert old in block["code"]
                 block["code"] = block["code"].replace(old, new)
     return found
@@ -86,7 +86,7 @@ def test_the_blocks_of_the_page_run(page, tmp_path):
         (tmp_path / name).symlink_to(ROOT / name)
     with running_hub() as hub:
         variables = environment(HF_HOME=str(tmp_path / "hf"), **hub.variables)
-        run = [sys.executable, "-W", "error::UserWarning", "-c", SESSION]
+        run = [sys.executable, "-c", SESSION]
         done = subprocess.run(run, cwd=tmp_path, env=variables, input=json.dumps(found), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
 
@@ -114,3 +114,13 @@ def test_the_options_of_commands_that_are_not_run_exist(tmp_path):
             algo = arguments[arguments.index("--algo") + 1]
             parser = _TrlParser((Options, PolicyConfig, ALGORITHMS[algo][0].config_class), allow_abbrev=False)
         assert parser.parse_known_args(arguments)[1] == []
+
+
+@pytest.mark.parametrize(
+    "package", ["", ".algorithms", ".bench.report", ".checkpoints", ".envs", ".hub", ".llm", ".shaping", ".zoo"]
+)
+def test_every_public_name_is_in_the_api_reference(package):
+    text = "".join((ROOT / page).read_text() for page in PAGES)
+    documented = set(re.findall(r"^\.\. (?:auto|py:)\w+:: (sb3_ano\.[\w.]+)$", text, re.MULTILINE))
+    names = set(importlib.import_module(f"sb3_ano{package}").__all__) - {"__version__"}
+    assert {name for name in names if not {f"sb3_ano{package}.{name}", f"sb3_ano.{name}"} & documented} == set()
