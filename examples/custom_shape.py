@@ -1,4 +1,4 @@
-"""Train with a shape of your own: ``python examples/custom_shape.py OUT.png``."""
+"""Train with a custom shape: ``python examples/custom_shape.py OUT.png``."""
 
 import torch
 from common import Returns, plot
