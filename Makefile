@@ -55,7 +55,7 @@ build: $(VENV)/.test-ready  ## wheel and source distribution, in dist/
 
 EXAMPLES := custom_shape dict_observations atari vectorized recurrent masked normalize_and_resume tensorboard_log share surrogate
 
-figures: $(VENV)/.test-ready  ## the figures of README and of the examples, about a minute each
+figures: $(VENV)/.test-ready  ## the figures of README and of the examples, less than a minute each
 	$(BIN)/python examples/plot_shapings.py docs/images/shaping.png
 	$(BIN)/python examples/plot_learning_curves.py docs/images/learning_curves.png
 	for name in $(EXAMPLES); do $(BIN)/python examples/$$name.py docs/images/examples/$$name.png || exit 1; done
