@@ -53,8 +53,12 @@ build: $(VENV)/.test-ready  ## wheel and source distribution, in dist/
 	rm -rf dist
 	$(BIN)/python -m build
 
-figures: $(VENV)/.demo-ready  ## the pictures of README and docs
+EXAMPLES := custom_shape dict_observations atari vectorized recurrent masked normalize_and_resume tensorboard_log share surrogate
+
+figures: $(VENV)/.test-ready  ## the figures of README and of the examples, less than a minute each
 	$(BIN)/python examples/plot_shapings.py docs/images/shaping.png
+	$(BIN)/python examples/plot_learning_curves.py docs/images/learning_curves.png
+	for name in $(EXAMPLES); do $(BIN)/python examples/$$name.py docs/images/examples/$$name.png || exit 1; done
 
 clean:  ## remove everything that the other targets made
 	rm -rf $(VENV) dist docs/_build demo MUJOCO_LOG.TXT .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,20 +1,51 @@
-"""Sphinx configuration."""
+"""Sphinx configuration. The site is built, and read, without a network: scripts and mathematics are files of its own."""
 
+import os
 from importlib.metadata import version as installed_version
 
-project = "sb3_ano"
+version = release = installed_version("sb3-ano")
+project = f"sb3_ano {release}"
 author = "The sb3_ano developers"
 copyright = "2026, the sb3_ano developers"
-version = release = installed_version("sb3-ano")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.viewcode"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx-mathjax-offline",
+]
+exclude_patterns = ["_build", "results/*/README.md"]
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
+copybutton_prompt_text = ">>> "
+
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"
-autodoc_class_signature = "separated"
-exclude_patterns = ["_build", "results/*"]
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+
+# Names of other projects link to their documentation on Read the Docs only, because their inventories have to be fetched.
+if os.environ.get("READTHEDOCS") == "True":
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "torch": ("https://docs.pytorch.org/docs/stable", None),
+        "gymnasium": ("https://gymnasium.farama.org", None),
+        "stable_baselines3": ("https://stable-baselines3.readthedocs.io/en/master", None),
+        "sb3_contrib": ("https://sb3-contrib.readthedocs.io/en/master", None),
+    }
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", r"(?!sb3_ano).*")]
 
 html_theme = "sphinx_rtd_theme"
-html_title = f"sb3_ano {release}"
-nitpicky = False
+html_title = project
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_context = {
+    "display_github": True,
+    "github_user": "sb3-ano",
+    "github_repo": "sb3-ano",
+    "github_version": "main",
+    "conf_py_path": "/docs/",
+}

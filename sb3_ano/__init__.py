@@ -1,4 +1,4 @@
-"""Policy optimisation with shaping functions, for Stable-Baselines3."""
+"""Policy optimization with shaping functions, for Stable-Baselines3."""
 
 import importlib
 from importlib.metadata import PackageNotFoundError, version

@@ -108,4 +108,4 @@ def _check_shape(shape: Shaping) -> None:
     if properties.complaint is not None:
         raise ValueError(properties.complaint)
     if properties.enclosure_complaint is not None:
-        warnings.warn(f"{properties.enclosure_complaint}; the objective is not a lower bound there", stacklevel=4)
+        warnings.warn(f"{properties.enclosure_complaint}; the objective is not a lower bound of r A there", stacklevel=4)

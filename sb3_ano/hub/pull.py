@@ -38,7 +38,7 @@ def load_from_hub(
     shaping: ShapingLike | None = None,
     custom_objects: dict[str, Any] | None = None,
 ) -> ShapedPolicyAlgorithm:
-    """Load an agent that :func:`~sb3_ano.hub.push.push_to_hub` pushed.
+    """Load an agent that :func:`~sb3_ano.hub.push_to_hub` pushed.
 
     Nothing in the repository is run: the agent is read from JSON and safetensors.
 
