@@ -1,6 +1,7 @@
 """The comparison of ``ANO(shaping="ppo")`` with SB3's PPO in one configuration."""
 
 import contextlib
+import copy
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -14,37 +15,25 @@ from stable_baselines3.common.policies import ActorCriticCnnPolicy, ActorCriticP
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
 
 from sb3_ano import ANO
-from tests.algorithms.configurations import (
-    ACTIONS,
-    ACTIVATIONS,
-    GSDE,
-    NETS,
-    OBSERVATIONS,
-    OPTIMIZERS,
-    OPTIONS,
-    WRAPPERS,
-    Callback,
-    Configuration,
-    chosen,
-)
+from tests.algorithms.configurations import Callback, Configuration, chosen
 from tests.common import parameters
 from tests.tiny_envs import tiny_vec_env
 
 
 def made(cls: type, config: Configuration, **options: Any) -> Any:
     """A model; what SB3 has no use for in a combination is left out, the same for both classes."""
-    observations, actions = OBSERVATIONS[config["observations"]], ACTIONS[config["actions"]]
+    observations, actions = chosen(config, "observations"), chosen(config, "actions")
     env = tiny_vec_env(observations, actions, config["n_envs"])
     if config["observations"] == "vector" or config["wrapper"] in ("none", "VecMonitor"):
-        env = WRAPPERS[config["wrapper"]](env)
+        env = chosen(config, "wrapper")(env)
 
     kwargs: dict[str, Any] = {
-        "net_arch": NETS[config["net"]],
-        "activation_fn": ACTIVATIONS[config["activation"]],
+        "net_arch": chosen(config, "net"),
+        "activation_fn": chosen(config, "activation"),
         "share_features_extractor": config["share"],
-        **{name: dict(value) if isinstance(value, dict) else value for name, value in OPTIMIZERS[config["optimizer"]].items()},
+        **copy.deepcopy(chosen(config, "optimizer")),
     }
-    gsde = GSDE[config["gsde"]] if isinstance(actions, spaces.Box) else None
+    gsde = chosen(config, "gsde") if isinstance(actions, spaces.Box) else None
     kwargs |= gsde or {}
     policy, kwargs["features_extractor_class"] = ActorCriticPolicy, FlattenExtractor
     if isinstance(observations, spaces.Dict):
@@ -70,7 +59,7 @@ def made(cls: type, config: Configuration, **options: Any) -> Any:
             "sde_sample_freq": config["sde_sample_freq"],
             "seed": config["seed"],
             "device": "cpu",
-            **OPTIONS[config["options"]],
+            **chosen(config, "options"),
             **options,
         },
     )
