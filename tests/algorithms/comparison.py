@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticCnnPolicy, ActorCriticPolicy, MultiInputActorCriticPolicy
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
 
@@ -147,6 +148,23 @@ def traced_only() -> Iterator[list[dict[str, Any]]]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(torch, "compile", trace)
         yield graphs
+
+
+class Around(BaseCallback):
+    """Change a model before and after each rollout."""
+
+    def __init__(self, before: Callable[[Any], Any] = bool, after: Callable[[Any], Any] = bool) -> None:
+        super().__init__()
+        self.before, self.after = before, after
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_start(self) -> None:
+        self.before(self.model)
+
+    def _on_rollout_end(self) -> None:
+        self.after(self.model)
 
 
 def relative_difference(one: Any, other: Any) -> float:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ano import ANO, SPO
 from sb3_ano.algorithms.flat_adam import FlatAdam
+from tests.algorithms.comparison import Around
 from tests.algorithms.custom_policies import Overriding
 from tests.algorithms.test_equals_sb3_ppo import make
 from tests.common import ALGORITHMS, SMALL, parameters
@@ -48,20 +48,14 @@ def test_schedules_may_end_at_zero_or_slightly_below(cls, total, n_steps, end):
     assert torch.equal(parameters(model), before) == (n_steps > total)  # a single update, with nothing to learn
 
 
-class Move(BaseCallback):
-    """Moves the policy between collection and update."""
-
-    def _on_step(self) -> bool:
-        return True
-
-    def _on_rollout_end(self) -> None:
-        torch.nn.init.normal_(self.model.policy.action_net.weight)
+def move(model) -> None:
+    torch.nn.init.normal_(model.policy.action_net.weight)
 
 
 def test_target_kl_ends_the_update_above_one_and_a_half_times_its_value(capsys):
     def train(target_kl: float | None, learning_rate: float = 0.0) -> ANO:
         options = {**SETTINGS, "batch_size": 64, "learning_rate": learning_rate, "verbose": 1}
-        return ANO("MlpPolicy", "CartPole-v1", **options, target_kl=target_kl).learn(64, callback=Move())
+        return ANO("MlpPolicy", "CartPole-v1", **options, target_kl=target_kl).learn(64, callback=Around(after=move))
 
     kl = logged(train(None))["kl_max"]
     assert train(kl / 1.49)._n_updates == 2
@@ -144,7 +138,7 @@ class Recording(ANO):
 def test_the_log_is_that_of_the_minibatches(shaping):
     model = Recording("MlpPolicy", "CartPole-v1", **{**SETTINGS, "learning_rate": 0.01}, shaping=shaping, clip_range_high=0.3)
     model.rows = []
-    model.learn(64, callback=Move())
+    model.learn(64, callback=Around(after=move))
     assert len(model.rows) == 8
     rows = {name: np.stack([row[name] for row in model.rows]) for name in model.rows[0]}
     log_ratio, advantages, gradient = rows["log_ratio"], rows["advantages"], rows["gradient"]
@@ -170,22 +164,11 @@ def test_the_log_is_that_of_the_minibatches(shaping):
     assert (found["ppo_discarded_gradient"] > 0) == (shaping == "ano")  # where PPO's clip lets nothing through
 
 
-class Switch(Move):
-    """Updates in another precision than that of the rollout."""
-
-    def __init__(self, precision: str) -> None:
-        super().__init__()
-        self.precision = precision
-
-    def _on_rollout_end(self) -> None:
-        self.model.precision = self.precision
-
-
 @pytest.mark.parametrize("case", ["Pendulum", "gSDE", "MultiDiscrete", "Dict", "image"])
 def test_bfloat16_is_close_to_float32_in_rollout_and_update(case):
     def run(collecting: str, updating: str) -> tuple[np.ndarray, float]:
         model = make(ANO, case, n_steps=64, n_epochs=1, precision=collecting, torch_compile=False)
-        model.learn(64 * model.n_envs, callback=Switch(updating))
+        model.learn(64 * model.n_envs, callback=Around(after=lambda model: setattr(model, "precision", updating)))
         assert all(parameter.dtype == torch.float32 for parameter in model.policy.parameters())
         return model.rollout_buffer.values[0], logged(model)["value_loss"]
 
