@@ -150,8 +150,8 @@ def _changes_nothing(callback: BaseCallback | None) -> bool:
         return all(map(_changes_nothing, callback.callbacks))
     if callback is None or _needs_no_locals(callback):
         return True
-    # SB3's own callbacks read the policy, except for the one that wraps a user's function, and those that call a user's.
-    of_sb3 = type(callback).__module__ == BaseCallback.__module__ and type(callback) is not ConvertCallback
+    # SB3's own callbacks only read the policy, unless they call a function or callback of the user's.
+    of_sb3 = type(callback).__module__ == BaseCallback.__module__
     replaced = vars(callback).keys() & {"on_step", "_on_step", "_log_data"}
     called = [vars(callback).get(name) for name in ("callback", "callback_on_new_best")]
     return of_sb3 and not replaced and all(map(_changes_nothing, called))
