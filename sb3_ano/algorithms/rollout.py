@@ -242,6 +242,5 @@ def _is_finite(values: Arrays) -> bool:
         return all(map(_is_finite, values.values()))
     if values.dtype.kind != "f":
         return True
-    flat = values.reshape(-1)
-    # A sum of squares is not finite if a term is not; the second look is for sums that overflow.
-    return bool(flat.dot(flat) < math.inf) or bool(np.isfinite(flat).all())
+    # A sum of squares is not finite if a term is not; the second look is for sums that overflow, where ndarray.dot would warn.
+    return bool(np.vdot(values, values) < math.inf) or bool(np.isfinite(values).all())
