@@ -205,8 +205,8 @@ class FiniteCheck:
         if self._enabled:
             if self._normalize is not None:
                 observations, rewards = self._normalize.old_obs, self._normalize.old_reward
-            if not (_is_finite(observations) and _is_finite(rewards)):
-                if not _is_finite(actions):
+            if not (_has_finite_squares(observations) and _has_finite_squares(rewards)):
+                if not np.isfinite(actions).all():
                     raise ValueError(f"the policy returned NaN or Inf at {self._place()}; look at its parameters")
                 self._reject("observation", observations)
                 self._reject("reward", rewards)
@@ -237,10 +237,8 @@ class FiniteCheck:
             )
 
 
-def _is_finite(values: Arrays) -> bool:
+def _has_finite_squares(values: Arrays) -> bool:
+    """Tell in one pass that values are finite; False if one is not, or if their sum of squares overflows."""
     if isinstance(values, dict):
-        return all(map(_is_finite, values.values()))
-    if values.dtype.kind != "f":
-        return True
-    # A sum of squares is not finite if a term is not; the second look is for sums that overflow, where ndarray.dot would warn.
-    return bool(np.vdot(values, values) < math.inf) or bool(np.isfinite(values).all())
+        return all(map(_has_finite_squares, values.values()))
+    return values.dtype.kind != "f" or math.isfinite(np.vdot(values, values))
