@@ -59,7 +59,15 @@ class Snapshot:
         )
 
 
-class TorchActor:
+class _Actor:
+    """An actor whose steps have nothing to store but SB3's arrays."""
+
+    def columns(self) -> dict[str, Any]:
+        """Return what the rollout buffer stores of a step in addition to SB3's arrays."""
+        return {}
+
+
+class TorchActor(_Actor):
     """Act with any policy, on any device.
 
     :param policy: actor and critic
@@ -77,10 +85,6 @@ class TorchActor:
         allowed = None if masks is None else torch.as_tensor(masks, device=self._device)
         actions, values, log_probs = self._evaluation.act(obs_as_tensor(observations, self._device), allowed)
         return actions.cpu().numpy(), values.cpu().numpy(), log_probs.cpu().numpy()
-
-    def columns(self) -> dict[str, Any]:
-        """Return what the rollout buffer stores of a step in addition to SB3's arrays."""
-        return {}
 
     @torch.no_grad()
     def values(self, observations: Observations) -> np.ndarray:
@@ -115,7 +119,7 @@ _ACTIVATIONS: dict[type[nn.Module], Callable[[np.ndarray], None]] = {nn.Tanh: _t
 _ONE_THREAD = 4 * 65536
 
 
-class NumpyActor:
+class NumpyActor(_Actor):
     """Act with SB3's MlpPolicy on the CPU in NumPy, whose cost per call is a tenth of PyTorch's.
 
     If the layers are small, actor and critic are one network: their first layers see the same input, and the following ones
@@ -132,10 +136,10 @@ class NumpyActor:
         if customization(policy) is not None or type(extractor) is not MlpExtractor or type(features) is not FlattenExtractor:
             return False
         networks = extractor.policy_net, extractor.value_net
-        if any(type(network) is not nn.Sequential or len(network) % 2 for network in networks):
+        if any(type(network) is not nn.Sequential for network in networks):
             return False
-        linear = [policy.action_net, policy.value_net, *(layer for network in networks for layer in [*network][::2])]
-        activations = {type(layer) for network in networks for layer in [*network][1::2]}
+        actor, critic = [*networks[0], policy.action_net], [*networks[1], policy.value_net]
+        linear, activations = [*actor[::2], *critic[::2]], {type(layer) for layer in actor[1::2] + critic[1::2]}
         gaussian = type(policy.action_dist) is DiagGaussianDistribution
         return (
             all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
@@ -166,10 +170,6 @@ class NumpyActor:
         self._head_size = self._actor[-1].weight.shape[1]
         self._sample = SAMPLERS.get(type(policy.action_dist), _sb3_sampler)(policy, n_envs)
 
-    def columns(self) -> dict[str, Any]:
-        """Return what the rollout buffer stores of a step in addition to SB3's arrays."""
-        return {}
-
     def __call__(self, observations: Observations, masks: np.ndarray | None = None) -> Acted:
         inputs = _flat(observations)
         if self._joint:
@@ -196,7 +196,7 @@ Actor: TypeAlias = NumpyActor | TorchActor
 def _flat(observations: Observations) -> np.ndarray:
     """Return one float32 row per environment."""
     array = np.asarray(observations)
-    return array.reshape(len(array), -1).astype(np.float32)
+    return array.reshape(len(array), -1).astype(np.float32, copy=False)
 
 
 def _run(layers: list[_Layer], x: np.ndarray) -> np.ndarray:

@@ -3,17 +3,14 @@
 import functools
 import inspect
 import math
-import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from numbers import Integral, Real
 from types import NoneType
 from typing import Any, NamedTuple
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import VecEnv
 
 
 def inherit_signature(
@@ -89,12 +86,8 @@ _RULES: dict[tuple[str, ...], _Rule] = {
     ("normalize_advantage", "use_sde", "check_finite"): _Rule((bool, np.bool_), "True and False"),
     ("torch_compile",): _Rule((bool, str), "'auto', True and False", lambda value: value in (True, False, "auto")),
     ("precision",): _Rule((str,), "'float32' and 'bfloat16'", lambda value: value in ("float32", "bfloat16")),
-    ("policy_kwargs", "rollout_buffer_kwargs"): _Rule((Mapping,), "dictionaries"),
-    ("policy_class",): _Rule((Callable,), "policy names and policy classes"),  # type: ignore[arg-type]
     ("rollout_buffer_class",): _optional(_Rule((Callable,), "rollout buffer classes")),  # type: ignore[arg-type]
-    ("tensorboard_log",): _optional(_Rule((str, os.PathLike), "paths")),
 }
-_TOTAL_TIMESTEPS = _Rule((Real,), "numbers from 0", lambda value: value >= 0)
 
 
 def require_arguments(model: Any) -> None:
@@ -103,25 +96,27 @@ def require_arguments(model: Any) -> None:
     :raises TypeError: if one is of the wrong type
     :raises ValueError: if one is out of range
     """
-    for names, rule in _RULES.items():
-        for name in names:
-            if name in vars(model):
-                _require(name.lstrip("_"), vars(model)[name], rule)
+    present = [(name, rule) for names, rule in _RULES.items() for name in names if name in vars(model)]
+    for attribute, rule in present:
+        name, value = attribute.lstrip("_"), vars(model)[attribute]
+        if not isinstance(value, rule.types) or (isinstance(value, bool) and bool not in rule.types):
+            raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; allowed are {rule.allowed}")
+        if not rule.accepts(value):
+            raise ValueError(f"{name}={value!r} is not allowed; allowed are {rule.allowed}")
 
 
 def require_batches(model: Any) -> None:
     """Check that advantages can be normalized, and warn of a last minibatch that is smaller than the others.
 
-    :raises ValueError: if a minibatch or rollout of one sample is to be normalized
+    :raises ValueError: if minibatches of one sample are to be normalized
     """
-    if model.normalize_advantage and model.batch_size == 1:
-        raise ValueError("batch_size=1 leaves nothing to normalize; allowed are 2 and more, or normalize_advantage=False")
-    if model.env is None:
-        return
     size = model.n_steps * model.n_envs
-    if model.normalize_advantage and size == 1:
-        raise ValueError(f"n_steps={model.n_steps} with one environment leaves nothing to normalize; allowed are 2 and more")
-    if size % model.batch_size > 0:
+    if model.normalize_advantage and min(model.batch_size, size) == 1:
+        raise ValueError(
+            f"batch_size={model.batch_size} with a rollout of {size} samples (n_steps={model.n_steps}) leaves nothing to "
+            "normalize; allowed are 2 and more, or normalize_advantage=False"
+        )
+    if model.env is not None and size % model.batch_size > 0:
         warnings.warn(
             f"batch_size={model.batch_size} does not divide the rollout of {size} samples (n_steps={model.n_steps} x "
             f"{model.n_envs} environments): each epoch ends with a minibatch of {size % model.batch_size}",
@@ -129,60 +124,15 @@ def require_batches(model: Any) -> None:
         )
 
 
-def require_training(model: Any, total_timesteps: Any) -> None:
-    """Check that a model has an environment, and the argument of ``learn``; warn if it is 0.
-
-    :raises TypeError: if the argument is not a number
-    :raises ValueError: if it is negative or NaN, or there is no environment
-    """
-    _require("total_timesteps", total_timesteps, _TOTAL_TIMESTEPS)
-    if model.env is None:
-        raise ValueError("there is no environment to train in; pass env= to load, or call set_env first")
-    if total_timesteps == 0:
-        warnings.warn("total_timesteps=0: callbacks and logger are set up, and nothing is trained", stacklevel=4)
-
-
-def _require(name: str, value: Any, rule: _Rule) -> None:
-    if not isinstance(value, rule.types) or (isinstance(value, bool) and bool not in rule.types):
-        raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; allowed are {rule.allowed}")
-    if not rule.accepts(value):
-        raise ValueError(f"{name}={value!r} is not allowed; allowed are {rule.allowed}")
-
-
 def require_env(env: Any) -> None:
-    """Check that an object is an environment whose spaces SB3's policies support.
+    """Check what SB3 does not about the spaces of an environment: it counts discrete values from 0.
 
-    :raises TypeError: if it is not an environment
     :raises ValueError: if a space is not supported
     """
-    # An environment of OpenAI Gym, which SB3 converts, is known by its method.
-    if isinstance(env, type) or not hasattr(env, "step"):
-        raise TypeError(
-            f"env={env!r} is of type {type(env).__name__}, not an environment; allowed are a registered id, a Gymnasium "
-            "environment, and a VecEnv"
-        )
-    if not isinstance(env, gym.Env | VecEnv):
-        return
-    allowed = "Box, Discrete and one-dimensional MultiDiscrete with start 0, "
-    observations, actions = env.observation_space, env.action_space
-    for key, space in observations.spaces.items() if isinstance(observations, spaces.Dict) else [("", observations)]:
-        name = f"observation space {key!r}" if key else "observation space"
-        _require_space(name, space, _is_supported(space), f"{allowed}MultiBinary, and a Dict of these")
-    bounded = not isinstance(actions, spaces.Box) or bool(np.isfinite([actions.low, actions.high]).all())
-    flat = not isinstance(actions, spaces.MultiBinary) or isinstance(actions.n, int)
-    allowed += "and one-dimensional MultiBinary; the bounds of a Box must be finite"
-    _require_space("action space", actions, _is_supported(actions) and bounded and flat, allowed)
-
-
-def _require_space(name: str, space: spaces.Space, supported: bool, allowed: str) -> None:
-    if not supported:
-        raise ValueError(f"env has the {name} {' '.join(str(space).split())}, which is not supported; allowed are {allowed}")
-
-
-def _is_supported(space: spaces.Space) -> bool:
-    """Tell whether SB3 represents the values of a space; it counts discrete values from 0."""
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.nvec.ndim == 1 and not space.start.any()
-    if isinstance(space, spaces.Discrete):
-        return bool(space.start == 0)
-    return isinstance(space, spaces.Box | spaces.MultiBinary)
+    parts = env.observation_space.values() if isinstance(env.observation_space, spaces.Dict) else [env.observation_space]
+    for space in (env.action_space, *parts):
+        start = np.asarray(getattr(space, "start", 0))
+        if start.ndim > 1 or start.any():
+            raise ValueError(
+                f"env has the space {space}, which is not supported; allowed are one-dimensional discrete spaces with start 0"
+            )

@@ -26,7 +26,7 @@ from sb3_ano.algorithms.compiled import pays
 from sb3_ano.algorithms.diagnostics import UpdateStatistics
 from sb3_ano.algorithms.flat_adam import FlatAdam
 from sb3_ano.algorithms.loading import SavedModel, read_saved_model, unshared
-from sb3_ano.algorithms.policy_evaluation import bfloat16_drawback
+from sb3_ano.algorithms.policy_evaluation import customization
 from sb3_ano.algorithms.rollout import RolloutMixin
 from sb3_ano.algorithms.update import ClipRange, Updater, UpdateSettings, approximate_kl
 from sb3_ano.envs import make_env
@@ -125,28 +125,16 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         if init_setup_model:
             self._setup_model()
 
-    def __repr__(self) -> str:
-        radii = (f"{name}={schedules.shown(radius)}" for name, radius in self._radii().items())
-        return f"{type(self).__name__}({', '.join(radii)})"
-
-    def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
-        if policy_name not in self.policy_aliases:
-            raise ValueError(
-                f"policy={policy_name!r} is unknown; allowed are {', '.join(self.policy_aliases)} and policy classes. "
-                "RecurrentANO has LSTM policies, MaskableANO masks"
-            )
-        return self.policy_aliases[policy_name]
+    def _get_policy_from_name(self, policy_name: str) -> Any:
+        return self.policy_aliases.get(policy_name, policy_name)  # _require_policy rejects other names
 
     def _require_policy(self) -> None:
-        kind, base = self.policy_class, self.policy_base
-        # LSTM policies are subclasses of SB3's; by their module, because sb3-contrib need not be imported.
-        modules = {part.__module__ for part in getattr(kind, "__mro__", ())}
-        recurrent = base is ActorCriticPolicy and "sb3_contrib.common.recurrent.policies" in modules
-        if isinstance(kind, type) and (recurrent or not issubclass(kind, base)):
+        kind: Any = self.policy_class
+        if isinstance(kind, str) or (isinstance(kind, type) and not issubclass(kind, self.policy_base)):
             raise ValueError(
-                f"policy={kind.__name__} is not a policy of {type(self).__name__}; allowed are "
-                f"{', '.join(self.policy_aliases)} and subclasses of {base.__name__}. RecurrentANO has LSTM policies, "
-                "MaskableANO masks"
+                f"policy={getattr(kind, '__name__', kind)!r} is not a policy of {type(self).__name__}; allowed are "
+                f"{', '.join(self.policy_aliases)} and subclasses of {self.policy_base.__name__}. RecurrentANO has LSTM "
+                "policies, MaskableANO masks"
             )
 
     def _setup_model(self) -> None:
@@ -167,9 +155,9 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         if isinstance(distribution, MultiCategoricalDistribution):
             # The compiler takes no NumPy integers.
             distribution.action_dims = [int(size) for size in distribution.action_dims]
-        drawback = bfloat16_drawback(self.policy) if self.precision == "bfloat16" else None
-        if drawback is not None:
-            warnings.warn(f"precision='bfloat16' {drawback}", stacklevel=3)
+        reason = customization(self.policy) if self.precision == "bfloat16" else None
+        if reason is not None:
+            warnings.warn(f"precision='bfloat16' has no effect, because {reason}", stacklevel=3)
 
     def _default_buffer(self) -> type[RolloutBuffer]:
         return DictFlatRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else FlatRolloutBuffer
@@ -200,10 +188,11 @@ class ShapedPolicyAlgorithm(RolloutMixin):
     ) -> Self:
         """Train; see SB3. TensorBoard runs are named after the algorithm unless ``tb_log_name`` is given.
 
-        :raises ValueError: if ``total_timesteps`` or a changed attribute is out of range, or there is no environment
-        :raises TypeError: if ``total_timesteps`` or a changed attribute is of the wrong type
+        :raises ValueError: if a changed attribute is out of range, or there is no environment
+        :raises TypeError: if a changed attribute is of the wrong type
         """
-        arguments.require_training(self, total_timesteps)
+        if self.env is None:
+            raise ValueError("there is no environment to train in; pass env= to load, or call set_env first")
         name = tb_log_name or type(self).__name__
         return super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
 

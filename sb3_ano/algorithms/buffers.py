@@ -1,7 +1,7 @@
 """SB3's rollout buffers with less work per step, and with the one-step TD errors that advantages are made of."""
 
 from collections.abc import Callable, Generator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from stable_baselines3.common.type_aliases import RolloutBufferSamples, TensorDi
 
 
 class RolloutSamples(NamedTuple):
-    """Samples of a rollout: the fields of SB3's ``RolloutBufferSamples``, and TD errors.
+    """Samples of a rollout: the fields of SB3's ``RolloutBufferSamples``, TD errors, and masks.
 
     :param observations: ``(batch, ...)``, or a dictionary of those
     :param actions: ``(batch, action_dim)``
@@ -19,6 +19,7 @@ class RolloutSamples(NamedTuple):
     :param advantages: generalized advantage estimates, ``(batch,)``
     :param returns: lambda-returns, ``(batch,)``
     :param td_errors: one-step TD errors, ``(batch,)``
+    :param action_masks: actions that were allowed, bool ``(batch, n)``, or None
     """
 
     observations: torch.Tensor | TensorDict
@@ -28,6 +29,7 @@ class RolloutSamples(NamedTuple):
     advantages: torch.Tensor
     returns: torch.Tensor
     td_errors: torch.Tensor
+    action_masks: torch.Tensor | None = None
 
 
 # Names of the buffer's arrays that differ from those of the samples.
@@ -41,8 +43,7 @@ class FlatRolloutBuffer(RolloutBuffer):
     """
 
     td_errors: np.ndarray
-    #: Class of the samples.
-    samples: ClassVar[Any] = RolloutSamples
+    action_masks: Any = None
 
     def reset(self) -> None:
         super().reset()
@@ -107,8 +108,8 @@ class FlatRolloutBuffer(RolloutBuffer):
         if not self.full:
             raise ValueError(f"the rollout buffer holds {self.pos} of {self.buffer_size} steps; collect a whole rollout first")
         # Read from the attributes, because callbacks and subclasses assign other arrays, as SB3 itself does with ``returns``.
-        arrays = (getattr(self, _ARRAYS.get(name, name)) for name in self.samples._fields)
-        return self.samples(*(mapped(self._flattened, array) for array in arrays))
+        arrays = (getattr(self, _ARRAYS.get(name, name)) for name in RolloutSamples._fields)
+        return RolloutSamples(*(mapped(self._flattened, array) for array in arrays))
 
     def _flattened(self, array: np.ndarray) -> torch.Tensor:
         environment_major = torch.from_numpy(np.ascontiguousarray(array)).transpose(0, 1)
@@ -136,13 +137,15 @@ class DictFlatRolloutBuffer(FlatRolloutBuffer, DictRolloutBuffer):  # type: igno
 
 def gather(samples: RolloutSamples, indices: torch.Tensor) -> RolloutSamples:
     """Return the samples at ``indices``, with actions in float32 as SB3 has them."""
-    picked = type(samples)(*[mapped(lambda values: values[indices], field) for field in samples])
+    picked = RolloutSamples(*[mapped(lambda values: values[indices], field) for field in samples])
     return picked._replace(actions=picked.actions.to(torch.float32))
 
 
 def mapped(function: Callable[[Any], Any], values: Any) -> Any:
-    """Apply a function to observations, that is, to an array or tensor, or to each entry of a dictionary."""
-    return {key: function(part) for key, part in values.items()} if isinstance(values, dict) else function(values)
+    """Apply a function to an array or tensor, to each entry of a dictionary, or to nothing if the values are None."""
+    if isinstance(values, dict):
+        return {key: function(part) for key, part in values.items()}
+    return None if values is None else function(values)
 
 
 def is_stock(buffer: RolloutBuffer, *names: str) -> bool:

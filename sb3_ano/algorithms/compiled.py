@@ -103,7 +103,5 @@ class CompiledStep:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the informative lines of an error message of PyTorch's, which fills a screen."""
-    lines = str(error).strip().splitlines() or [repr(error)]
-    context = [line.strip() for line in lines if "debug context" in line]
-    return f"{type(error).__name__}: {'; '.join([lines[0], *context[:1]])}"
+    """Return the first line of an error message of PyTorch's, which fills a screen."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"

@@ -107,10 +107,7 @@ class MaskableANO(ANO):
         """Return actions and states; see SB3.
 
         :param action_masks: actions that are allowed, or None for all
-        :raises ValueError: if the masks are of the wrong shape
         """
-        if action_masks is not None and np.prod(np.shape(action_masks)) % sum(choices(self.action_space)) > 0:
-            raise _wrong_shape(action_masks, choices(self.action_space))
         policy: Any = self.policy
         return policy.predict(observation, state, episode_start, deterministic, action_masks=action_masks)
 
@@ -208,10 +205,6 @@ class _WithMasks:
         return self._model.predict(*args, **options, action_masks=get_action_masks(self._env))
 
 
-def _wrong_shape(masks: Any, sizes: list[int]) -> ValueError:
-    return ValueError(f"action_masks has the shape {np.shape(masks)}; allowed are {sum(sizes)} values, one per action")
-
-
 # Acting
 
 
@@ -238,7 +231,7 @@ class _MaskedActor:
     def __call__(self, observations: Any) -> Any:
         masks = np.asarray(get_action_masks(self._env), dtype=bool)
         if masks.shape[0] != self._env.num_envs or masks[0].size != sum(self._sizes):
-            raise _wrong_shape(masks[0], self._sizes)
+            raise ValueError(f"action_masks has the shape {masks[0].shape}; allowed are {sum(self._sizes)} values")
         self._masks = masks.reshape(self._env.num_envs, -1)
         possible = np.logical_or.reduceat(self._masks, self._starts, axis=1)
         if not possible.all():
@@ -267,12 +260,9 @@ class _RecurrentActor:
 
     @torch.no_grad()
     def values(self, observations: Any) -> np.ndarray:
-        model, inputs = self._model, obs_as_tensor(observations, self._model.device)
-        return (
-            model.policy.predict_values(inputs, model._last_lstm_states.vf, self._flags(model._last_episode_starts))
-            .cpu()
-            .numpy()
-        )
+        model, starts = self._model, self._flags(self._model._last_episode_starts)
+        values = model.policy.predict_values(obs_as_tensor(observations, model.device), model._last_lstm_states.vf, starts)
+        return values.cpu().numpy()
 
     @torch.no_grad()
     def terminal_values(self, observations: list[Any], environments: list[int]) -> np.ndarray:

@@ -2,33 +2,15 @@
 
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 from gymnasium import spaces
 from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, RecurrentRolloutBuffer
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.type_aliases import TensorDict
 
 from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer
 from sb3_ano.algorithms.contrib_policies import choices
-
-
-class MaskedSamples(NamedTuple):
-    """Samples of a rollout with masks; the other fields are those of ``RolloutSamples``.
-
-    :param action_masks: actions that were allowed, bool ``(batch, n)``
-    """
-
-    observations: torch.Tensor | TensorDict
-    actions: torch.Tensor
-    old_values: torch.Tensor
-    old_log_prob: torch.Tensor
-    advantages: torch.Tensor
-    returns: torch.Tensor
-    td_errors: torch.Tensor
-    action_masks: torch.Tensor
 
 
 class _Masks(RolloutBuffer):
@@ -42,13 +24,9 @@ class _Masks(RolloutBuffer):
 class MaskedRolloutBuffer(_Masks, FlatRolloutBuffer):
     """The default buffer of MaskableANO."""
 
-    samples: ClassVar[Any] = MaskedSamples
-
 
 class DictMaskedRolloutBuffer(_Masks, DictFlatRolloutBuffer):  # type: ignore[misc]
     """The same for Dict observations."""
-
-    samples: ClassVar[Any] = MaskedSamples
 
 
 class _Sequences(RolloutBuffer):

@@ -31,16 +31,13 @@ class UpdateStatistics:
         return len(self._results)
 
     def epoch_kl(self) -> float:
-        """Return the mean KL of the finite minibatches of the current epoch; NaN if there was none."""
-        kls = [approximate_kl(result.log_ratio) for result in self._results[self._epoch_start :] if bool(result.finite)]
+        """Return the mean KL of the current epoch's minibatches that were not skipped; NaN if there was none."""
+        kls = [approximate_kl(result.log_ratio) for result in self._results[self._epoch_start :] if not bool(result.skipped)]
         return torch.stack(kls).mean().item() if kls else float("nan")
 
     def skipped(self) -> list[int]:
         """Return the minibatches that were skipped because they were not finite, counted from 0."""
-        if not self._results:
-            return []
-        finite = torch.stack([result.finite for result in self._results]) | torch.stack([r.stop for r in self._results])
-        return torch.nonzero(~finite).flatten().tolist()
+        return torch.nonzero(torch.stack([result.skipped for result in self._results])).flatten().tolist()
 
     def non_finite_term(self, minibatch: int) -> str:
         """Name the first loss term of a skipped minibatch that is NaN or Inf, or else the gradient.
@@ -52,7 +49,7 @@ class UpdateStatistics:
         return {"loss": "the weighted sum of the losses (vf_coef, ent_coef)", "grad_norm": "the gradient"}.get(name, name)
 
     def summary(self) -> dict[str, float]:
-        """Average over the minibatches of the update, under SB3's names if it has one; empty if there was none.
+        """Average over the minibatches of the update, under SB3's names if it has one.
 
         Skipped minibatches are left out. ``approx_kl`` and ``loss`` mean what they mean in SB3 (the last epoch, the last
         minibatch); ``kl_mean`` and ``kl_max`` look at the whole update. ``ppo_discarded_gradient`` is the share of the
@@ -61,8 +58,6 @@ class UpdateStatistics:
         """
         left_out = set(self.skipped())
         kept = [number for number in range(len(self._results)) if number not in left_out]
-        if not kept:
-            return {}
         results = [self._results[number] for number in kept]
         scalars = _read(torch.stack([result.scalars for result in results]))
         log_ratio = _read(torch.cat([result.log_ratio for result in results]))

@@ -102,18 +102,12 @@ class FlatAdam(Adam):
         :param optimizer: optimizer of the policy, of any class
         :param policy: actor and critic
         """
-        if type(optimizer) is not FlatAdam:
-            return f"its optimizer is not the Adam that the model has made, but {type(optimizer).__name__}"
-        name = replaced_method(optimizer)
-        if name is not None:
-            return f"policy.optimizer.{name} was replaced"
-        if len(optimizer.param_groups) != 1:
-            return "its optimizer has several groups of parameters"
-        for name, value in optimizer.param_groups[0].items():
-            if name not in _FREE_OPTIONS and not (name in _DEFAULTS and value == _DEFAULTS[name]):
-                return f"its optimizer has {name}={value!r}"
-        if has_hooks(optimizer):
-            return "its optimizer has hooks"
+        group, *more = optimizer.param_groups
+        options = {name: value for name, value in group.items() if name not in _FREE_OPTIONS}
+        if type(optimizer) is not FlatAdam or more or not options.items() <= _DEFAULTS.items():
+            return "its optimizer is not the plain Adam that the model has made"
+        if replaced_method(optimizer) is not None or has_hooks(optimizer):
+            return "its optimizer has hooks, or a method of it was replaced"
         named = [(name, parameter) for name, parameter in policy.named_parameters() if parameter.requires_grad]
         for name, parameter in named:
             if has_hooks(parameter):

@@ -52,15 +52,12 @@ def read_saved_model(path: str | pathlib.Path | io.BufferedIOBase) -> SavedModel
     """Read the attributes of a model, and check that the whole file is intact.
 
     :param path: path or stream as for SB3's ``load``; a stream keeps its position
-    :raises ValueError: if the path is a directory, or the file is no zip archive, is damaged, or holds no model
-    :raises FileNotFoundError: if there is no such file, with or without ``.zip``
+    :raises ValueError: if the file is no zip archive, is damaged, or holds no model
+    :raises OSError: if there is no such file, with or without ``.zip``
     """
     is_path = isinstance(path, str | pathlib.Path)
     shown = str(path) if is_path else "the stream"
-    try:
-        file = open_path(path, "r", suffix="zip")
-    except IsADirectoryError as error:
-        raise ValueError(f"{shown} is a directory, not a saved model; a model ends in .zip") from error
+    file = open_path(path, "r", suffix="zip")
     start = file.tell()
     try:
         with zipfile.ZipFile(file) as archive:
@@ -70,20 +67,17 @@ def read_saved_model(path: str | pathlib.Path | io.BufferedIOBase) -> SavedModel
             damaged = archive.testzip()
             if damaged is not None:
                 raise zipfile.BadZipFile(f"the checksum of its entry {damaged!r} does not match")
-            attributes = dict(json.loads(archive.read("data")))
             for entry in ("policy.pth", "policy.optimizer.pth"):
                 archive.getinfo(entry)
+            return SavedModel(shown, dict(json.loads(archive.read("data"))))
     # RuntimeError: a damaged header may ask for a password or an unknown compression.
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{shown} is not a saved model, or is damaged or cut off: {error}") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{shown} is a zip archive, but not of a saved model, or was cut off: {error}") from error
     finally:
         if is_path:
             file.close()
         else:
             file.seek(start)
-    return SavedModel(shown, attributes)
 
 
 def unshared(state: Any, copies: dict[tuple, torch.Tensor]) -> Any:

@@ -52,15 +52,6 @@ class PAPO(ShapedPolicyAlgorithm):
         self.max_epoch_kl = max_epoch_kl
         super().__init__(**arguments)
 
-    def _setup_model(self) -> None:
-        super()._setup_model()
-        needed = super()._default_buffer()
-        if not isinstance(self.rollout_buffer, needed):
-            raise ValueError(
-                f"rollout_buffer_class={self.rollout_buffer_class!r} gives PAPO no td_errors of these observations; "
-                f"allowed are {needed.__name__} and its subclasses"
-            )
-
     def _default_buffer(self) -> type[RolloutBuffer]:
         return DictTDRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else TDRolloutBuffer
 

@@ -42,8 +42,6 @@ def customization(policy: ActorCriticPolicy) -> str | None:
     an instance, of the policy or of a module in it. Custom classes of modules do not count, because modules are called.
     """
     kind, base = type(policy), base_of(policy)
-    if kind.__mro__[-len(base.__mro__) :] != base.__mro__ and not kind.__module__.startswith(_STOCK):
-        return f"{kind.__name__} has several base classes"
     for name in _EVALUATING:
         if getattr(kind, name) is not getattr(base, name):
             return f"{kind.__name__} overrides {name}"
@@ -109,19 +107,6 @@ def has_stock_distribution(policy: ActorCriticPolicy) -> bool:
 def _is_stock(module: torch.nn.Module) -> bool:
     """Tell whether a module and all modules in it are instances of SB3's and PyTorch's own classes."""
     return all(type(part).__module__.startswith(_STOCK) for part in module.modules())
-
-
-def bfloat16_drawback(policy: ActorCriticPolicy) -> str | None:
-    """Say why ``precision="bfloat16"`` brings nothing for a policy, or None."""
-    reason = customization(policy)
-    if reason is not None:
-        return f"has no effect, because {reason}"
-    if policy.device.type == "cpu":
-        capabilities = torch.cpu.get_capabilities()
-        native = capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
-    else:
-        native = policy.device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
-    return None if native else f"is slower than float32, because {policy.device} has no instructions for it"
 
 
 def preprocessing(space: spaces.Space, normalize_images: bool, channels_last: bool = False) -> Preprocessing:

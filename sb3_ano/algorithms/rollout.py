@@ -2,7 +2,6 @@
 
 import copy
 import math
-import operator
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -20,7 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from sb3_ano.algorithms.actor import Actor, Snapshot, make_actor
 from sb3_ano.algorithms.arguments import require_arguments, require_env
-from sb3_ano.algorithms.buffers import FlatRolloutBuffer, is_stock, mapped
+from sb3_ano.algorithms.buffers import FlatRolloutBuffer, is_stock
 from sb3_ano.envs import DirectVecEnv, make_env
 
 Arrays: TypeAlias = np.ndarray | dict[str, np.ndarray]
@@ -36,7 +35,8 @@ class RolloutMixin(OnPolicyAlgorithm):
         """Wrap an environment, or make and wrap one of an id, as SB3 does, in :class:`~sb3_ano.envs.DirectVecEnv`."""
         if isinstance(env, str):
             env = make_env(env, verbose)
-        require_env(env)
+        if isinstance(env, gym.Env | VecEnv):
+            require_env(env)
         if isinstance(env, gym.Env):
             single = env if is_wrapped(env, Monitor) or not monitor_wrapper else Monitor(env)
             env = DirectVecEnv([lambda: single])
@@ -61,19 +61,6 @@ class RolloutMixin(OnPolicyAlgorithm):
         require_arguments(self)  # a user or a callback may have changed them
         if isinstance(rollout_buffer, FlatRolloutBuffer):
             rollout_buffer.buffer_size = n_rollout_steps  # n_steps may have changed
-        check = FiniteCheck(env, self.check_finite)
-        try:
-            training_continues = self._collect(env, callback, rollout_buffer, n_rollout_steps, check)
-        except Exception:
-            # NaN makes distributions and simulators raise errors that do not name it.
-            check.require_finite(rollout_buffer, self._last_obs, even_if_finite=True)
-            raise
-        check.require_finite(rollout_buffer, self._last_obs)
-        return training_continues
-
-    def _collect(
-        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int, check: "FiniteCheck"
-    ) -> bool:
         self.policy.set_training_mode(False)
         n_steps = 0
         rollout_buffer.reset()
@@ -84,7 +71,7 @@ class RolloutMixin(OnPolicyAlgorithm):
         # Tensors are for callbacks, and for buffers that are not ours.
         as_tensors = not (_needs_no_locals(callback) and is_stock(rollout_buffer, "add"))
         callback.on_rollout_start()  # a resumed training is restored here
-        check.start(self.num_timesteps // env.num_envs)
+        check = FiniteCheck(self, env)
         actor = self._make_actor(env)
         snapshot = None if _changes_nothing(callback) else Snapshot(self.policy)
         values: Any
@@ -99,15 +86,10 @@ class RolloutMixin(OnPolicyAlgorithm):
             if as_tensors:
                 obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
                 values, log_probs = self._as_tensor(values), self._as_tensor(log_probs)
-            # A sum of squares is not finite if a term is not; the second look is for sums that overflow.
-            if actions.dtype.kind == "f" and not math.isfinite(np.vdot(actions, actions)) and not np.isfinite(actions).all():
-                raise ValueError(
-                    f"the policy returned actions that are not finite after {self.num_timesteps} steps; look at its parameters"
-                )
             clipped_actions = in_bounds(actions)
             new_obs, rewards, dones, infos = env.step(clipped_actions)
-            check.add_step()
             self.num_timesteps += env.num_envs
+            check.step(actions, new_obs, rewards)
 
             if as_tensors:  # callbacks read these variables under SB3's names
                 callback.update_locals(locals())
@@ -121,7 +103,7 @@ class RolloutMixin(OnPolicyAlgorithm):
             if discrete:
                 actions = actions.reshape(-1, 1)
             if np.count_nonzero(dones):
-                check.require_finite_ends(dones, infos, self.num_timesteps // env.num_envs)
+                check.ends(dones, infos)
                 bootstrap_truncations(rewards, dones, infos, actor, self.gamma)
 
             row = (self._last_obs, actions, rewards, self._last_episode_starts, values, log_probs)
@@ -168,8 +150,8 @@ def _changes_nothing(callback: BaseCallback | None) -> bool:
         return all(map(_changes_nothing, callback.callbacks))
     if callback is None or _needs_no_locals(callback):
         return True
-    # SB3's own callbacks read the policy, except for the one that wraps a user's function, and those that call a user's.
-    of_sb3 = type(callback).__module__ == BaseCallback.__module__ and type(callback) is not ConvertCallback
+    # SB3's own callbacks only read the policy, unless they call a function or callback of the user's.
+    of_sb3 = type(callback).__module__ == BaseCallback.__module__
     replaced = vars(callback).keys() & {"on_step", "_on_step", "_log_data"}
     called = [vars(callback).get(name) for name in ("callback", "callback_on_new_best")]
     return of_sb3 and not replaced and all(map(_changes_nothing, called))
@@ -197,101 +179,66 @@ def bootstrap_truncations(rewards: np.ndarray, dones: np.ndarray, infos: list[di
 
 
 class FiniteCheck:
-    """Check a rollout for NaN and Inf once it is collected, and name the environment and the step.
+    """Check a rollout for NaN and Inf at each step, before they reach the policy, and name the environment.
 
-    VecNormalize spreads NaN over the statistics of all environments. The check keeps references to what VecNormalize received,
-    looks at them only if the rollout is not finite, and puts the statistics back.
+    VecNormalize spreads NaN over the statistics of all environments. The check looks at what VecNormalize received, and puts
+    back the statistics of the beginning of the rollout.
 
+    :param model: algorithm with ``check_finite``, ``num_timesteps``, and the observations that the rollout starts with
     :param env: training environment
-    :param enabled: False to check nothing
+    :raises ValueError: if an observation is NaN or Inf, naming environment and step, as do the methods
     """
 
-    def __init__(self, env: VecEnv, enabled: bool) -> None:
-        self._enabled = enabled
-        self._step = 0
-        self._normalize = unwrap_vec_normalize(env) if enabled else None
-        self._received: list[tuple[Any, Any]] = []
-        self._statistics: dict[str, Any] = {}
+    def __init__(self, model: Any, env: VecEnv) -> None:
+        self._model, self._n_envs, self._enabled = model, env.num_envs, model.check_finite
+        self._normalize = normalize = unwrap_vec_normalize(env)
+        names = () if normalize is None else vars(normalize).keys() & {"obs_rms", "ret_rms", "returns"}
+        self._statistics = {name: copy.deepcopy(vars(normalize)[name]) for name in names}
+        if self._enabled:
+            self._reject("observation", model._last_obs if normalize is None else normalize.old_obs)
 
-    def start(self, step: int) -> None:
-        """Keep the statistics and the observations that the rollout starts with.
+    def step(self, actions: np.ndarray, observations: Any, rewards: np.ndarray) -> None:
+        """Check what the environments have just returned.
 
-        :param step: steps that each environment has made so far in this training
+        :param actions: actions of the policy, which may be the reason
         """
-        self._step = step
-        if self._normalize is not None:
-            names = vars(self._normalize).keys() & {"obs_rms", "ret_rms", "returns"}
-            self._statistics = {name: copy.deepcopy(vars(self._normalize)[name]) for name in names}
-            self._received.append((self._normalize.old_obs, None))
+        if self._enabled:
+            if self._normalize is not None:
+                observations, rewards = self._normalize.old_obs, self._normalize.old_reward
+            if not (_has_finite_squares(observations) and _has_finite_squares(rewards)):
+                if not np.isfinite(actions).all():
+                    raise ValueError(f"the policy returned NaN or Inf at {self._place()}; look at its parameters")
+                self._reject("observation", observations)
+                self._reject("reward", rewards)
 
-    def add_step(self) -> None:
-        """Keep the observations and rewards that VecNormalize received in the last step."""
-        if self._normalize is not None:
-            self._received.append((self._normalize.old_obs, self._normalize.old_reward))
-
-    def require_finite_ends(self, dones: np.ndarray, infos: list[dict], step: int) -> None:
-        """Check the last observations of episodes, which never get into the buffer.
-
-        :raises ValueError: if one is NaN or Inf, naming environment and step
-        """
+    def ends(self, dones: np.ndarray, infos: list[dict]) -> None:
+        """Check the last observations of episodes."""
         for index in np.flatnonzero(dones) if self._enabled else ():
-            terminal = infos[index].get("terminal_observation")
-            if terminal is not None:
-                require_finite("terminal observation", terminal, step, environment=int(index))
+            # 0 for a VecEnv that reports none.
+            self._reject("terminal observation", infos[index].get("terminal_observation", 0.0), int(index))
 
-    def require_finite(self, buffer: RolloutBuffer, last_observations: Any, even_if_finite: bool = False) -> None:
-        """Check the rollout in the buffer.
+    def _place(self) -> str:
+        return f"step {self._model.num_timesteps // self._n_envs} of the training"
 
-        :param buffer: rollout buffer, filled up to its position
-        :param last_observations: observations after the last step
-        :param even_if_finite: whether to look at what VecNormalize received although the rollout is finite
-        :raises ValueError: if an observation or reward is NaN or Inf
-        """
-        normalize = self._normalize
-        # With fixed statistics, VecNormalize makes a finite number of Inf.
-        clips = normalize is not None and not normalize.training
-        finite = not self._enabled or all(map(_is_finite, (buffer.rewards, buffer.observations, last_observations)))
-        if finite and not (self._enabled and (even_if_finite or clips)):
-            return
-        received = self._received
-        if normalize is not None and received:
-            received = [*received, (normalize.old_obs, normalize.old_reward)]
-        observations = [mapped(operator.itemgetter(row), buffer.observations) for row in range(buffer.pos)]
-        stored = zip([*observations, last_observations], [None, *buffer.rewards[: buffer.pos]], strict=True)
-        try:
-            for history in (received, stored):
-                for step, (observation, reward) in enumerate(history, start=self._step):
-                    require_finite("observation", observation, step)
-                    if reward is not None:
-                        require_finite("reward", reward, step)
-        except ValueError:
-            if normalize is not None:
-                vars(normalize).update(self._statistics)
-            raise
-
-
-def _is_finite(values: Arrays) -> bool:
-    arrays = map(np.asarray, values.values() if isinstance(values, dict) else [values])
-    return all(array.dtype.kind != "f" or bool(np.isfinite(array).all()) for array in arrays)
-
-
-def require_finite(what: str, values: Arrays, step: int, environment: int | None = None) -> None:
-    """Check observations or rewards of one step.
-
-    :param what: name of the values for the message
-    :param values: array or dictionary of arrays, with the environments along the first axis unless ``environment`` is given
-    :param step: steps that each environment has made so far
-    :param environment: number of the environment whose values these are
-    :raises ValueError: if one is NaN or Inf, naming environment and step
-    """
-    parts = {f" {key!r}": part for key, part in values.items()} if isinstance(values, dict) else {"": values}
-    for key, part in parts.items():
-        if not _is_finite(part):
-            array = np.asarray(part)
-            where = np.argwhere(~np.isfinite(array))[0]
-            index = int(where[0]) if environment is None else environment
+    def _reject(self, what: str, values: Arrays, environment: int | None = None) -> None:
+        """Raise if values are not finite, with the environments along the first axis, or those of one environment."""
+        for key, part in values.items() if isinstance(values, dict) else [("", values)]:
+            finite = np.isfinite(part)
+            if finite.all():
+                continue
+            if self._normalize is not None:
+                vars(self._normalize).update(self._statistics)
+            name = f"{what} {key!r}" if key else what
+            where = tuple(np.argwhere(~finite)[0])
             raise ValueError(
-                f"environment {index} returned {array[tuple(where)]} in its {what}{key} at step {step} of the training "
-                "(environments count from 0, steps for each environment); observations and rewards must be finite, or "
-                "check_finite=False leaves them to the policy"
+                f"environment {where[0] if environment is None else environment} returned {np.asarray(part)[where]} in its "
+                f"{name} at {self._place()} (environments count from 0, steps for each environment); observations and rewards "
+                "must be finite, or check_finite=False leaves them to the policy"
             )
+
+
+def _has_finite_squares(values: Arrays) -> bool:
+    """Tell in one pass that values are finite; False if one is not, or if their sum of squares overflows."""
+    if isinstance(values, dict):
+        return all(map(_has_finite_squares, values.values()))
+    return values.dtype.kind != "f" or math.isfinite(np.vdot(values, values))

@@ -1,6 +1,5 @@
 """Convert radii and learning rates to schedules: numbers, callables of the remaining progress, or the zoo's ``lin_0.2``."""
 
-import contextlib
 import math
 from numbers import Real
 
@@ -15,26 +14,20 @@ def as_schedule(value: float | str | Schedule, name: str) -> FloatSchedule:
 
     :param value: number, callable, or ``"lin_x"``, linear from x to 0 as in the RL Zoo
     :param name: name of the argument, for messages
-    :raises ValueError: if a number is negative, infinite or NaN, or a string is not ``lin_x``
-    :raises TypeError: if the value is of another type
+    :raises ValueError: if a number is negative, infinite or NaN
+    :raises TypeError: if the value is of another type, or another string
     """
     if isinstance(value, FloatSchedule):
-        schedule = value
-    elif isinstance(value, str):
-        start = math.nan
-        with contextlib.suppress(ValueError):
-            start = float(value.removeprefix("lin_"))
-        if not (value.startswith("lin_") and 0.0 < start < math.inf):
-            raise ValueError(f"{name}={value!r} is not a schedule; {_ALLOWED}")
-        schedule = FloatSchedule(LinearSchedule(start, 0.0, 1.0))
-    elif callable(value) or (isinstance(value, Real) and not isinstance(value, bool)):
-        schedule = FloatSchedule(value if callable(value) else float(value))
-    else:
+        return value
+    if callable(value):
+        return FloatSchedule(value)
+    is_linear = isinstance(value, str) and value.startswith("lin_")
+    if not is_linear and (isinstance(value, bool) or not isinstance(value, Real)):
         raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; {_ALLOWED}")
-    constant = constant_value(schedule)
-    if constant is not None and not 0.0 <= constant < math.inf:
-        raise ValueError(f"{name}={constant} is not allowed; {_ALLOWED}")
-    return schedule
+    number = float(str(value).removeprefix("lin_"))
+    if not 0.0 <= number < math.inf:
+        raise ValueError(f"{name}={value!r} is not allowed; {_ALLOWED}")
+    return FloatSchedule(LinearSchedule(number, 0.0, 1.0) if is_linear else number)
 
 
 def require_positive(schedule: FloatSchedule, name: str) -> None:
@@ -44,20 +37,9 @@ def require_positive(schedule: FloatSchedule, name: str) -> None:
 
     :raises ValueError: if the schedule is the constant 0
     """
-    if constant_value(schedule) == 0.0:
-        raise ValueError(f"{name}=0.0 is not a radius to train with; allowed are numbers above 0")
-
-
-def constant_value(schedule: FloatSchedule) -> float | None:
-    """Return the number of a constant schedule, or None for other schedules."""
     inner = schedule.value_schedule
-    return float(inner.val) if isinstance(inner, ConstantSchedule) else None
-
-
-def shown(schedule: FloatSchedule) -> str:
-    """Return a short form of a schedule for messages, the number if it is constant."""
-    constant = constant_value(schedule)
-    return repr(schedule.value_schedule) if constant is None else f"{constant:g}"
+    if isinstance(inner, ConstantSchedule) and inner.val == 0.0:
+        raise ValueError(f"{name}=0.0 is not a radius to train with; allowed are numbers above 0")
 
 
 def read(schedule: Schedule, progress_remaining: float, name: str) -> float:

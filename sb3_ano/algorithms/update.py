@@ -91,7 +91,7 @@ class StepResult(NamedTuple):
     :param log_ratio: logarithms of the probability ratios, ``(batch,)``
     :param advantages: advantages that the loss was computed with, ``(batch,)``
     :param log_ratio_grad: gradient of the loss by each log-ratio, ``(batch,)``
-    :param finite: 0-d bool; False if loss or gradient is not finite, and then nothing was changed
+    :param skipped: 0-d bool; True if loss or gradient is not finite, and then nothing was changed
     :param stop: 0-d bool; True if the KL exceeds its limit, and then nothing was changed
     """
 
@@ -99,7 +99,7 @@ class StepResult(NamedTuple):
     log_ratio: torch.Tensor
     advantages: torch.Tensor
     log_ratio_grad: torch.Tensor
-    finite: torch.Tensor
+    skipped: torch.Tensor
     stop: torch.Tensor
 
 
@@ -260,7 +260,7 @@ class Updater:
         scalars = torch.stack([*(term.detach() for term in losses.terms), loss, norm])
         # A frozen actor has no gradient.
         gradient = torch.zeros_like(log_ratio) if log_ratio_grad is None else log_ratio_grad.detach()
-        return StepResult(scalars, log_ratio, advantages, gradient, torch.isfinite(loss + norm), stop)
+        return StepResult(scalars, log_ratio, advantages, gradient, ~(torch.isfinite(loss + norm) | stop), stop)
 
     def _losses(self, samples: RolloutSamples) -> _Losses:
         """Compute the loss of Algorithm 1 of the paper, with SB3's value clip and entropy estimate."""

@@ -1,8 +1,9 @@
 """The comparison of ``ANO(shaping="ppo")`` with SB3's PPO in one configuration."""
 
 import contextlib
+import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,41 +11,30 @@ import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticCnnPolicy, ActorCriticPolicy, MultiInputActorCriticPolicy
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
 
 from sb3_ano import ANO
-from tests.algorithms.configurations import (
-    ACTIONS,
-    ACTIVATIONS,
-    GSDE,
-    NETS,
-    OBSERVATIONS,
-    OPTIMIZERS,
-    OPTIONS,
-    WRAPPERS,
-    Callback,
-    Configuration,
-    chosen,
-)
+from tests.algorithms.configurations import Callback, Configuration, chosen
 from tests.common import parameters
 from tests.tiny_envs import tiny_vec_env
 
 
 def made(cls: type, config: Configuration, **options: Any) -> Any:
     """A model; what SB3 has no use for in a combination is left out, the same for both classes."""
-    observations, actions = OBSERVATIONS[config["observations"]], ACTIONS[config["actions"]]
+    observations, actions = chosen(config, "observations"), chosen(config, "actions")
     env = tiny_vec_env(observations, actions, config["n_envs"])
     if config["observations"] == "vector" or config["wrapper"] in ("none", "VecMonitor"):
-        env = WRAPPERS[config["wrapper"]](env)
+        env = chosen(config, "wrapper")(env)
 
     kwargs: dict[str, Any] = {
-        "net_arch": NETS[config["net"]],
-        "activation_fn": ACTIVATIONS[config["activation"]],
+        "net_arch": chosen(config, "net"),
+        "activation_fn": chosen(config, "activation"),
         "share_features_extractor": config["share"],
-        **{name: dict(value) if isinstance(value, dict) else value for name, value in OPTIMIZERS[config["optimizer"]].items()},
+        **copy.deepcopy(chosen(config, "optimizer")),
     }
-    gsde = GSDE[config["gsde"]] if isinstance(actions, spaces.Box) else None
+    gsde = chosen(config, "gsde") if isinstance(actions, spaces.Box) else None
     kwargs |= gsde or {}
     policy, kwargs["features_extractor_class"] = ActorCriticPolicy, FlattenExtractor
     if isinstance(observations, spaces.Dict):
@@ -70,7 +60,7 @@ def made(cls: type, config: Configuration, **options: Any) -> Any:
             "sde_sample_freq": config["sde_sample_freq"],
             "seed": config["seed"],
             "device": "cpu",
-            **OPTIONS[config["options"]],
+            **chosen(config, "options"),
             **options,
         },
     )
@@ -158,6 +148,23 @@ def traced_only() -> Iterator[list[dict[str, Any]]]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(torch, "compile", trace)
         yield graphs
+
+
+class Around(BaseCallback):
+    """Change a model before and after each rollout."""
+
+    def __init__(self, before: Callable[[Any], Any] = bool, after: Callable[[Any], Any] = bool) -> None:
+        super().__init__()
+        self.before, self.after = before, after
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_start(self) -> None:
+        self.before(self.model)
+
+    def _on_rollout_end(self) -> None:
+        self.after(self.model)
 
 
 def relative_difference(one: Any, other: Any) -> float:

@@ -92,7 +92,7 @@ def test_that_test_tells_another_radius_and_another_shape_apart(case, different,
     assert relative_difference(expected, found) > 10 * tolerance(case)
 
 
-def loss_and_gradient_of_a_moved_policy(model: BaseAlgorithm) -> tuple[float, torch.Tensor]:
+def loss_and_gradient_of_a_moved_policy(model: BaseAlgorithm, scale: float = 0.1) -> tuple[float, torch.Tensor]:
     """One minibatch of the size of the rollout, after the policy was moved so far that the clip acts."""
     train = model.train
 
@@ -100,7 +100,7 @@ def loss_and_gradient_of_a_moved_policy(model: BaseAlgorithm) -> tuple[float, to
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for parameter in model.policy.parameters():
-                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+                parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
         train()
 
     model.train = move_and_train

@@ -136,31 +136,31 @@ def test_a_compiled_update_acts_as_in_sb3(config):
     traced({**PLAIN, **config})
 
 
-@pytest.mark.parametrize(
-    ("config", "options", "in_numpy"),
-    [
-        ({}, {}, True),
-        *(({"actions": actions}, {}, True) for actions in AXES["actions"]),
-        *(({"net": net}, {}, True) for net in ("none", "uneven", "wide")),
-        ({"activation": "ReLU"}, {}, True),
-        ({"observations": "matrix"}, {}, True),
-        ({"n_envs": 64}, {}, True),  # above that, PyTorch multiplies faster
-        ({"n_envs": 65}, {}, False),
-        ({"activation": "GELU"}, {}, False),
-        ({"share": False}, {}, False),
-        ({"gsde": "plain"}, {}, False),
-        ({"observations": "index"}, {}, False),
-        ({"policy": "WithScaledNets"}, {}, False),
-        ({"before": "hook on a net"}, {}, False),
-        ({"before": "different activations"}, {}, False),
-        ({}, {"precision": "bfloat16"}, False),
-    ],
-    ids=str,
-)
-@pytest.mark.filterwarnings("ignore:precision='bfloat16'", "ignore:batch_size=")
-def test_small_networks_act_in_numpy(config, options, in_numpy, monkeypatch):
-    config = {**PLAIN, **config}
-    model = made(ANO, config, **options)
+IN_NUMPY = [
+    *({"actions": actions} for actions in AXES["actions"]),
+    *({"net": net} for net in ("default", "none", "uneven", "wide")),
+    {"activation": "ReLU"},
+    {"observations": "matrix"},
+    {"n_envs": 64},  # above that, PyTorch multiplies faster
+]
+IN_TORCH = [
+    {"n_envs": 65},
+    {"activation": "GELU"},
+    {"share": False},
+    {"gsde": "plain"},
+    {"observations": "index"},
+    {"policy": "WithScaledNets"},
+    {"before": "hook on a net"},
+    {"before": "different activations"},
+    {"precision": "bfloat16"},
+]
+
+
+@pytest.mark.parametrize("config", [*IN_NUMPY, *IN_TORCH], ids=str)
+@pytest.mark.filterwarnings("ignore:batch_size=")
+def test_small_networks_act_in_numpy(config, monkeypatch):
+    in_numpy, config = config in IN_NUMPY, {**PLAIN, **config}
+    model = made(ANO, config, precision=config.get("precision", "float32"))
     chosen(config, "before")(model)
     model.train = lambda: None
     calls, forward = [], nn.Linear.forward

@@ -17,8 +17,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
 from sb3_ano import ANO, PAPO
 from tests.algorithms.comparison import relative_difference
@@ -51,17 +50,6 @@ def test_environments_of_all_kinds_are_the_same_environment(make):
     assert relative_difference(expected, model) <= 1e-6
 
 
-@pytest.mark.slow
-@every_algorithm
-def test_environments_in_processes_are_those_in_one(cls):
-    runs = []
-    for kind in (DummyVecEnv, SubprocVecEnv):
-        env = make_vec_env("CartPole-v1", 2, seed=0, vec_env_cls=kind)
-        runs.append(parameters(cls("MlpPolicy", env, **SMALL).learn(128)))
-        env.close()
-    assert torch.equal(*runs)
-
-
 class Ending(gym.Env):
     """Rewards of 1; every other episode of 3 steps ends, and the others are cut off."""
 
@@ -80,18 +68,6 @@ class Ending(gym.Env):
         return np.full(2, self.steps / 3, np.float32), 1.0, done and not cut_off, done and cut_off, info
 
 
-@every_algorithm
-def test_only_episodes_that_are_cut_off_are_bootstrapped(cls):
-    model = cls("MlpPolicy", Ending(), **{**SMALL, "n_steps": 12, "batch_size": 12}, gamma=0.9)
-    with torch.no_grad():
-        value = model.policy.predict_values(torch.ones(1, 2)).item()
-    model.learn(12)
-    cut_off = 1.0 + 0.9 * value
-    expected = [1, 1, 1, 1, 1, cut_off, 1, 1, 1, 1, 1, cut_off]
-    assert model.rollout_buffer.rewards[:, 0].tolist() == pytest.approx(expected, rel=1e-5)
-    assert model.rollout_buffer.episode_starts[:, 0].tolist() == [1, 0, 0] * 4
-
-
 def evaluations(path: Path, **options: Any) -> EvalCallback:
     settings = {"eval_freq": 10, "n_eval_episodes": 2, "log_path": str(path), "best_model_save_path": str(path)}
     return EvalCallback(Monitor(Ending()), **settings, **options, verbose=0, warn=False)
@@ -106,52 +82,30 @@ CALLBACKS = {
     "evaluations": lambda path: evaluations(path),
     "threshold": lambda path: evaluations(path, callback_on_new_best=callbacks.StopTrainingOnRewardThreshold(2.5)),
     "stagnation": lambda path: evaluations(path, callback_after_eval=callbacks.StopTrainingOnNoModelImprovement(2)),
-    "log": lambda path: callbacks.LogEveryNTimesteps(5),
     "progress bar": lambda path: callbacks.ProgressBarCallback(),
 }
 
 
-@pytest.mark.parametrize("name", CALLBACKS)
+@pytest.mark.parametrize(("name", "interval"), [*((name, 1) for name in CALLBACKS), ("list", 2), ("list", None)])
 @pytest.mark.filterwarnings("ignore:rich is experimental")
-def test_callbacks_of_sb3_act_as_with_ppo(name, tmp_path):
-    def run(cls: type) -> tuple[Any, list]:
+def test_callbacks_of_sb3_act_and_log_as_with_ppo(name, interval, tmp_path):
+    def run(cls: type) -> tuple[Any, list, list[dict]]:
         path, events = tmp_path / cls.__name__, MagicMock(spec=BaseCallback)
-        path.mkdir()
-        model = like_ppo(cls, Ending(), n_steps=12, batch_size=12)
+        model = like_ppo(cls, Ending(), n_steps=12, batch_size=12, stats_window_size=3)
         model.set_logger(configure(str(path), ["json"]))
         callback = CALLBACKS[name](path)
-        if name == "function":
-            model.learn(60, callback=callback)
-        else:
-            model.learn(60, callback=[*(callback if isinstance(callback, list) else [callback]), events])
+        if name != "function":
+            callback = [*(callback if isinstance(callback, list) else [callback]), events]
+        model.learn(60, callback=callback, log_interval=interval)
         model.logger.close()
         rows = [json.loads(line) for line in (path / "progress.json").read_text().splitlines()]
-        compared = ("time/total_timesteps", "time/iterations", "rollout/ep_len_mean", "eval/mean_reward", "train/n_updates")
-        logs = [[row.get(key) for key in compared] for row in rows]
-        return model, [
-            [call[0] for call in events.method_calls],
-            sorted(file.name for file in path.iterdir()),
-            logs,
-            model.num_timesteps,
-        ]
+        return model, [[call[0] for call in events.method_calls], sorted(file.name for file in path.iterdir())], rows
 
-    (model, found), (expected, by_ppo) = run(ANO), run(PPO)
+    (model, found, log), (expected, by_ppo, expected_log) = run(ANO), run(PPO)
     assert found == by_ppo
+    assert model.num_timesteps == expected.num_timesteps
     assert relative_difference(expected, model) <= 1e-6
-
-
-@pytest.mark.parametrize("interval", [1, 2, None])
-def test_the_log_has_the_lines_of_ppo(interval, tmp_path):
-    def lines(cls: type) -> list[dict]:
-        model = like_ppo(cls, Ending(), n_steps=12, batch_size=12, stats_window_size=3)
-        model.set_logger(configure(str(tmp_path / cls.__name__), ["json"]))
-        model.learn(48, log_interval=interval)
-        model.logger.close()
-        return [json.loads(line) for line in (tmp_path / cls.__name__ / "progress.json").read_text().splitlines()]
-
-    found, expected = lines(ANO), lines(PPO)
-    assert len(found) == len(expected)
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip(log, expected_log, strict=True):
         kept = {name: value for name, value in theirs.items() if name not in ("time/fps", "time/time_elapsed")}
         assert {name: mine[name] for name in kept} == pytest.approx(kept, rel=1e-3, abs=1e-5, nan_ok=True)
 
@@ -189,14 +143,6 @@ def test_parameters_are_got_and_set(cls):
     model.learn(32)
     assert not torch.equal(parameters(other), parameters(model))
     assert torch.equal(torch.cat([part.flatten() for part in saved["policy"].values()]).sort()[0], parameters(other).sort()[0])
-
-
-def test_a_policy_is_saved_and_loaded_alone(tmp_path):
-    model = ANO("MlpPolicy", "CartPole-v1", **SMALL).learn(32)
-    model.policy.save(tmp_path / "policy.pth")
-    policy = ActorCriticPolicy.load(tmp_path / "policy.pth")
-    observations = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
-    np.testing.assert_array_equal(*(each.predict(observations, deterministic=True)[0] for each in (policy, model)))
 
 
 @pytest.mark.slow

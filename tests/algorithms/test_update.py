@@ -1,15 +1,19 @@
-"""An update: schedules and limits that end it, minibatches that are not finite, precision, and the diagnostics."""
+"""An update: what ends it, minibatches that are not finite, precision, the diagnostics, and the adaptive radius."""
 
 import copy
+import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.utils import LinearSchedule
 
-from sb3_ano import ANO
+from sb3_ano import ANO, SPO
 from sb3_ano.algorithms.flat_adam import FlatAdam
+from tests.algorithms.comparison import Around
 from tests.algorithms.custom_policies import Overriding
 from tests.algorithms.test_equals_sb3_ppo import make
 from tests.common import ALGORITHMS, SMALL, parameters
@@ -44,49 +48,34 @@ def test_schedules_may_end_at_zero_or_slightly_below(cls, total, n_steps, end):
     assert torch.equal(parameters(model), before) == (n_steps > total)  # a single update, with nothing to learn
 
 
-class Move(BaseCallback):
-    """Moves the policy between collection and update."""
-
-    def _on_step(self) -> bool:
-        return True
-
-    def _on_rollout_end(self) -> None:
-        torch.nn.init.normal_(self.model.policy.action_net.weight)
+def move(model) -> None:
+    torch.nn.init.normal_(model.policy.action_net.weight)
 
 
-@every_algorithm
-def test_target_kl_may_end_the_update_at_its_first_minibatch(cls, capsys):
-    model = cls("MlpPolicy", "CartPole-v1", **SMALL, target_kl=1e-6, verbose=1)
-    before = parameters(model)
-    model.learn(32, callback=Move())
-    moved = parameters(model) != before
-    assert moved.sum() == model.policy.action_net.weight.numel()
-    assert logged(model)["grad_norm"] == 0.0
-    assert logged(model)["approx_kl"] > 1.5e-6
+def test_target_kl_ends_the_update_above_one_and_a_half_times_its_value(capsys):
+    def train(target_kl: float | None, learning_rate: float = 0.0) -> ANO:
+        options = {**SETTINGS, "batch_size": 64, "learning_rate": learning_rate, "verbose": 1}
+        return ANO("MlpPolicy", "CartPole-v1", **options, target_kl=target_kl).learn(64, callback=Around(after=move))
+
+    kl = logged(train(None))["kl_max"]
+    assert train(kl / 1.49)._n_updates == 2
+    assert "Early stopping" not in capsys.readouterr().out
+    stopped = train(kl / 1.51, learning_rate=1e-3)
+    assert (stopped._n_updates, steps_made(stopped), logged(stopped)["grad_norm"]) == (1, {0.0}, 0.0)
+    assert logged(stopped)["approx_kl"] == pytest.approx(kl)
     assert "Early stopping in epoch 0: the KL of a minibatch reached" in capsys.readouterr().out
 
 
-def test_target_kl_ends_the_update_above_one_and_a_half_times_its_value():
-    def train(target_kl: float | None = None) -> ANO:
-        options = {**SETTINGS, "batch_size": 64, "learning_rate": 0.0}
-        return ANO("MlpPolicy", "CartPole-v1", **options, target_kl=target_kl).learn(64, callback=Move())
-
-    kl = logged(train())["kl_max"]
-    assert train(kl / 1.49)._n_updates == 2
-    assert train(kl / 1.51)._n_updates == 1
-
-
 class Spoiled(ANO):
-    """ANO whose policy loss is multiplied by ``number`` in the minibatches of ``spoiled``, counted from 0."""
+    """ANO with another policy loss, a function of the bias of the action head, in the minibatches of ``spoiled``."""
 
     spoiled: range = range(0)
-    number = NAN
     seen = 0
 
     def policy_loss(self, log_ratio, advantages, clip_range, samples):
-        loss = super().policy_loss(log_ratio, advantages, clip_range, samples)
+        regular = super().policy_loss(log_ratio, advantages, clip_range, samples)
         self.seen += 1
-        return loss * self.number if self.seen - 1 in self.spoiled else loss
+        return 0.0 * regular + self.loss(self.policy.action_net.bias) if self.seen - 1 in self.spoiled else regular
 
 
 def steps_made(model) -> set[float]:
@@ -97,7 +86,7 @@ def steps_made(model) -> set[float]:
 @pytest.mark.parametrize("number", [NAN, math.inf])
 def test_a_minibatch_that_is_not_finite_is_skipped_counted_and_reported_once(number, optimizer):
     model = Spoiled("MlpPolicy", "CartPole-v1", **SETTINGS, policy_kwargs={"optimizer_class": optimizer})
-    model.spoiled, model.number = range(2, 5), number
+    model.spoiled, model.loss = range(2, 5), lambda bias: bias.sum() + number
     with pytest.warns(UserWarning, match="a minibatch was skipped .* because of NaN or Inf in policy_loss") as warned:
         model.learn(64)
     assert len(warned) == 1
@@ -107,16 +96,6 @@ def test_a_minibatch_that_is_not_finite_is_skipped_counted_and_reported_once(num
     model.spoiled = range(8, 9)
     model.learn(64, reset_num_timesteps=False)  # without a warning
     assert logged(model)["skipped_minibatches"] == 4
-
-
-class OwnLoss(ANO):
-    """ANO with another policy loss, a function of the bias of the action head, that is turned on by ``loss``."""
-
-    loss = None
-
-    def policy_loss(self, log_ratio, advantages, clip_range, samples):
-        regular = super().policy_loss(log_ratio, advantages, clip_range, samples)
-        return regular if self.loss is None else 0.0 * regular + self.loss(self.policy.action_net.bias)
 
 
 def state(model) -> list[torch.Tensor]:
@@ -135,26 +114,13 @@ def state(model) -> list[torch.Tensor]:
     ],
 )
 def test_an_update_that_is_not_finite_changes_nothing_raises_and_names_the_term(loss, vf_coef, term):
-    model = OwnLoss("MlpPolicy", "CartPole-v1", **SETTINGS).learn(64)
+    model = Spoiled("MlpPolicy", "CartPole-v1", **SETTINGS).learn(64)
     before = state(model)
-    model.loss, model.vf_coef = loss, vf_coef
+    model.loss, model.vf_coef, model.spoiled = loss, vf_coef, range(99)
     with pytest.raises(FloatingPointError, match="all 8 minibatches .* were skipped, because of NaN or Inf in ") as caught:
         model.learn(64)
     assert f"in {term}. Look at" in str(caught.value)
     assert all(map(torch.equal, state(model), before))
-
-
-def test_an_interrupted_update_leaves_an_optimizer_that_continues():
-    class Interrupted(ANO):
-        def policy_loss(self, log_ratio, advantages, clip_range, samples):
-            if self._n_updates == 3:
-                raise KeyboardInterrupt
-            return super().policy_loss(log_ratio, advantages, clip_range, samples)
-
-    model = Interrupted("MlpPolicy", "CartPole-v1", **SETTINGS)
-    with pytest.raises(KeyboardInterrupt):
-        model.learn(128)
-    assert steps_made(model) == {12.0}
 
 
 class Recording(ANO):
@@ -172,28 +138,25 @@ class Recording(ANO):
 def test_the_log_is_that_of_the_minibatches(shaping):
     model = Recording("MlpPolicy", "CartPole-v1", **{**SETTINGS, "learning_rate": 0.01}, shaping=shaping, clip_range_high=0.3)
     model.rows = []
-    model.learn(64, callback=Move())
+    model.learn(64, callback=Around(after=move))
     assert len(model.rows) == 8
-    ratios = [np.exp(row["log_ratio"]) for row in model.rows]
-    kls = [np.mean(ratio - 1 - np.log(ratio)) for ratio in ratios]
-    above, below = (
-        np.mean([np.mean(side) for side in sides]) for sides in zip(*((r > 1.3, r < 0.8) for r in ratios), strict=True)
-    )
-    discarded = total = 0.0
-    for row, ratio in zip(model.rows, ratios, strict=True):
-        clipped = np.where(row["advantages"] >= 0, ratio > 1.3, ratio < 0.8)
-        discarded, total = discarded + row["gradient"][clipped].sum(), total + row["gradient"].sum()
+    rows = {name: np.stack([row[name] for row in model.rows]) for name in model.rows[0]}
+    log_ratio, advantages, gradient = rows["log_ratio"], rows["advantages"], rows["gradient"]
+    ratio = np.exp(log_ratio)
+    kls = np.mean(ratio - 1 - log_ratio, axis=1)
+    above, below = np.mean(ratio > 1.3), np.mean(ratio < 0.8)
+    clipped = np.where(advantages >= 0, ratio > 1.3, ratio < 0.8)
     expected = {
-        "policy_gradient_loss": np.mean([row["loss"] for row in model.rows]),
+        "policy_gradient_loss": np.mean(rows["loss"]),
         "approx_kl": np.mean(kls[4:]),  # of the last epoch, as in SB3
         "kl_mean": np.mean(kls),
         "kl_max": np.max(kls),
-        "ratio_mean": np.mean(ratios),
-        "ratio_max": np.max(ratios),
+        "ratio_mean": np.mean(ratio),
+        "ratio_max": np.max(ratio),
         "fraction_above": above,
         "fraction_below": below,
         "clip_fraction": above + below,
-        "ppo_discarded_gradient": discarded / total,
+        "ppo_discarded_gradient": gradient[clipped].sum() / gradient.sum(),
     }
     found = logged(model)
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5)
@@ -201,31 +164,20 @@ def test_the_log_is_that_of_the_minibatches(shaping):
     assert (found["ppo_discarded_gradient"] > 0) == (shaping == "ano")  # where PPO's clip lets nothing through
 
 
-class Switch(Move):
-    """Updates in another precision than that of the rollout."""
-
-    def _on_rollout_end(self) -> None:
-        self.model.precision = self.precision
-
-
 @pytest.mark.parametrize("case", ["Pendulum", "gSDE", "MultiDiscrete", "Dict", "image"])
-@pytest.mark.filterwarnings("ignore:precision='bfloat16'.*no instructions")
 def test_bfloat16_is_close_to_float32_in_rollout_and_update(case):
-    def run(collecting: str, updating: str) -> ANO:
-        callback = Switch()
-        callback.precision = updating
+    def run(collecting: str, updating: str) -> tuple[np.ndarray, float]:
         model = make(ANO, case, n_steps=64, n_epochs=1, precision=collecting, torch_compile=False)
-        return model.learn(64 * model.n_envs, callback=callback)
+        model.learn(64 * model.n_envs, callback=Around(after=lambda model: setattr(model, "precision", updating)))
+        assert all(parameter.dtype == torch.float32 for parameter in model.policy.parameters())
+        return model.rollout_buffer.values[0], logged(model)["value_loss"]
 
     exact, collected, updated = run("float32", "float32"), run("bfloat16", "float32"), run("float32", "bfloat16")
-    values = [model.rollout_buffer.values[0] for model in (exact, collected, updated)]  # of the same observations
-    np.testing.assert_allclose(values[1], values[0], rtol=0.05, atol=0.05)
-    assert not np.array_equal(values[0], values[1])
-    assert np.array_equal(values[0], values[2])
-    losses = [logged(model)["value_loss"] for model in (exact, updated)]
-    assert losses[0] == pytest.approx(losses[1], rel=0.1)
-    assert losses[0] != losses[1]
-    assert all(parameter.dtype == torch.float32 for parameter in updated.policy.parameters())
+    np.testing.assert_allclose(collected[0], exact[0], rtol=0.05, atol=0.05)  # of the same observations
+    assert not np.array_equal(collected[0], exact[0])
+    assert np.array_equal(updated[0], exact[0])
+    assert updated[1] == pytest.approx(exact[1], rel=0.1)
+    assert updated[1] != exact[1]
 
 
 def test_bfloat16_has_no_effect_on_custom_policies_which_is_said():
@@ -262,3 +214,70 @@ def test_a_step_on_vectors_is_adams_and_a_skipped_one_changes_nothing(sizes, fus
         for name, value in expected.state[other].items():
             torch.testing.assert_close(adam.state[mine][name], value, rtol=1e-5, atol=1e-12)
             assert adam.state[mine][name].dtype is torch.float32
+
+
+def desired(kl: Any, cls: type = ANO, **options: Any) -> ANO:
+    short = {"n_steps": 256, "batch_size": 64, "n_epochs": 4, "seed": 0, "learning_rate": 1e-3}
+    return cls("MlpPolicy", "Pendulum-v1", **{**short, **options}, desired_kl=kl)
+
+
+def logged_updates(trained, updates: int) -> list[dict[str, float]]:
+    """Train, and return what each update logged."""
+    rows = []
+    trained.set_logger(Logger(None, []))
+    train = trained.train
+
+    def train_and_keep() -> None:
+        train()
+        rows.append({name.removeprefix("train/"): value for name, value in trained.logger.name_to_value.items()})
+
+    trained.train = train_and_keep
+    trained.learn(updates * trained.n_steps)
+    return rows
+
+
+@pytest.mark.parametrize(("cls", "options"), [(ANO, {}), (ANO, {"shaping": "ppo", "clip_range_high": 0.3}), (SPO, {})])
+def test_each_factor_is_the_fourth_root_of_the_missing_kl_within_bounds(cls, options):
+    rows = logged_updates(desired(0.005, cls, **options), 8)
+    for before, after in itertools.pairwise(rows):
+        growth = min(max((0.005 / before["kl_mean"]) ** 0.25, 0.8), 1.25)
+        assert after["clip_range"] == pytest.approx(min(max(before["clip_range"] * growth, 0.05), 4.0), rel=1e-5)
+    assert rows[0]["clip_range"] == pytest.approx(0.2)
+    assert len({row["clip_range"] for row in rows}) > 4
+    if options:  # asymmetric radii keep their proportion
+        assert [row["clip_range_high"] / row["clip_range"] for row in rows] == pytest.approx([1.5] * 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [0.001, 0.003])
+def test_kl_of_a_training_meets_the_target(target):
+    rows = logged_updates(desired(target, n_epochs=10), 60)
+    # The radius stands still where the logarithms of the KL average to that of the target.
+    assert np.exp(np.mean([np.log(row["kl_mean"]) for row in rows[20:]])) == pytest.approx(target, rel=0.25)
+
+
+@pytest.mark.parametrize(("target", "bound"), [(1e-12, 0.05), (1e6, 4.0)])
+def test_radius_stays_within_its_bounds(target, bound):
+    rows = logged_updates(desired(target, n_epochs=1, learning_rate=1e-4), 18)
+    assert rows[-1]["clip_range"] == pytest.approx(bound, rel=1e-6)
+    assert rows[1]["clip_range"] == pytest.approx(0.2 * (0.8 if bound < 1 else 1.25))
+
+
+def test_without_any_change_of_the_policy_the_radius_grows_and_without_a_target_it_stays():
+    rows, fixed = (logged_updates(desired(target, learning_rate=0.0), 2) for target in (0.01, None))
+    assert [rows[1]["clip_range"], fixed[1]["clip_range"]] == pytest.approx([0.25, 0.2])
+
+
+def test_target_may_be_a_schedule():
+    schedules = (0.0005, LinearSchedule(0.0005, 0.0005, 1.0), lambda progress: 0.0005, "lin_0.0005")
+    constant, *same, falling = (logged_updates(desired(target), 8)[-1]["clip_range"] for target in schedules)
+    assert same == [constant, constant]
+    assert falling < constant
+
+
+def test_loading_keeps_the_adapted_radius(tmp_path):
+    trained = desired(0.003).learn(3 * 256)
+    trained.save(tmp_path / "model")
+    loaded = ANO.load(tmp_path / "model", env="Pendulum-v1")
+    assert (loaded.radius_factor, loaded.desired_kl(1.0)) == (trained.radius_factor, 0.003)
+    assert logged_updates(loaded, 1)[0]["clip_range"] == pytest.approx(0.2 * trained.radius_factor) != pytest.approx(0.2)
