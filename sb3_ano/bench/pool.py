@@ -128,7 +128,7 @@ class Pool:
         os.close(self._life)
 
 
-def main() -> int:
+def main() -> None:
     """Call the function that the command line names."""
     threading.Thread(target=_exit_with_stdin, daemon=True).start()
     # Libraries print; what they print must not mix with the answers.
@@ -141,7 +141,6 @@ def main() -> int:
     except Exception as error:
         print(json.dumps({"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}), file=answers)
         raise
-    return 0
 
 
 def _exit_with_stdin() -> None:
@@ -152,4 +151,4 @@ def _exit_with_stdin() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

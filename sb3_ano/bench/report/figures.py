@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 
 from sb3_ano.bench.algorithms import title
 from sb3_ano.bench.statistics import Estimate
@@ -35,7 +35,7 @@ _OTHERS = [
     for color, marker in zip(("#E69F00", "#56B4E9", "#999999"), markers, strict=True)
 ]
 _PANEL_WIDTH, _PANEL_HEIGHT = 3.3, 2.3
-_LARGEST_SPAN = 1e4
+_LARGEST_SPAN, _MOST_TICKS = 1e4, 6
 
 #: Decorates functions that draw: matplotlib reads its settings whenever an artist is made.
 styled = mpl.rc_context(mpl.rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=False))
@@ -145,16 +145,19 @@ def draw_lines(
 
 def _make_logarithmic(axes: Axes, which: str, column: pd.Series) -> None:
     """Make an axis logarithmic, with plain numbers at its ticks."""
-    values = column[column > 0].to_numpy()
+    values = np.unique(column[column > 0])
     if not len(values):
         return
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter("{x:g}" if values.max() < 8 * values.min() else NullFormatter())
+    axis.set_minor_formatter("{x:g}" if values[-1] < 8 * values[0] else NullFormatter())
+    if which == "x" and len(values) <= _MOST_TICKS and np.all(values[1:] > 1.15 * values[:-1]):
+        axis.set_ticks(values.tolist(), [f"{value:.3g}" for value in values])
+        axis.set_minor_locator(NullLocator())
     # A learning rate that ends at 0 leaves rounding errors, which would take up most of the axis.
-    if values.min() < values.max() / _LARGEST_SPAN:
-        axes.set(**{f"{which}lim": (values.max() / _LARGEST_SPAN, None)})
+    if values[0] < values[-1] / _LARGEST_SPAN:
+        axes.set(**{f"{which}lim": (values[-1] / _LARGEST_SPAN, None)})
 
 
 @styled
