@@ -161,7 +161,7 @@ def make_model(request: dict[str, Any]) -> Any:
     return getattr(import_module(module), name)(**{"policy": policy, **settings}, env=env, seed=0, **options, **device)
 
 
-def measure(request: dict[str, Any], report: Callable[[float], None]) -> dict[str, float]:
+def measure(request: dict[str, Any]) -> dict[str, float]:
     """Train for a block, or a whole run, and return its speed. Runs in a process of its own."""
     start, total = time.perf_counter(), request["steps"]
     model = make_model(request)

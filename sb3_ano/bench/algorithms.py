@@ -23,8 +23,7 @@ CLASSES: dict[str, type[OnPolicyAlgorithm]] = {
 }
 #: Hyperparameters of environments and policy, which every algorithm has.
 COMMON = frozenset({"policy", "n_envs", "normalize"})
-# Names of the papers. PAPO's omega is both of its weights, as in the paper's search.
-_RENAMED = {("trpo", "delta"): "target_kl"}
+# PAPO's omega is both of its weights, as in the paper's search.
 _SHORTHANDS = {("papo", "omega"): ("omega1", "omega2")}
 # Set by each run itself.
 _RESERVED = frozenset({"env", "seed", "device", "verbose", "tensorboard_log"})
@@ -52,13 +51,6 @@ class Algorithm:
         """Return the names of all hyperparameters, including those of environments and policy."""
         shorthands = {shorthand for algorithm, shorthand in _SHORTHANDS if algorithm == self.name}
         return (arguments(CLASSES[self.name]) - _RESERVED) | COMMON | shorthands
-
-    def canonical(self, name: str) -> str:
-        """Return the hyperparameter that a name stands for: ``target_kl`` for TRPO's ``delta``.
-
-        :param name: name that a user typed
-        """
-        return _RENAMED.get((self.name, name), name)
 
     def default(self, name: str) -> Any:
         """Return the constructor's default of a hyperparameter, or None if it has none.
@@ -111,8 +103,8 @@ def parse_algorithm(label: str) -> Algorithm:
         key, _, value = text.partition("=")
         if not value:
             raise ValueError(f"option {text!r} of {label!r} is not allowed; allowed is OPTION=VALUE")
-        check_names(f"option of {name}", [algorithm.canonical(key)], algorithm.hyperparameters)
-        options[algorithm.canonical(key)] = parse_value(value)
+        check_names(f"option of {name}", [key], algorithm.hyperparameters)
+        options[key] = parse_value(value)
     return Algorithm(name, tuple(sorted(options.items())))
 
 

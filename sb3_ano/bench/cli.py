@@ -1,7 +1,6 @@
 """The command line ``python -m sb3_ano.bench``."""
 
 import argparse
-import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from sb3_ano.extras import missing_extra
 
 _EPILOG = "'COMMAND --help' shows the options of a command. Set SB3_ANO_TRACEBACK=1 to see where an error comes from."
 _SCORES = "td3, simbav2 (MuJoCo), mnih2015, wang2016 (Atari), classic; or CSV files: env, random, and expert or human"
-_GRID = "hyperparameters to vary: clip_range=0.1,0.2, papo.omega=0.001,0.01; learning_rate for the paper's values; or paper"
+_GRID = "hyperparameters to vary: clip_range=0.1,0.2, papo.omega=0.001,0.01; or paper, for the paper's search"
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_ano.bench") -> int:
@@ -62,7 +61,7 @@ def _parser(program: str) -> Parser:
     add("--threads", type=_positive_integer, default=1, help="threads of each run")
     add("--device", default="cpu", help="SB3's device")
     add("--backend", choices=["local", "ray"], default="local", help="where the runs are made")
-    add("--address", help="address of the Ray cluster, such as auto; by default, Ray is started on this machine")
+    add("--address", help="address of a Ray cluster, such as auto; by default, Ray is started on this machine")
     add("--no-models", action="store_true", help="do not keep the final models")
     add("--plan", action="store_true", help="check and show the plan, and stop")
     add("--out", type=Path, default=Path("experiments"), help="directory of the results")
@@ -73,7 +72,6 @@ def _parser(program: str) -> Parser:
     add("--tables", nargs="+", metavar="TABLE", default=["td3", "mnih2015", "classic"], help=f"reference scores: {_SCORES}")
     add("--returns", choices=["evaluation", "training"], default="evaluation", help="which returns scores come from")
     add("--last", type=_positive_integer, default=1, help="number of last evaluations that a final return averages")
-    add("--threshold", type=_finite_number, default=0.5, help="normalized score whose time is measured")
     add("--reps", type=_positive_integer, default=2000, help="resamples of the bootstrap")
     add("--seed", type=int, default=0, help="seed of the bootstrap")
 
@@ -81,7 +79,6 @@ def _parser(program: str) -> Parser:
     add("results", type=Path, nargs="+", help="directories of 'run --out'")
     add("--to", choices=["csv", "tensorboard", "wandb"], default="csv", help="format")
     add("--out", type=Path, required=True, help="directory to write; CSV rows that are there are kept")
-    add("--project", default="sb3_ano", help="project at Weights & Biases")
 
     add = command("import", _import, "read Monitor files (SB3, RL Zoo) and TensorBoard logs of CleanRL as runs")
     add("logs", type=Path, nargs="+", help="directories with monitor.csv files, or with TensorBoard event files")
@@ -99,12 +96,6 @@ def _positive_integer(text: str) -> int:
     return int(text)
 
 
-def _finite_number(text: str) -> float:
-    if not math.isfinite(value := float(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed are finite numbers")
-    return value
-
-
 # PyTorch and matplotlib take seconds to import, which help and bad options need not wait for.
 
 
@@ -113,14 +104,16 @@ def _run(options: argparse.Namespace) -> int:
     from sb3_ano.bench.pool import Pool
     from sb3_ano.bench.results import Results, ResultsWriter
     from sb3_ano.bench.suites import load_suite
+    from sb3_ano.bench.training import check_device
 
     suite = load_suite(options.suite)
     tasks = suite.select(options.envs) if options.envs else suite
     seeds, shard, grid = plan.parse_seeds(options.seeds), plan.parse_shard(options.shard), plan.parse_grid(options.grid)
     runs = plan.make_plan(tasks, options.algos, seeds, grid, options.steps)[shard]
-    if options.address is not None and options.backend == "local":
-        raise ValueError(f"--address {options.address} is not allowed without --backend ray")
-    runner.check_runs(runs, options.device, need_envs=options.backend == "local")
+    use_ray = options.backend == "ray" or options.address is not None
+    if not use_ray:
+        check_device(options.device)
+    runner.check_runs(runs)
     if options.plan:
         runner.show_plan(runs, Results(options.out).names() if (options.out / "runs").is_dir() else [])
         return 0
@@ -130,13 +123,12 @@ def _run(options: argparse.Namespace) -> int:
         missing = [run for run in runs if run.name not in finished]
         if not missing:
             return 0
-        if options.backend == "ray":
+        if use_ray:
             from sb3_ano.bench.ray_backend import RayPool
 
             executor: Pool = RayPool(options.address, options.jobs, options.threads)
         else:
-            jobs = options.jobs or max(1, cores() // options.threads)
-            executor = Pool(jobs, options.threads, results.held)
+            executor = Pool(options.jobs or max(1, cores() // options.threads), options.threads, results.held)
         failures = runner.execute(missing, executor, results, {"device": options.device, "models": not options.no_models})
     for name, error in failures.items():
         print(f"failed: {name}: {error}", file=sys.stderr)
@@ -151,8 +143,7 @@ def _report(options: argparse.Namespace) -> int:
 
     out = options.out or options.results / "report"
     bootstrap = Bootstrap(options.reps, options.seed)
-    scores = options.returns, options.last, options.threshold
-    settings = Settings(*scores, bootstrap, tuple(options.tables), options.command)
+    settings = Settings(options.returns, options.last, bootstrap, tuple(options.tables), options.command)
     for note in write_report(options.results, out, settings):
         print(note)
     print(out / "index.html")
@@ -163,7 +154,7 @@ def _export(options: argparse.Namespace) -> int:
     from sb3_ano.bench.exchange import export
 
     for path in options.results:
-        print(export(path, options.out, options.to, options.project))
+        print(export(path, options.out, options.to))
     return 0
 
 

@@ -1,14 +1,13 @@
 """Results in other formats: CSV, TensorBoard and Weights & Biases; and runs of other programs as results."""
 
 import importlib
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from sb3_ano._io import now
+from sb3_ano._io import now, replace_directory
 from sb3_ano.bench.algorithms import number
 from sb3_ano.bench.plan import Run
 from sb3_ano.bench.results import Results, ResultsWriter, RunFiles
@@ -33,13 +32,12 @@ _LAST_EPISODES, _LAST_EVALUATIONS = 100, 3
 RETURN_TAG = "charts/episodic_return"
 
 
-def export(path: Path, out: Path, to: str = "csv", project: str = "sb3_ano") -> str:
+def export(path: Path, out: Path, to: str = "csv") -> str:
     """Write results in another format.
 
     :param path: directory of results
     :param out: directory to write
     :param to: ``"csv"``, ``"tensorboard"`` or ``"wandb"``
-    :param project: project at Weights & Biases
     :return: message for the user
     :raises ValueError: if runs are damaged
     :raises ModuleNotFoundError: if the package of the format is not installed
@@ -53,7 +51,7 @@ def export(path: Path, out: Path, to: str = "csv", project: str = "sb3_ano") -> 
         return f"{path}: {len(runs)} runs; {out}/runs.csv has {count}"
     write = _to_tensorboard if to == "tensorboard" else _to_wandb
     for run in runs:
-        write(run, out, project)
+        write(run, out)
     return f"{path}: {len(runs)} runs in {out}"
 
 
@@ -114,21 +112,19 @@ def _scalars(run: RunFiles) -> Iterator[tuple[str, float, int]]:
     yield from rows.sort_values("timesteps", kind="stable")[["variable", "value", "timesteps"]].itertuples(index=False)
 
 
-def _to_tensorboard(run: RunFiles, out: Path, project: str) -> None:
+def _to_tensorboard(run: RunFiles, out: Path) -> None:
     tensorboard = importlib.import_module("torch.utils.tensorboard")
-    directory = out / run.path.name
-    if directory.exists():  # a second event file would double all points
-        shutil.rmtree(directory)
-    with tensorboard.SummaryWriter(str(directory)) as writer:
+    # A second event file would double all points.
+    with replace_directory(out / run.path.name) as directory, tensorboard.SummaryWriter(str(directory)) as writer:
         for tag, value, step in _scalars(run):
             writer.add_scalar(tag, value, int(step))
 
 
-def _to_wandb(run: RunFiles, out: Path, project: str) -> None:
+def _to_wandb(run: RunFiles, out: Path) -> None:
     wandb = importlib.import_module("wandb")
     out.mkdir(parents=True, exist_ok=True)
     config = {key: value for key, value in run.document.items() if key != "sha256"}
-    started = wandb.init(project=project, name=run.path.name, id=run.path.name, dir=str(out), config=config, reinit=True)
+    started = wandb.init(name=run.path.name, id=run.path.name, dir=str(out), config=config, reinit=True)
     for tag, value, step in _scalars(run):
         started.log({tag: value, "global_step": int(step)})
     started.finish()
@@ -158,7 +154,7 @@ def import_logs(
             run = Run(suite, env_id, algorithm, seed + index, steps, {}, {}, backend="imported")
             if run.name in Results(out).names():
                 raise ValueError(f"{out} has a run {run.name} already; --seed gives the first directory another seed")
-            directory = results.begin(run.name, resume=False)
+            directory = results.begin(run.name)
             with (directory / MONITOR).open("w", encoding="utf-8") as file:
                 file.write('#{"t_start": 0.0}\n')
                 episodes[["r", "l", "t", "timesteps"]].to_csv(file, index=False)

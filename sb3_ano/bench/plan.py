@@ -7,42 +7,19 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from sb3_ano.bench.algorithms import Algorithm, number, parse_algorithm, parse_value, replaced
 from sb3_ano.bench.suites import Suite
 from sb3_ano.cli import check_names
 
-#: The paper's values of four hyperparameters, for a grid that names them alone.
-PAPER_VALUES: dict[str, tuple[float, ...]] = {
-    "clip_range": (0.1, 0.2, 0.3),
-    "learning_rate": (3e-4, 1e-3),
-    "delta": (0.01, 0.02, 0.03),
-    "omega": (0.001, 0.005, 0.01),
-}
-#: The paper's search, for the grid ``paper``.
-PAPER_GRID = ("ppo.clip_range", "spo.clip_range", "ano.clip_range", "trpo.delta", "papo.omega")
+#: The paper's search, for the grid ``paper``. Its delta is the ``target_kl`` of sb3-contrib's TRPO.
+PAPER_GRID = (
+    *(f"{name}.clip_range=0.1,0.2,0.3" for name in ("ppo", "spo", "ano")),
+    "trpo.target_kl=0.01,0.02,0.03",
+    "papo.omega=0.001,0.005,0.01",
+)
 _IDENTITY_LETTERS = 10
-
-
-class Axis(NamedTuple):
-    """Vary one hyperparameter.
-
-    :param name: name of the hyperparameter
-    :param values: values to train with
-    :param algorithm: name of the only algorithm to vary, or an empty string for all that have the hyperparameter
-    """
-
-    name: str
-    values: tuple[Any, ...]
-    algorithm: str = ""
-
-    def concerns(self, algorithm: Algorithm) -> bool:
-        """Tell whether the axis varies runs of an algorithm.
-
-        :param algorithm: algorithm of the plan
-        """
-        return self.algorithm in ("", algorithm.name) and algorithm.canonical(self.name) in algorithm.hyperparameters
 
 
 @dataclass(frozen=True)
@@ -109,22 +86,20 @@ def _canonical(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def parse_grid(texts: Sequence[str]) -> list[Axis]:
+def parse_grid(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """Parse the grid of the command line.
 
-    :param texts: each ``[ALGORITHM.]NAME[=VALUE,VALUE...]`` or ``"paper"``; without values, the paper's
+    :param texts: each ``[ALGORITHM.]NAME=VALUE,VALUE...`` or ``"paper"``
+    :return: values by ``NAME`` or ``ALGORITHM.NAME``
     :raises ValueError: for any other text
     """
-    axes = []
+    grid = {}
     for text in itertools.chain.from_iterable(PAPER_GRID if text == "paper" else [text] for text in texts):
-        key, equals, listed = text.partition("=")
-        algorithm, _, name = key.rpartition(".")
-        values = tuple(parse_value(value) for value in listed.split(",")) if equals else PAPER_VALUES.get(name, ())
-        if not name or not values or "" in values:
-            allowed = f"[ALGORITHM.]NAME=VALUE,VALUE, 'paper', and without values {', '.join(PAPER_VALUES)}"
-            raise ValueError(f"grid {text!r} is not allowed; allowed are {allowed}")
-        axes.append(Axis(name, tuple(dict.fromkeys(values)), algorithm))
-    return axes
+        name, _, listed = text.partition("=")
+        grid[name] = tuple(dict.fromkeys(parse_value(value) for value in listed.split(",")))
+        if "" in grid[name]:
+            raise ValueError(f"grid {text!r} is not allowed; allowed are [ALGORITHM.]NAME=VALUE,VALUE and paper")
+    return grid
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -155,26 +130,31 @@ def parse_shard(text: str) -> slice:
 
 
 def make_plan(
-    suite: Suite, labels: Sequence[str], seeds: Sequence[int], grid: Sequence[Axis] = (), total_timesteps: int | None = None
+    suite: Suite,
+    labels: Sequence[str],
+    seeds: Sequence[int],
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    total_timesteps: int | None = None,
 ) -> list[Run]:
     """Return all runs, seed by seed, so that an interrupted experiment has complete seeds.
 
     :param suite: tasks and their settings
     :param labels: labels of the algorithms
     :param seeds: seeds of every configuration
-    :param grid: hyperparameters to vary; equal configurations are trained once
+    :param grid: values of hyperparameters to vary, see :func:`parse_grid`; equal configurations are trained once
     :param total_timesteps: environment steps of each run instead of the suite's
-    :raises ValueError: for an unknown algorithm, or an axis that varies no algorithm of the plan
+    :raises ValueError: for an unknown algorithm, or a hyperparameter that no algorithm of the plan has
     """
     algorithms = [parse_algorithm(label) for label in dict.fromkeys(labels)]
-    for axis in grid:
-        check_names("algorithm of this plan", filter(None, [axis.algorithm]), [algorithm.name for algorithm in algorithms])
-        if not any(axis.concerns(algorithm) for algorithm in algorithms):
-            known = [algorithm.hyperparameters for algorithm in algorithms if axis.algorithm in ("", algorithm.name)]
-            check_names(f"hyperparameter of {axis.algorithm or 'this plan'}", [axis.name], set().union(*known))
+    known = [
+        {prefix + name: name for prefix in ("", f"{algorithm.name}.") for name in algorithm.hyperparameters}
+        for algorithm in algorithms
+    ]
+    unknown = [name for name in grid or () if not any(name in names for names in known)]
+    check_names("hyperparameter of this plan", unknown, {name for names in known for name in names.values()})
     runs: dict[str, Run] = {}
-    for seed, env_id, algorithm in itertools.product(seeds, suite.tasks, algorithms):
-        axes = {algorithm.canonical(axis.name): axis.values for axis in grid if axis.concerns(algorithm)}
+    for seed, env_id, (algorithm, names) in itertools.product(seeds, suite.tasks, zip(algorithms, known, strict=True)):
+        axes = {names[name]: values for name, values in (grid or {}).items() if name in names}
         for values in itertools.product(*axes.values()):
             run = _run(suite, env_id, algorithm, seed, total_timesteps, dict(zip(axes, values, strict=True)))
             runs.setdefault(run.name, run)

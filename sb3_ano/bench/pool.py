@@ -1,10 +1,8 @@
 """Functions in separate processes. A process ends with its parent, and its errors come back as one line.
 
-A process runs ``python -m sb3_ano.bench.pool MODULE:FUNCTION REQUEST``. The function gets the request, which is JSON, and a
-function that reports progress. Its result is sent back as JSON.
+A process runs ``python -m sb3_ano.bench.pool MODULE:FUNCTION REQUEST``. The request of the function and its result are JSON.
 """
 
-import errno
 import json
 import os
 import pkgutil
@@ -19,10 +17,7 @@ from typing import Any
 
 import torch
 
-Report = Callable[[float], None]
 _LOG_LINES = 40
-# Time for processes to notice that the pool is closed.
-_CLOSE_SECONDS = 5.0
 
 
 class WorkerError(RuntimeError):
@@ -30,13 +25,11 @@ class WorkerError(RuntimeError):
 
     :param message: one line
     :param details: last lines that the process wrote to standard error
-    :param number: ``errno`` of the error, or None
-    :param killed: whether a signal ended the process
     """
 
-    def __init__(self, message: str, details: str = "", number: int | None = None, killed: bool = False) -> None:
-        super().__init__(message, details, number, killed)  # as constructed, or it could not be pickled
-        self.message, self.details, self.number, self.killed = message, details, number, killed
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message, details)  # as constructed, or it could not be pickled
+        self.message, self.details = message, details
 
     @classmethod
     def of(cls, error: BaseException) -> "WorkerError":
@@ -45,23 +38,17 @@ class WorkerError(RuntimeError):
         :param error: error of any class
         """
         if isinstance(error, WorkerError):
-            return cls(error.message, error.details, error.number, error.killed)
+            return cls(error.message, error.details)
         first = next(iter(str(error).strip().splitlines()), "")
-        return cls(f"{type(error).__name__}: {first}", str(error), getattr(error, "errno", None))
+        return cls(f"{type(error).__name__}: {first}", str(error))
 
     def __str__(self) -> str:
         return self.message
-
-    @property
-    def disk_is_full(self) -> bool:
-        """Tell whether files could not be written, so that another attempt would fail, too."""
-        return self.number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def call(
     target: str,
     request: Mapping[str, Any],
-    report: Report = lambda progress: None,
     *,
     threads: int = 1,
     stdin: int = subprocess.PIPE,
@@ -74,7 +61,6 @@ def call(
 
     :param target: ``"module:function"``
     :param request: argument of the function, JSON
-    :param report: called with each number that the function reports
     :param threads: threads of PyTorch and of the libraries below it
     :param stdin: file descriptor whose end ends the process; by default, it ends with this one
     :param held: file descriptors that stay open while the process lives
@@ -85,7 +71,6 @@ def call(
     """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
     variables = {**dict.fromkeys(names, str(threads)), "PYTHONWARNINGS": "ignore", **(environment or {})}
-    answer: dict[str, Any] = {}
     with (
         tempfile.TemporaryFile() as log,
         subprocess.Popen(
@@ -99,21 +84,14 @@ def call(
         ) as process,
     ):
         started(process)
-        for line in process.stdout or ():
-            answer = json.loads(line)
-            if "progress" in answer:
-                report(answer["progress"])
+        answer = json.loads("".join(process.stdout or ()) or "{}")
         status = process.wait()
         if status == 0 and "result" in answer:
             return answer["result"]
         log.seek(0)
-        lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-    details = "\n".join(lines[-_LOG_LINES:])
-    if "error" in answer:
-        raise WorkerError(answer["error"], details, answer["errno"])
-    if status < 0:
-        raise WorkerError(f"its process was killed by {signal.Signals(-status).name}", details, killed=True)
-    raise WorkerError(lines[-1].strip() if lines else f"its process ended with status {status}", details)
+        details = "\n".join(log.read().decode(errors="replace").splitlines()[-_LOG_LINES:])
+    ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    raise WorkerError(answer.get("error", f"its process {ended}"), details)
 
 
 class Pool:
@@ -127,53 +105,42 @@ class Pool:
     def __init__(self, jobs: int, threads: int = 1, held: Sequence[int] = ()) -> None:
         self._executor = ThreadPoolExecutor(jobs)
         self._processes: list[subprocess.Popen[str]] = []
-        # Standard input of all processes: when the pool is closed, or this process is killed, it ends, and they end.
+        # Standard input of all processes: when this process is killed, it ends, and they end.
         self._life, self._end = os.pipe()
         self._options: dict[str, Any] = {"threads": threads, "held": held, "stdin": self._life}
 
-    def submit(self, target: str, request: Mapping[str, Any], report: Report) -> "Future[Any]":
+    def submit(self, target: str, request: Mapping[str, Any]) -> "Future[Any]":
         """Call a function as soon as a process is free; see :func:`call`.
 
         :param target: ``"module:function"``
         :param request: argument of the function, JSON
-        :param report: called with each number that the function reports
         """
-        return self._executor.submit(call, target, request, report, started=self._processes.append, **self._options)
+        return self._executor.submit(call, target, request, started=self._processes.append, **self._options)
 
     def close(self) -> None:
         """End running processes, and start no other."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
         os.close(self._end)
         # A process in a call of C code that holds Python's lock cannot notice that its standard input has ended.
-        last_resort = threading.Timer(_CLOSE_SECONDS, self._kill)
-        last_resort.start()
-        self._executor.shutdown(cancel_futures=True)
-        last_resort.cancel()
-        os.close(self._life)
-
-    def _kill(self) -> None:
         for process in self._processes:
             process.kill()
+        self._executor.shutdown()
+        os.close(self._life)
 
 
-def main() -> int:
+def main() -> None:
     """Call the function that the command line names."""
     threading.Thread(target=_exit_with_stdin, daemon=True).start()
     # Libraries print; what they print must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-
-    def answer(**message: Any) -> None:
-        print(json.dumps(message), file=answers)
-
     try:
         function, request = pkgutil.resolve_name(sys.argv[1]), json.loads(sys.argv[2])
         torch.set_num_threads(request["threads"])
-        answer(result=function(request, lambda progress: answer(progress=progress)))
+        print(json.dumps({"result": function(request)}), file=answers)
     except Exception as error:
-        message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        answer(error=message, errno=error.errno if isinstance(error, OSError) else None)
+        print(json.dumps({"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}), file=answers)
         raise
-    return 0
 
 
 def _exit_with_stdin() -> None:
@@ -184,4 +151,4 @@ def _exit_with_stdin() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

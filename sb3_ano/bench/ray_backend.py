@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 from sb3_ano._io import require_reachable, versions
-from sb3_ano.bench.pool import Pool, Report, WorkerError, call
+from sb3_ano.bench.pool import Pool, WorkerError, call
 
 # Lost workers and machines; Ray does not retry a training that fails.
 _MOST_LOSSES = 10
@@ -32,18 +32,14 @@ class RayPool(Pool):
         if address not in (None, "auto"):
             require_reachable("--address", str(address))
         processors = jobs * threads if address is None and jobs is not None else None
-        try:
-            # "local" starts a cluster; with None, Ray would join one that happens to run here, and reject num_cpus.
-            ray.init(address=address or "local", num_cpus=processors, log_to_driver=False, logging_level="ERROR")
-        except ConnectionError as error:
-            raise OSError(f"--address {address}: no Ray cluster was found: {error}") from error
+        # "local" starts a cluster; with None, Ray would join one that happens to run here, and reject num_cpus.
+        ray.init(address=address or "local", num_cpus=processors, log_to_driver=False, logging_level="ERROR")
 
-    def submit(self, target: str, request: Mapping[str, Any], report: Report) -> "Future[dict[str, bytes]]":
+    def submit(self, target: str, request: Mapping[str, Any]) -> "Future[dict[str, bytes]]":
         """Queue a function. If its machine is lost, Ray runs it again from the start.
 
         :param target: ``"module:function"``
         :param request: argument of the function; its ``directory`` is one on the node. ``"cuda"`` as ``device`` gets a GPU
-        :param report: function that is never called, because Ray reports only the end
         :return: content of the files in the directory, by name
         """
         task = ray.remote(
@@ -65,8 +61,5 @@ def _call(target: str, request: dict[str, Any], threads: int, expected: dict[str
     if (installed := versions(["sb3-ano"])) != expected:
         raise WorkerError(f"this node has {installed}, the driver {expected}; install the same version on all nodes")
     with tempfile.TemporaryDirectory() as directory:
-        try:
-            call(target, {**request, "directory": directory}, threads=threads)
-        except WorkerError as error:
-            raise WorkerError(error.message, error.details) from error  # a full disk here is not one at the driver
+        call(target, {**request, "directory": directory}, threads=threads)
         return {file.name: file.read_bytes() for file in Path(directory).iterdir() if file.is_file()}

@@ -1,7 +1,6 @@
 """Records of a training: episodes, evaluations, and the distance that each update moved the policy."""
 
 import contextlib
-import io
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -10,17 +9,16 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pandas as pd
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.logger import CSVOutputFormat
 from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from sb3_ano._io import write_file
 from sb3_ano.algorithms.contrib import with_masks
 from sb3_ano.algorithms.policy_evaluation import make_evaluation
 from sb3_ano.bench.plan import Run
@@ -67,9 +65,9 @@ class EpisodeRecorder(VecEnvWrapper):
 
 
 class UpdateRecorder(BaseCallback):
-    """Write SB3's ``progress.csv``, a row per update, and ``evaluations.npz``.
+    """Record SB3's ``progress.csv``, a row per update, and ``evaluations.npz``.
 
-    Its rows are part of the checkpoints, so that a resumed training continues them.
+    The rows are part of the checkpoints, so that a resumed training continues them, and files at its end.
 
     :param directory: directory of the run
     :param run: run to record
@@ -123,30 +121,28 @@ class UpdateRecorder(BaseCallback):
         return True
 
     @contextlib.contextmanager
-    def attached(self, model: OnPolicyAlgorithm, report: Callable[[int], None]) -> Iterator[None]:
-        """Record every update of a model inside the block.
+    def attached(self, model: OnPolicyAlgorithm) -> Iterator[None]:
+        """Record every update of a model inside the block, and write the files at its end.
 
         The method is replaced in the class: in the instance, it would be saved with the model.
 
         :param model: model in training
-        :param report: called with the number of environment steps after each update
         """
         recorder, kind, train = self, type(model), type(model).train
-        writer = CSVOutputFormat(str(self.directory / "progress.csv"))
 
         def train_and_record(self: OnPolicyAlgorithm) -> None:
             if self is not model:
                 return train(self)
             self.logger.name_to_value.clear()
             train(self)
-            recorder._record()
-            for row in recorder.rows[-1:] if writer.keys else recorder.rows:  # first those before the checkpoint
-                writer.write(dict(row), dict.fromkeys(row, ()))
-            return report(self.num_timesteps)
+            return recorder._record()
 
         # Unlike an assignment, patch.object also restores a method that the class inherits.
-        with contextlib.closing(writer), mock.patch.object(kind, "train", train_and_record):
+        with mock.patch.object(kind, "train", train_and_record):
             yield
+        pd.DataFrame(self.rows).to_csv(self.directory / "progress.csv", index=False)
+        timesteps, results, lengths = zip(*self.evaluations, strict=True)
+        np.savez(self.directory / "evaluations.npz", timesteps=timesteps, results=results, ep_lengths=lengths)
 
     def _record(self) -> None:
         start, seconds, done = time.perf_counter(), self.seconds(), self.model.num_timesteps
@@ -158,10 +154,6 @@ class UpdateRecorder(BaseCallback):
         if self.due and done >= self.due[0]:
             self.due = [point for point in self.due if point > done]
             self.evaluations.append((done, *self._evaluate(len(self.evaluations))))
-            timesteps, results, lengths = zip(*self.evaluations, strict=True)
-            content = io.BytesIO()
-            np.savez(content, timesteps=timesteps, results=results, ep_lengths=lengths)
-            write_file(self.directory / "evaluations.npz", content.getvalue())
         self.seconds_paused += time.perf_counter() - start
 
 

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano.bench.algorithms import CLASSES, Algorithm, evaluated
 from sb3_ano.cli import check_names, hint
-from sb3_ano.envs import BACKENDS
 from sb3_ano.envs.atari import atari_protocol
 from sb3_ano.zoo.hyperparameters import hyperparameter_file
 
@@ -82,15 +81,14 @@ class Suite(Task):
         """Check the names that pydantic does not know.
 
         :param context: context of the validation, unused
-        :raises ValueError: for an unknown algorithm, hyperparameter or backend
+        :raises ValueError: for an unknown algorithm or hyperparameter
         """
-        known = {name: Algorithm(name).hyperparameters | {"delta"} for name in CLASSES}
+        known = {name: Algorithm(name).hyperparameters for name in CLASSES}
         for settings in (self, *self.tasks.values()):
             check_names("hyperparameter", settings.hyperparameters, set().union(*known.values()))
             check_names("algorithm", settings.algorithms, CLASSES)
             for name, values in settings.algorithms.items():
                 check_names(f"hyperparameter of {name}", values, known[name])
-        check_names("backend", filter(None, [self.backend]), BACKENDS)
 
     def select(self, env_ids: Sequence[str]) -> "Suite":
         """Return the suite with some of its tasks.
@@ -121,8 +119,7 @@ class Suite(Task):
         shared = {**entry, **self.hyperparameters, **task.hyperparameters}
         hyperparameters = {name: value for name, value in shared.items() if name in algorithm.hyperparameters}
         for settings in (self, task):
-            changes = settings.algorithms.get(algorithm.name, {})
-            hyperparameters |= {algorithm.canonical(name): value for name, value in changes.items()}
+            hyperparameters |= settings.algorithms.get(algorithm.name, {})
         if isinstance(hyperparameters.get("normalize"), str):
             hyperparameters["normalize"] = evaluated(hyperparameters["normalize"])
         evaluation = self.evaluation.model_dump()
@@ -152,17 +149,7 @@ def zoo_settings(algorithm: str, env_id: str) -> tuple[dict[str, Any], bool]:
 
 @functools.cache
 def _zoo_file(algorithm: str) -> dict[str, dict[str, Any]]:
-    return _read_yaml(hyperparameter_file(algorithm))
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a YAML file: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds {type(content).__name__}, not a mapping")
-    return content
+    return yaml.safe_load(hyperparameter_file(algorithm).read_bytes())
 
 
 def load_suite(name: str) -> Suite:
@@ -178,22 +165,13 @@ def load_suite(name: str) -> Suite:
         suites = sorted(file.stem for file in _DIRECTORY.glob("*.yml"))
         allowed = f"{', '.join(suites)}, each also with a version such as mujoco-v5, and YAML files"
         raise ValueError(f"unknown suite {name!r}{hint(name, suites)} (allowed are {allowed})")
-    content = _read_yaml(path)
     try:
-        suite = Suite.model_validate({"name": name if version else path.stem, **content})
+        content = yaml.safe_load(path.read_bytes())
+        suite = Suite.model_validate({"name": name if version else path.stem} | content)
     except ValidationError as error:
-        raise ValueError(f"{path}: {_first_message(error)}") from error
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        messages = [f"{'.'.join(map(str, part['loc']))} {part['msg']}".strip() for part in error.errors()]
+        raise ValueError(f"{path}: {'; '.join(messages)}") from error
+    except (yaml.YAMLError, TypeError) as error:
+        raise ValueError(f"{path} is not a suite in YAML: {error}") from error
     tasks = {_VERSION.sub(version[0], task) if version else task: settings for task, settings in suite.tasks.items()}
     return suite.model_copy(update={"tasks": tasks})
-
-
-def _first_message(error: ValidationError) -> str:
-    """Return the first of pydantic's messages in one line."""
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        fields = Suite.model_fields if len(first["loc"]) == 1 else {**Task.model_fields, **Evaluation.model_fields}
-        return f"unknown key {place!r}{hint(str(first['loc'][-1]), fields)} (keys are {', '.join(fields)})"
-    return f"{place}: {first['msg']}, not {first['input']!r}" if first["loc"] else str(first["msg"])

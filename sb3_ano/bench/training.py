@@ -4,9 +4,8 @@ import dataclasses
 import functools
 import hashlib
 import importlib
-import io
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ano._io import commit, machine, now, versions, write_file, write_json
+from sb3_ano._io import commit, machine, now, versions, write_json
 from sb3_ano.bench.algorithms import CLASSES, parse_algorithm
 from sb3_ano.bench.plan import Run
 from sb3_ano.bench.recording import EpisodeRecorder, UpdateRecorder
@@ -27,7 +26,7 @@ RUN, MONITOR, PROGRESS, EVALUATIONS = "run.json", "monitor.csv", "progress.csv",
 MODEL, NORMALIZATION = "model.zip", "vecnormalize.pkl"
 #: Files that a run may have next to ``run.json``.
 FILES = (MONITOR, PROGRESS, EVALUATIONS, MODEL, NORMALIZATION)
-_CHECKPOINTS = "checkpoints"
+CHECKPOINTS = "checkpoints"
 # Apart by more than a run has environments: SB3 would give environment 1 of seed 0 the seed of environment 0 of seed 1.
 _SEEDS_APART, _EVALUATION_SEEDS = 1_000_000, 500_000
 _MOST_EVALUATION_ENVS = 16
@@ -92,7 +91,6 @@ def train(
     threads: int = 1,
     device: str = "cpu",
     models: bool = True,
-    report: Callable[[int], None] = lambda done: None,
     checkpoint_seconds: float = 60.0,
 ) -> None:
     """Train and evaluate, from the newest checkpoint in the directory if there is one.
@@ -102,7 +100,6 @@ def train(
     :param threads: threads that step the environments; those of PyTorch are set per process
     :param device: SB3's ``device``
     :param models: whether to keep the final model
-    :param report: called with the number of environment steps after each update
     :param checkpoint_seconds: time between two checkpoints
     :raises ValueError: if environments or model cannot be made, or if the training fails
     :raises OSError: if a file cannot be written
@@ -112,7 +109,7 @@ def train(
     check_device(device)
     directory.mkdir(parents=True, exist_ok=True)
     started, made_with = now(), commit()
-    checkpoint = newest_checkpoint(directory / _CHECKPOINTS)
+    checkpoint = newest_checkpoint(directory / CHECKPOINTS)
     bare, evaluation_env = make_envs(run, threads)
     recorder = UpdateRecorder(directory, run)
     episodes = EpisodeRecorder(bare, directory / MONITOR, recorder.seconds, append=checkpoint is not None)
@@ -120,15 +117,17 @@ def train(
     try:
         model = make_model(run, env, device)
         recorder.prepare(model, evaluation_env, _SEEDS_APART * run.seed + _EVALUATION_SEEDS)
-        checkpoints = TrainingCheckpoints(directory / _CHECKPOINTS, seconds=checkpoint_seconds, keep=1, resume=True, verbose=0)
-        with recorder.attached(model, report):
+        checkpoints = TrainingCheckpoints(directory / CHECKPOINTS, seconds=checkpoint_seconds, keep=1, resume=True, verbose=0)
+        with recorder.attached(model):
             model.learn(run.total_timesteps, callback=[recorder, checkpoints], log_interval=None)  # type: ignore[arg-type]
         seconds = recorder.seconds()
     finally:
         env.close()
         evaluation_env.close()
     if models:
-        _save(model, directory)
+        model.save(directory / MODEL)
+        if (normalization := model.get_vec_normalize_env()) is not None:
+            normalization.save(str(directory / NORMALIZATION))
     details = {
         "started": started,
         "finished": now(),
@@ -142,7 +141,7 @@ def train(
         "versions": versions(),
         "machine": machine(),
     }
-    shutil.rmtree(directory / _CHECKPOINTS)
+    shutil.rmtree(directory / CHECKPOINTS)
     write_run(run, directory, details)
 
 
@@ -167,19 +166,10 @@ def checksum(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _save(model: OnPolicyAlgorithm, directory: Path) -> None:
-    content = io.BytesIO()  # PyTorch reports a full disk as a RuntimeError; writing from memory raises OSError
-    model.save(content)
-    write_file(directory / MODEL, content.getvalue())
-    if (normalization := model.get_vec_normalize_env()) is not None:
-        normalization.save(str(directory / NORMALIZATION))
-
-
-def train_request(request: dict[str, Any], report: Callable[[int], None]) -> None:
+def train_request(request: dict[str, Any]) -> None:
     """Train the run of a request from :mod:`sb3_ano.bench.pool`.
 
     :param request: ``run`` and ``directory``, and other arguments of :func:`train`
-    :param report: called with the number of environment steps after each update
     """
     run = request.pop("run")
-    train(Run(**run | {"imports": tuple(run["imports"])}), Path(request.pop("directory")), report=report, **request)
+    train(Run(**run | {"imports": tuple(run["imports"])}), Path(request.pop("directory")), **request)

@@ -18,7 +18,6 @@ from tests.common import parameters
 
 #: Hyperparameters under which a rollout and its update take a moment.
 SMALL = {"n_envs": 2, "n_steps": 64, "batch_size": 32, "n_epochs": 2, "learning_rate": "lin_1e-3"}
-POINTS = 20
 
 
 def small_suite(env_id: str = "Pendulum-v1", steps: int = 512, points: int = 1, deterministic=None, **settings) -> Suite:
@@ -53,45 +52,31 @@ def assert_same_run(ours: RunFiles, theirs: RunFiles) -> None:
 
 
 def write_results(directory: Path, runs: Sequence[Mapping[str, Any]], episodes: int = 200) -> Path:
-    """Write finished runs.
+    """Write finished runs whose returns grow from 0 to ``final``.
 
     :param directory: directory of the results
-    :param runs: ``env_id``, ``algorithm``, ``seed`` and ``final`` (mean return at the end) of each; where not the default,
-        ``start`` (mean return at the start), ``changed``, ``suite``, ``steps``, ``curve`` (steps and returns) and ``details``
+    :param runs: ``env_id``, ``algorithm``, ``seed`` and ``final`` of each; where not the default, ``changed``, ``suite``,
+        ``steps``, ``curve`` (steps and returns) and ``details``
     :param episodes: number of training episodes
     """
-    for number, run in enumerate(runs):
-        _write_run(directory, dict(run), episodes, np.random.default_rng(number))
+    for run in runs:
+        steps, changed, final = run.get("steps", 100_000), run.get("changed", {}), run["final"]
+        hyperparameters = {"policy": "MlpPolicy", "n_envs": 8, "learning_rate": "lin_0.0003", "clip_range": 0.2, **changed}
+        hyperparameters.pop("total_timesteps", None)
+        key = (run.get("suite", "mujoco"), run["env_id"], run["algorithm"], run["seed"], steps)
+        made = Run(*key, hyperparameters, {"points": 20, "episodes": 3, "deterministic": True}, changed=changed)
+        path = directory / "runs" / made.name
+        path.mkdir(parents=True)
+        ends, done = (np.arange(1, number + 1) * steps // number for number in (20, episodes))
+        at, returns = run.get("curve", (ends, final * ends / steps))
+        results = np.asarray(returns, float)[:, None] + np.array([-1.0, 0.0, 1.0])  # episodes whose mean is the return
+        np.savez(path / "evaluations.npz", timesteps=np.asarray(at), results=results, ep_lengths=np.full(results.shape, 7))
+        monitor = pd.DataFrame({"r": final * done / steps, "l": 7, "t": done / 1000.0, "timesteps": done})
+        (path / "monitor.csv").write_text('#{"t_start": 0.0}\n' + monitor.to_csv(index=False))
+        updates = {"time/total_timesteps": ends, "time/seconds": ends / 1000.0, "train/entropy_loss": -2.0}
+        updates |= {"update/ratio_max": 1.5, "update/clip_fraction": 0.1, "update/approx_kl": 1e-3 + 1e-6 * final}
+        pd.DataFrame(updates).to_csv(path / "progress.csv", index=False)
+        details = {"seconds": steps / 1000.0, "timesteps": steps, "finished": "2026-01-01T00:00:00+00:00", "commit": "0" * 40}
+        details |= {"backend_used": "gymnasium", "versions": {"torch": "2.13.0"}, "machine": {"cpu": "a processor"}}
+        write_run(made, path, details | run.get("details", {}))
     return directory
-
-
-def _write_run(directory: Path, run: dict[str, Any], episodes: int, rng: np.random.Generator) -> None:
-    steps, changed = run.get("steps", 100_000), run.get("changed", {})
-    hyperparameters = {"policy": "MlpPolicy", "n_envs": 8, "learning_rate": "lin_0.0003", "clip_range": 0.2, **changed}
-    hyperparameters.pop("total_timesteps", None)
-    evaluation = {"points": POINTS, "episodes": 3, "deterministic": True}
-    key = (run.get("suite", "mujoco"), run["env_id"], run["algorithm"], run["seed"], steps)
-    made = Run(*key, hyperparameters, evaluation, changed=changed)
-    path = directory / "runs" / made.name
-    path.mkdir(parents=True)
-    start, final = run.get("start", 0.0), run["final"]
-    ends = np.arange(1, POINTS + 1) * steps // POINTS
-    at, returns = run.get("curve", (ends, start + (final - start) * ends / steps))
-    results = np.asarray(returns, float)[:, None] + np.array([-1.0, 0.0, 1.0])  # episodes whose mean is the return
-    np.savez(path / "evaluations.npz", timesteps=np.asarray(at), results=results, ep_lengths=np.full(results.shape, 7))
-    done = np.arange(1, episodes + 1) * steps // episodes
-    monitor = pd.DataFrame({"r": start + (final - start) * done / steps, "l": 7, "t": done / 1000.0, "timesteps": done})
-    (path / "monitor.csv").write_text('#{"t_start": 0.0}\n' + monitor.to_csv(index=False))
-    rate = float(str(hyperparameters["learning_rate"]).removeprefix("lin_"))
-    updates = {
-        "time/total_timesteps": ends,
-        "time/seconds": ends / 1000.0,
-        "train/entropy_loss": -2.0,
-        "train/clip_range": 0.2,
-    }
-    updates |= {"update/ratio_mean": 1.0, "update/ratio_max": 1.5, "update/clip_fraction": 0.1}
-    updates["update/approx_kl"] = run.get("kl", 10.0 * rate) * rng.uniform(0.9, 1.1, POINTS)
-    pd.DataFrame(updates).to_csv(path / "progress.csv", index=False)
-    details = {"seconds": steps / 1000.0, "timesteps": steps, "finished": "2026-01-01T00:00:00+00:00", "commit": "0" * 40}
-    details |= {"backend_used": "gymnasium", "versions": {"torch": "2.13.0"}, "machine": {"cpu": "a processor"}}
-    write_run(made, path, details | run.get("details", {}))

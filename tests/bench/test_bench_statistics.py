@@ -12,7 +12,6 @@ from sb3_ano.bench.statistics import (
     METRICS,
     Bootstrap,
     aggregate,
-    area_under_curve,
     estimate,
     interaction,
     mean,
@@ -147,21 +146,12 @@ def test_changes_are_relative_and_interactions_are_differences_of_changes():
     assert interaction([HAND, HAND + 0.5], [zero, zero + 0.2], BOOTSTRAP, paired=True) == pytest.approx((0.3,) * 3, abs=1e-9)
 
 
-def test_area_under_a_curve_is_its_mean_height():
-    assert area_under_curve(np.array([0.0, 1.0, 3.0, 4.0]), np.array([0.0, 3.0, 3.0, 0.0])) == pytest.approx(9.0 / 4.0)
-    assert area_under_curve(np.array([5.0]), np.array([7.0])) == 7.0
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: aggregate(np.zeros(3), BOOTSTRAP), r"shape \(3,\) are not allowed; allowed is \(seeds, tasks\)"),
-        (lambda: aggregate(np.zeros((0, 3)), BOOTSTRAP), r"shape \(0, 3\)"),
-        (lambda: aggregate(np.array([[1.0, np.nan], [0.0, 1.0]]), BOOTSTRAP), "1 of 4 scores are not finite"),
+        (lambda: aggregate(np.array([[1.0, np.nan], [0.0, 1.0]]), BOOTSTRAP), "scores must be finite"),
         (lambda: probability_of_improvement(scores(2, 3), scores(2, 4)), "cannot be compared"),
         (lambda: relative_change(scores(2, 3), scores(3, 3), BOOTSTRAP, paired=True), "cannot be compared"),
-        (lambda: Bootstrap(reps=1), "reps=1 is not allowed"),
-        (lambda: Bootstrap(seed=-1), "seed=-1 is not allowed"),
     ],
 )
 def test_invalid_input_is_rejected(call, message):

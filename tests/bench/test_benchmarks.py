@@ -34,46 +34,29 @@ def test_differences_are_paired_by_seed():
 
 
 def test_ratios_are_those_of_neighboring_blocks():
+    measured = {
+        ("paper", "ano"): [("sb3", 100, 1000, 10), ("ano", 200, 3000, 40)],
+        ("masks", "maskable-eager"): [("maskable-ppo", 1, 2, 3), ("maskable-eager", 2, 4, 6)],
+    }
+    other = {"peak_mb": 1.0, "env": 2.0, "update": 3.0, "first_quarter": 0.0, "last_quarter": 0.0}
     blocks = pd.DataFrame(
-        [
-            {"case": "a", "of": "ano", "variant": variant, "pair": pair, "steps_per_second": speed}
-            | {"peak_mb": 1.0, "env": 2.0, "update": 3.0, "first_quarter": 0.0, "last_quarter": 0.0}
-            for pair, speeds in enumerate([(100, 200), (1000, 3000), (10, 40)])
-            for variant, speed in zip(("sb3", "ano"), speeds, strict=True)
-        ]
+        {"case": case, "of": of, "variant": variant, "pair": pair, "steps_per_second": float(speed), **other}
+        for (case, of), variants in measured.items()
+        for variant, *speeds in variants
+        for pair, speed in enumerate(speeds)
     )
-    assert "| a | ano | 200 | **3.00** (2.50 to 3.50) | 1 | 2 / 3 | nan |" in load("speed").table(blocks)
+    assert "| paper | ano | 200 | **3.00** (2.50 to 3.50) | 1 | 2 / 3 | nan |" in load("speed").table(blocks)
+    (axes,) = load("figures").speed(blocks).axes
+    assert [text.get_text() for text in axes.texts] == ["3.00", "2.00"]
+
+
+SPEED = ["--cases", "cartpole", "--pairs", "1", "--threads", "1", "--quick"]
+PARITY = ["--envs", "CartPole-v1", "--seeds", "2", "--steps", "2048", "--algos", "ppo", "ano:shaping=ppo"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("script", "options", "file"),
-    [
-        ("speed", ["--cases", "cartpole", "--pairs", "1", "--threads", "1", "--quick"], "speed.md"),
-        (
-            "parity",
-            ["--envs", "CartPole-v1", "--seeds", "2", "--steps", "2048", "--algos", "ppo", "ano:shaping=ppo"],
-            "parity.csv",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("script", "options", "file"), [("speed", SPEED, "speed.md"), ("parity", PARITY, "parity.csv")])
 def test_the_scripts_run(script, options, file, tmp_path):
     command = [sys.executable, str(BENCHMARKS / f"{script}.py"), *options, "--out", str(tmp_path / "out")]
     subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
     assert "ano" in (tmp_path / "out" / file).read_text()
-
-
-def test_the_figure_compares_each_variant_with_what_its_blocks_alternate_with():
-    blocks = pd.DataFrame(
-        [
-            {"case": case, "of": variant, "variant": name, "pair": pair, "steps_per_second": speed * (pair + 1)}
-            for case, variant, reference, ratio in [
-                ("paper", "ano", "sb3", 3.0),
-                ("masks", "maskable-eager", "maskable-ppo", 2.0),
-            ]
-            for pair in range(3)
-            for name, speed in [(reference, 100.0), (variant, 100.0 * ratio)]
-        ]
-    )
-    (axes,) = load("figures").speed(blocks).axes
-    assert [text.get_text() for text in axes.texts] == ["3.00", "2.00"]

@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 import pytest
-from stable_baselines3.common.monitor import ResultsWriter as MonitorFile
 
 from sb3_ano.bench.cli import main
 from sb3_ano.bench.exchange import KEY, export, import_logs
@@ -47,11 +46,8 @@ def test_tensorboard_logs_go_out_and_come_back_in(tmp_path):
 
 def test_monitor_files_of_several_environments_are_merged_by_their_steps(tmp_path):
     (tmp_path / "zoo").mkdir()
-    for index, lengths in enumerate(([10, 20], [15, 15])):
-        file = MonitorFile(str(tmp_path / "zoo" / str(index)), {"t_start": 0.0, "env_id": "A"})
-        for number, length in enumerate(lengths):
-            file.write_row({"r": 10.0 * index + number, "l": length, "t": 1.0})
-        file.close()
+    for index, rows in enumerate(("0,10,1\n1,20,1\n", "10,15,1\n11,15,1\n")):
+        (tmp_path / "zoo" / f"{index}.monitor.csv").write_text(f'#{{"t_start": 0.0, "env_id": "A"}}\nr,l,t\n{rows}')
     import_logs([tmp_path / "zoo"], tmp_path / "out", "ppo", "Hopper-v4")
     (run,) = Results(tmp_path / "out").runs()
     assert run.episodes()[["timesteps", "r"]].to_numpy().tolist() == [[20, 0.0], [30, 10.0], [60, 1.0], [60, 11.0]]

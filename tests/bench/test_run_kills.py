@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import json
-import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,25 +21,28 @@ from tests.bench.common import assert_same_run, small_run
 pytestmark = pytest.mark.slow
 KILLS = 8
 # Entries of run.json that may differ between two equal runs.
-CIRCUMSTANCES = {"started", "finished", "seconds", "attempts", "resumed_at", "sha256", "commit"}
-
-
-def command(out, *more: str) -> list[str]:
-    plan = ["--suite", "classic", "--envs", "CartPole", "--algos", "ppo", "ano", "--seeds", "2", "--steps", "4096"]
-    return [sys.executable, "-m", "sb3_ano.bench", "run", *plan, "--jobs", "2", "--out", str(out), *more]
+CIRCUMSTANCES = {"started", "finished", "seconds", "resumed_at", "sha256", "commit"}
 
 
 def start(out, *more: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(command(out, *more), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    plan = ["--suite", "classic", "--envs", "CartPole", "--algos", "ppo", "ano", "--seeds", "2", "--steps", "4096"]
+    command = [sys.executable, "-m", "sb3_ano.bench", "run", *plan, "--jobs", "2", "--out", str(out), *more]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
-def run(out) -> None:
-    finished = subprocess.run(command(out), capture_output=True, text=True)
-    assert finished.returncode == 0, finished.stderr
+def run(out) -> tuple[int, str]:
+    """Return exit status and standard error of the command."""
+    process = start(out)
+    _, error = process.communicate()
+    return process.returncode, error
 
 
-def assert_same_results(out, reference) -> None:
-    """Compare runs, rows and parameters; only times may differ."""
+def assert_completed(out, reference) -> None:
+    """Run the command once more, and compare runs, rows and parameters; only times may differ."""
+    status, error = run(out)
+    assert status == 0, error
+    assert not trainings(str(out))
+    assert sorted(path.name for path in out.iterdir() if path.name[0] != "." and any(path.iterdir())) == ["runs"]
     results, expected = Results(out), Results(reference)
     assert results.names() == expected.names()
     for ours, theirs in zip(results.runs(), expected.runs(), strict=True):
@@ -69,76 +72,56 @@ def uninterrupted(tmp_path_factory):
     """The results of an uninterrupted plan, and the seconds that it took."""
     out = tmp_path_factory.mktemp("uninterrupted") / "out"
     begin = time.monotonic()
-    run(out)
+    assert run(out)[0] == 0
     return out, time.monotonic() - begin
 
 
 def test_killed_at_random_moments(uninterrupted, tmp_path):
     reference, seconds = uninterrupted
-    out, random = tmp_path / "out", np.random.default_rng(0)
-    kills, while_training = 0, 0
-    while kills < KILLS:
-        process = subprocess.Popen(command(out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            process.wait(timeout=float(random.uniform(0.1, 0.8 * seconds)))
-        except subprocess.TimeoutExpired:
-            while_training += bool(trainings(str(out)))
-            process.kill()
-            kills += 1
-            process.wait()
-        else:  # all runs have finished: remove one, so that there is something to interrupt
-            finished = sorted((out / "runs").iterdir())
-            os.rename(finished[int(random.integers(len(finished)))], tmp_path / f"removed{kills}-{time.monotonic_ns()}")
-    run(out)
-    assert while_training >= KILLS // 4
-    assert not trainings(str(out))
-    assert_same_results(out, reference)
-    assert not (out / "unfinished").exists()
+    out, random, kills_of_trainings = tmp_path / "out", np.random.default_rng(0), 0
+    for _ in range(KILLS):
+        process = start(out)
+        time.sleep(float(random.uniform(0.1, 0.8 * seconds)))
+        kills_of_trainings += bool(trainings(str(out)))
+        process.kill()
+        process.communicate()
+        if (out / "runs").is_dir() and len(Results(out).names()) == 4:  # remove one, so that there is something to interrupt
+            shutil.rmtree(next((out / "runs").iterdir()))
+    assert kills_of_trainings >= KILLS // 4
+    assert_completed(out, reference)
 
 
-def test_an_interrupt_ends_the_trainings_and_the_same_command_resumes(uninterrupted, tmp_path):
+def test_a_killed_worker_a_second_command_and_an_interrupt(uninterrupted, tmp_path):
     out = tmp_path / "out"
+    process = start(out)
+    victim, name = next(iter(wait_for_trainings(out, process).items()))
+    victim.kill()
+    assert run(out) == (2, f"error: {out} is in use: another process writes to it now\n")
+    _, error = process.communicate()
+    assert process.returncode == 1
+    assert f"failed: {name}: its process was killed by SIGKILL" in error
+    assert len(Results(out).names()) == 3
     process = start(out)
     wait_for_trainings(out, process)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate()
     assert process.returncode == 130
     assert error.splitlines()[-1] == "interrupted; the same command resumes from here"
-    assert not trainings(str(out))
-    run(out)
-    assert_same_results(out, uninterrupted[0])
+    assert_completed(out, uninterrupted[0])
 
 
-def test_a_worker_that_is_killed_is_replaced_and_a_second_command_is_rejected(uninterrupted, tmp_path):
-    out = tmp_path / "out"
-    process = start(out)
-    victim, name = next(iter(wait_for_trainings(out, process).items()))
-    victim.kill()
-    second = subprocess.run(command(out), capture_output=True, text=True)
-    assert second.returncode == 2
-    assert second.stderr == f"error: {out} is in use: another process writes to it now\n"
-    _, error = process.communicate()
-    assert process.returncode == 0, error
-    assert "its process was killed by SIGKILL; it is run again" in " ".join(error.split())
-    attempts = {run.path.name: run.document["attempts"] for run in Results(out).runs()}
-    assert attempts == dict.fromkeys(attempts, 1) | {name: 2}
-    assert_same_results(out, uninterrupted[0])
-
-
-def test_a_full_disk_is_one_line_and_finished_runs_are_kept(uninterrupted, tmp_path):
+def test_a_full_disk_is_named_and_finished_runs_are_kept(uninterrupted, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(out)], capture_output=True)
     if mounted.returncode != 0:
         pytest.skip("needs a file system of its own")
     try:
-        full = subprocess.run(command(out), capture_output=True, text=True)
-        assert full.returncode == 2
-        (line,) = [line for line in full.stderr.splitlines() if line.startswith("error: ")]
-        assert "No space left on device" in line
+        status, error = run(out)
+        assert status in (1, 2)
+        assert "No space left on device" in error
         subprocess.run(["mount", "-o", "remount,size=40m", str(out)], check=True)
-        run(out)
-        assert_same_results(out, uninterrupted[0])
+        assert_completed(out, uninterrupted[0])
     finally:
         subprocess.run(["umount", str(out)], check=True)
 
@@ -162,8 +145,8 @@ def test_a_cluster_of_two_nodes_loses_one(uninterrupted, tmp_path):
         assert process.returncode == 0, error
     finally:
         cluster.shutdown()
-    assert_same_results(out, uninterrupted[0])
-    assert not (out / "failed").exists()
+    assert len(Results(out).names()) == 4
+    assert_completed(out, uninterrupted[0])
 
 
 @pytest.mark.filterwarnings("default")
@@ -173,7 +156,7 @@ def test_errors_of_trainings_come_back_from_ray():
     try:
         runs = (dataclasses.asdict(small_run("ano", env)) for env in ("CartPole-v9", "CartPole-v1"))
         target = "sb3_ano.bench.training:train_request"
-        bad, good = (pool.submit(target, {"run": run, "models": False}, print) for run in runs)
+        bad, good = (pool.submit(target, {"run": run, "models": False}) for run in runs)
         error = WorkerError.of(bad.exception(timeout=300))
         assert str(error).startswith("ValueError: env_id='CartPole-v9' is unknown")
         assert "Traceback" in error.details
@@ -185,12 +168,11 @@ def test_errors_of_trainings_come_back_from_ray():
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("127.0.0.1:1", "--address 127.0.0.1:1: no Ray cluster was found: [Errno 111] Connection refused"),
-        *((address, f"--address {address} is not allowed; allowed are auto, and HOST:PORT") for address in ("ray://h:1", "h")),
+        ("127.0.0.1:1", "no Ray cluster was found: .* Connection refused"),
+        *((address, "is not allowed; allowed are auto, and HOST:PORT") for address in ("ray://h:1", "h")),
     ],
 )
 def test_no_cluster_at_the_address(address, message):
     ray_backend = pytest.importorskip("sb3_ano.bench.ray_backend", exc_type=ImportError)
-    with pytest.raises((OSError, ValueError)) as error:
+    with pytest.raises((OSError, ValueError), match=f"--address {address}.*{message}"):
         ray_backend.RayPool(address, 1, 1)
-    assert str(error.value).startswith(message)

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_ano import ANO
 from sb3_ano._io import commit
 from sb3_ano._registry import ALGORITHMS
-from sb3_ano.bench import training
+from sb3_ano.bench import recording, training
 from sb3_ano.bench.recording import measure_update
 from sb3_ano.bench.results import RunFiles, read_run
 from sb3_ano.bench.training import make_envs, make_model, normalized, train
@@ -62,67 +62,59 @@ def test_recording_and_evaluating_change_neither_training_nor_episodes(label, al
 
 # Review bench S5, and resume within a run: a run that is killed at 99 % started again at 0.
 @pytest.mark.parametrize("label", ["ano", *(pytest.param(label, marks=pytest.mark.slow) for label in ("ppo", "trpo"))])
-def test_a_killed_run_resumes_from_its_checkpoint_as_if_nothing_had_happened(label, tmp_path):
+def test_a_killed_run_resumes_from_its_checkpoint_as_if_nothing_had_happened(label, tmp_path, monkeypatch):
     run = small_run(label, points=4, steps=640, **NORMALIZED)
-    train(run, tmp_path / "whole")
-    reported: list[int] = []
+    whole, killed = (tmp_path / name / run.name for name in ("whole", "killed"))
+    train(run, whole)
+    measure, measured = recording.measure_update, []
 
-    def killed(done: int) -> None:
-        reported.append(done)
-        if done == 384:
+    def killing(model):
+        measured.append(model.num_timesteps)
+        if measured == [128, 256, 384]:
             raise KeyboardInterrupt
+        return measure(model)
 
+    monkeypatch.setattr(recording, "measure_update", killing)
     with pytest.raises(KeyboardInterrupt):
-        train(run, tmp_path / "killed", report=killed, checkpoint_seconds=0.0)
-    train(run, tmp_path / "killed", report=reported.append, checkpoint_seconds=0.0)
-    assert reported == [128, 256, 384, 384, 512, 640]  # the last checkpoint is that after 256 steps
-    whole, resumed = (read_run(tmp_path / name) for name in ("whole", "killed"))
-    assert (whole.document["resumed_at"], resumed.document["resumed_at"]) == (None, 256)
-    assert_same_run(whole, resumed)
+        train(run, killed, checkpoint_seconds=0.0)
+    train(run, killed, checkpoint_seconds=0.0)
+    assert measured == [128, 256, 384, 384, 512, 640]  # the last checkpoint is that after 256 steps
+    made, resumed = read_run(whole), read_run(killed)
+    assert (made.document["resumed_at"], resumed.document["resumed_at"]) == (None, 256)
+    assert_same_run(made, resumed)
     assert resumed.updates()["time/seconds"].is_monotonic_increasing
-    assert not (tmp_path / "killed" / "checkpoints").exists()
+    assert not (killed / "checkpoints").exists()
 
 
-def test_the_evaluation_is_that_of_sb3_with_the_saved_model_and_normalization(tmp_path):
-    run = small_run("ano", points=4, **NORMALIZED)
-    train(run, tmp_path)
-    with np.load(tmp_path / "evaluations.npz") as content:
-        assert content["timesteps"].tolist() == [128, 256, 384, 512]
-        assert content["results"].shape == content["ep_lengths"].shape == (4, 3)
-        results, lengths = content["results"][-1], content["ep_lengths"][-1]
-    _, fresh = make_envs(run)
-    env = VecNormalize.load(str(tmp_path / "vecnormalize.pkl"), fresh)
-    env.training = env.norm_reward = False
-    env.seed(500_000 + 3 * env.num_envs)
-    returns, steps = evaluate_policy(ANO.load(tmp_path / "model.zip"), env, 3, return_episode_rewards=True)
-    np.testing.assert_allclose(results, returns, rtol=1e-12)
-    row = RunFiles(tmp_path, {}).evaluations().iloc[-1]
-    assert row.tolist() == pytest.approx([512, np.mean(returns), np.std(returns), 3])
-    assert lengths.tolist() == steps == [200] * 3
-
-
-def test_the_files_tell_what_was_run_and_by_what_update_by_update(tmp_path):
-    run, steps = (
-        small_run("trpo", grid=["delta=0.02"], points=4, steps=600),
-        [128, 256, 384, 512, 640],
-    )  # rollouts of 128 steps
-    train(run, tmp_path, models=False)
-    made = read_run(tmp_path)
+def test_the_files_tell_what_was_run_and_the_evaluation_is_that_of_sb3_with_the_saved_model(tmp_path):
+    run, steps = small_run("ano", grid=["clip_range=0.1"], points=4, steps=600, **NORMALIZED), [128, 256, 384, 512, 640]
+    path = tmp_path / run.name
+    train(run, path)
+    made = read_run(path)
     document, updates = made.document, made.updates()
     assert document.items() >= json.loads(json.dumps(dataclasses.asdict(run))).items()
-    assert document["changed"] == {"target_kl": 0.02}
+    assert document["changed"] == {"clip_range": 0.1}
     assert (document["name"], document["timesteps"], document["threads"]) == (run.name, 640, 1)
     assert (document["backend"], document["backend_used"]) == ("auto", "gymnasium")  # review bench B10
     assert (document["versions"]["torch"], document["commit"]) == (torch.__version__, commit())
     assert 0 < updates["time/seconds"].iloc[-1] <= document["seconds"] + 0.0005  # the rows have milliseconds
-    assert set(document["sha256"]) == {"monitor.csv", "progress.csv", "evaluations.npz"}
-    assert {file.name for file in tmp_path.iterdir()} == {*document["sha256"], "run.json"}
+    assert {file.name for file in path.iterdir()} == {*document["sha256"], "run.json"} == {*training.FILES, "run.json"}
     assert updates["time/total_timesteps"].tolist() == steps
     assert updates["time/seconds"].is_monotonic_increasing
     np.testing.assert_allclose(updates["train/learning_rate"], [1e-3 * max(0, 1 - step / 600) for step in steps], atol=1e-12)
-    assert updates["update/clip_fraction"].isna().all()  # TRPO has no radius
     assert (updates["update/approx_kl"] > 0).all()
-    assert made.evaluations()["timesteps"].tolist() == steps[1:]  # due after 150, 300, 450 and 600
+    with np.load(path / "evaluations.npz") as content:
+        assert content["timesteps"].tolist() == steps[1:]  # due after 150, 300, 450 and 600
+        assert content["results"].shape == content["ep_lengths"].shape == (4, 3)
+        results, lengths = content["results"][-1], content["ep_lengths"][-1]
+    _, fresh = make_envs(run)
+    env = VecNormalize.load(str(path / "vecnormalize.pkl"), fresh)
+    env.training = env.norm_reward = False
+    env.seed(500_000 + 3 * env.num_envs)
+    returns, expected = evaluate_policy(ANO.load(path / "model.zip"), env, 3, return_episode_rewards=True)
+    np.testing.assert_allclose(results, returns, rtol=1e-12)
+    assert made.evaluations().iloc[-1].tolist() == pytest.approx([640, np.mean(returns), np.std(returns)])
+    assert lengths.tolist() == expected == [200] * 3
 
 
 @pytest.mark.parametrize("label", [name for name in ALGORITHMS if "_" in name])
@@ -131,7 +123,7 @@ def test_algorithms_with_lstm_policies_and_masks_are_trained_and_evaluated(label
     monkeypatch.setitem(gym.registry, "OneAllowed-v0", gym.envs.registration.EnvSpec("OneAllowed-v0", OneAllowed))
     run = small_run(label, env_id, steps=256, points=2)
     train(run, tmp_path)
-    made = read_run(tmp_path)
+    made = RunFiles(tmp_path, {})
     assert made.evaluations()["timesteps"].tolist() == [128, 256]
     updates = made.updates()
     # Over the whole rollout it is about that of the last minibatches, if masks and states are those of the rollout.

@@ -21,16 +21,12 @@ from sb3_ano.bench.report.figures import render
 from sb3_ano.bench.report.sections import ENDS, Section, make_sections
 from sb3_ano.bench.results import Results
 
-__all__ = ["Settings", "write_report"]
-
 _PAGE = "index.html"
 _MARK = 'content="sb3_ano.bench report"'
 _MISSING = "-"
 # Signs that a spreadsheet takes for the beginning of a formula.
 _FORMULA = re.compile(r"[=+\-@\t\r]")
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|&$~#])")
-# Rounding errors of slopes and probabilities.
-_ZERO = 1e-12
 
 
 def write_report(path: Path, out: Path, settings: Settings = Settings()) -> list[str]:  # noqa: B008  # frozen
@@ -72,32 +68,28 @@ def _write_files(out: Path, section: Section) -> str:
     if section.figure is None:
         return ""
     file = out / "figures" / section.name
-    image = render(section.figure, "png")
-    file.with_suffix(".png").write_bytes(image)
-    file.with_suffix(".pdf").write_bytes(render(section.figure, "pdf"))
+    for kind in ("png", "pdf"):
+        file.with_suffix(f".{kind}").write_bytes(render(section.figure, kind))
     safe_for_spreadsheets(section.data).to_csv(file.with_suffix(".csv"), index=False)
-    return base64.b64encode(image).decode()
+    return base64.b64encode(file.with_suffix(".png").read_bytes()).decode()
 
 
 def _facts(results: Results, chapters: Sequence[Chapter], settings: Settings) -> dict[str, str]:
     runs: list[dict[Any, Any]] = [run for chapter in chapters for run in chapter.runs.to_dict("records")]
     actions = {"deterministic" if run["evaluation"].get("deterministic", True) else "stochastic" for run in runs}
-    kind = f"evaluations during training ({' and '.join(sorted(actions))} actions)"
+    kind = f"means of the last evaluations ({settings.last}; {' and '.join(sorted(actions))} actions)"
     known = [part for run in runs for part in (run.get("versions"), run.get("machine")) if isinstance(part, dict)]
-    bootstrap, references = settings.bootstrap, chapters[0].references.rows.drop_duplicates("table")
-    facts = {
+    bootstrap = settings.bootstrap
+    return {
         "Results": str(results.path),
         "Runs": "; ".join(f"{chapter.name}: {len(chapter.runs)}" for chapter in chapters),
         "Written": now(),
-        "Command": settings.command or "-",
-        "Returns": kind if settings.returns == "evaluation" else "training episodes",
-        "Reference scores": "; ".join(f"{row.table} ({row.title})" for row in references.itertuples()),
+        "Command": settings.command or _MISSING,
+        "Returns": kind if settings.returns == "evaluation" else "means of the last 100 training episodes",
+        "Reference scores": ", ".join(settings.tables),
         "Intervals": f"95 %, Student's t with a stratified bootstrap ({bootstrap.reps:,} resamples, seed {bootstrap.seed})",
         "Made with": ", ".join(dict.fromkeys(f"{key} {value}" for part in known for key, value in part.items())),
     }
-    for failure in results.failures():
-        facts[f"Failed: {failure.get('name')}"] = "\n".join(map(str, failure.get("errors", []))).split("\n")[-1]
-    return facts
 
 
 def shown(table: pd.DataFrame) -> pd.DataFrame:
@@ -109,46 +101,29 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
     texts = {}
     for name in table.columns.difference(list(ends), sort=False):
         parts = table[[f"{name}{end}" for end in ENDS if f"{name}{end}" in table]].itertuples(index=False, name=None)
-        texts[name] = [_change(*cells) if name.endswith("%") else _text(*cells) for cells in parts]
+        # More digits of a change would say more than the bootstrap knows.
+        texts[name] = [text(*cells, whole=name.endswith("%")) for cells in parts]
     return pd.DataFrame(texts)
 
 
-def _text(value: Any, low: float = math.nan, high: float = math.nan) -> str:
-    """Return a text as it is, and a number with its interval, all with the decimals that the largest of them needs."""
+def text(value: Any, *interval: float, whole: bool = False) -> str:
+    """Return a text as it is, and a number with its interval, with three significant digits of the largest of them.
+
+    :param value: text or number, which may be NaN or infinite
+    :param interval: ends of the interval, NaN if there is none
+    :param whole: whether to leave out decimals, as for integers
+    """
     if isinstance(value, str):
         return value
-    numbers = np.array([value, low, high], float)
-    if not np.isfinite(numbers).all():
-        return f"{value:,}" if isinstance(value, int | np.integer) else number(numbers[0])
-    most = np.abs(numbers).max()
-    places = min(_decimals(most), 6) if most > _ZERO else 0
-    return "{} ({} to {})".format(*(f"{part:,.{places}f}" for part in numbers + 0.0))
-
-
-def number(value: float) -> str:
-    """Return a number with three significant digits, whole above 1000.
-
-    :param value: number, which may be NaN or infinite
-    """
-    if math.isnan(value):
+    if pd.isna(value):
         return _MISSING
-    if math.isinf(value):
-        return "∞" if value > 0 else "-∞"
-    if abs(value) < _ZERO:
-        return "0"
-    return f"{value:.2e}" if abs(value) < 1e-4 else f"{value:,.{_decimals(value)}f}"
-
-
-def _decimals(value: float) -> int:
-    # Rounded first: 0.9996 is 1.00.
-    return max(0, 2 - math.floor(math.log10(abs(float(f"{value:.2e}")))))
-
-
-def _change(value: float, low: float = math.nan, high: float = math.nan) -> str:
-    """Return a change in whole percents: more digits would say more than the bootstrap knows."""
-    if math.isnan(value):
-        return _MISSING
-    return f"{value:+.0f}" + ("" if math.isnan(low + high) else f" ({low:+.0f} to {high:+.0f})")
+    numbers = [number for number in (value, *interval) if math.isfinite(number)]
+    # Rounded first: 0.9996 is 1.00. The smallest numbers are rounding errors of 0.
+    largest = float(f"{max(map(abs, numbers), default=0.0):.2e}")
+    exact = whole or largest < 1e-12 or isinstance(value, int | np.integer)
+    places = 0 if exact else max(0, 2 - math.floor(math.log10(largest)))
+    texts = [f"{number + 0.0:,.{places}f}" for number in (value, *interval)]
+    return "{} ({} to {})".format(*texts) if len(numbers) == 3 else texts[0]
 
 
 def latex(table: pd.DataFrame) -> str:

@@ -12,7 +12,7 @@ from sb3_ano.bench.algorithms import CLASSES, Algorithm, number, title
 from sb3_ano.bench.report.figures import looks
 from sb3_ano.bench.results import Results, RunFiles
 from sb3_ano.bench.scores import DEFAULT_TABLES, ReferenceScores
-from sb3_ano.bench.statistics import METRICS, Bootstrap, Estimate, area_under_curve, estimate, interquartile_mean
+from sb3_ano.bench.statistics import METRICS, Bootstrap, Estimate, estimate, interquartile_mean
 
 LENGTH, LEARNING_RATE = "total_timesteps", "learning_rate"
 #: Diagnostics of an update: columns of ``progress.csv`` with their signs. SB3 logs the entropy as a loss.
@@ -34,7 +34,6 @@ class Settings:
 
     :param returns: ``"evaluation"`` or ``"training"``, the returns that scores come from
     :param last: number of last evaluations that a final return averages
-    :param threshold: normalized score whose time is measured
     :param bootstrap: settings of the intervals
     :param tables: tables of reference scores
     :param command: command line to report
@@ -42,7 +41,6 @@ class Settings:
 
     returns: str = "evaluation"
     last: int = 1
-    threshold: float = 0.5
     bootstrap: Bootstrap = field(default_factory=Bootstrap)
     tables: tuple[str, ...] = DEFAULT_TABLES
     command: str = ""
@@ -76,12 +74,12 @@ class Variant:
         """
         return number(dict(self.settings).get(name))
 
-    def without(self, name: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
-        """Return the algorithm and all settings but one.
+    def without(self, name: str) -> "Variant":
+        """Return the algorithm with all settings but one, and no runs.
 
         :param name: name of the setting to leave out
         """
-        return self.algorithm, tuple(setting for setting in self.settings if setting[0] != name)
+        return Variant(self.algorithm, tuple(setting for setting in self.settings if setting[0] != name), ())
 
 
 def _find_variants(runs: pd.DataFrame) -> list[Variant]:
@@ -136,8 +134,8 @@ class Chapter:
         empty = ", ".join(name for name, row in rows.items() if row is None)
         #: Notes on the runs.
         self.run_notes = [f"Without {settings.returns} returns, and in no figure: {empty}."] if empty else []
-        #: ``run.json`` as columns, with ``final`` (final return), ``score`` (the same, normalized), ``area_score`` (mean over
-        #: the training, normalized), ``steps_per_second``, ``seconds_to_threshold`` and the means of :data:`DIAGNOSTICS`.
+        #: ``run.json`` as columns, with ``final`` (final return), ``score`` (the same, normalized), ``steps_per_second`` and
+        #: the means of :data:`DIAGNOSTICS`.
         self.runs = pd.DataFrame([row for row in rows.values() if row is not None])
         if self.runs.empty:
             return
@@ -151,8 +149,6 @@ class Chapter:
         self.scored = list(scores)
         units = {row["unit"] for row in scores.values()}
         self.unit = units.pop() if len(units) == 1 else "Normalized score"
-        #: Unit of environment steps in figures, and its name.
-        self.steps_unit = (1e6, "Million") if self.runs[LENGTH].max() >= 1e6 else (1e3, "Thousand")
         self.variants = _find_variants(self.runs)
         self.looks = looks(variant.algorithm for variant in self.variants)
         self.chosen = self._choose()
@@ -160,7 +156,7 @@ class Chapter:
 
     def _read(self, run: RunFiles) -> dict[str, object] | None:
         """Read the rows of a run, and return its row of the table, or None if it has no returns."""
-        settings, progress = self.settings, run.updates()
+        settings, progress, seconds = self.settings, run.updates(), run.document.get("seconds")
         evaluations = run.evaluations().rename(columns={"mean": "value"})[["timesteps", "value"]]
         curve = evaluations if settings.returns == "evaluation" else _training_returns(run)
         if curve.empty:
@@ -174,18 +170,11 @@ class Chapter:
         self.curves.append(curve)
         self.updates.append(update)
         last = curve.tail(settings.last if settings.returns == "evaluation" else 1)
-        reached = curve[curve["score"] >= settings.threshold]["timesteps"]
-        to_threshold = float("inf") if reached.empty else float("nan")
-        if "time/seconds" in progress and len(reached):
-            to_threshold = float(np.interp(reached.iloc[0], progress["time/total_timesteps"], progress["time/seconds"]))
-        seconds = run.document.get("seconds")
         return {
             **run.document,
             "final": last["value"].mean(),
             "score": last["score"].mean(),
-            "area_score": area_under_curve(curve["timesteps"].to_numpy(float), curve["score"].to_numpy(float)),
             "steps_per_second": run.document.get("timesteps", 0) / seconds if seconds else float("nan"),
-            "seconds_to_threshold": to_threshold,
             **update[list(DIAGNOSTICS)].mean(),
         }
 
@@ -222,7 +211,8 @@ class Chapter:
             tables[variant] = runs.assign(row=runs.index).pivot(index="seed", columns="env_id", values="row")
         missing = {task: [variant.label for variant in tables if task not in tables[variant]] for task in self.scored}
         tasks = [task for task in self.scored if not missing[task]]
-        reasons = self.references.missing(self.tasks)
+        tables_read = ", ".join(self.references.tables)
+        reasons = {task: f"no scores in {tables_read}" for task in self.tasks if task not in self.scored}
         reasons |= {task: f"no runs of {', '.join(labels)}" for task, labels in missing.items() if labels}
         notes = [f"{task} is not aggregated: {reason}." for task, reason in reasons.items()]
         blocks = {}
@@ -271,16 +261,13 @@ def load_chapters(results: Results, settings: Settings) -> list[Chapter]:
 
 def _order(run: RunFiles) -> tuple[int, str, str]:
     """Sort algorithms in the order of the paper, and others by name."""
-    names, algorithm = list(CLASSES), run.document["algorithm"]
-    name = algorithm.partition(":")[0]
-    return names.index(name) if name in names else len(names), algorithm, run.path.name
+    places, algorithm = {name: place for place, name in enumerate(CLASSES)}, run.document["algorithm"]
+    return places.get(algorithm.partition(":")[0], len(places)), algorithm, run.path.name
 
 
 def _training_returns(run: RunFiles) -> pd.DataFrame:
-    """Return means of the last 100 episodes, at fiftieths of the training after the first episode."""
+    """Return means of the last 100 episodes, at the last episode of each fiftieth of the training."""
     episodes = run.episodes()
-    ends = np.arange(1, _TRAINING_POINTS + 1) * run.document[LENGTH] / _TRAINING_POINTS
-    ends[-1] = max(ends[-1], episodes["timesteps"].max() if len(episodes) else 0.0)
-    averaged = episodes["r"].rolling(_TRAINING_EPISODES, min_periods=1).mean().to_numpy()
-    counts = np.searchsorted(episodes["timesteps"], ends, side="right")
-    return pd.DataFrame({"timesteps": ends[counts > 0], "value": averaged[counts[counts > 0] - 1]})
+    episodes["value"] = episodes["r"].rolling(_TRAINING_EPISODES, min_periods=1).mean()
+    fiftieth = np.ceil(_TRAINING_POINTS * episodes["timesteps"] / run.document[LENGTH])
+    return episodes.groupby(fiftieth)[["timesteps", "value"]].last()

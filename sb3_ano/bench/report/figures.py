@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 
 from sb3_ano.bench.algorithms import title
 from sb3_ano.bench.statistics import Estimate
@@ -123,7 +123,7 @@ def draw_lines(
     handles: dict[str, Any] = {}
     for axis, name, rows in panels:
         for (algorithm, text), line in rows.groupby(["algorithm", "line"], sort=False):
-            color, style, marker = looks[str(algorithm)]
+            line, (color, style, marker) = line.sort_values("x"), looks[str(algorithm)]
             kind = {"color": color, "linestyle": style, "marker": marker if markers else None}
             drawstyle = "steps-post" if steps else "default"
             handles.setdefault(str(text), axis.plot(line["x"], line["value"], drawstyle=drawstyle, **kind)[0])
@@ -151,7 +151,7 @@ def _make_logarithmic(axes: Axes, which: str, column: pd.Series) -> None:
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if values[-1] < 8 * values[0] else ""))
+    axis.set_minor_formatter("{x:g}" if values[-1] < 8 * values[0] else NullFormatter())
     if which == "x" and len(values) <= _MOST_TICKS and np.all(values[1:] > 1.15 * values[:-1]):
         axis.set_ticks(values.tolist(), [f"{value:.3g}" for value in values])
         axis.set_minor_locator(NullLocator())

@@ -1,7 +1,6 @@
 """The sections of a report: each has at most one figure and one table, and the texts of ``sections.yml``."""
 
 import itertools
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
@@ -13,7 +12,7 @@ import yaml
 
 from sb3_ano.bench import statistics
 from sb3_ano.bench.algorithms import title
-from sb3_ano.bench.report.data import DIAGNOSTICS, LEARNING_RATE, LENGTH, Chapter, Variant
+from sb3_ano.bench.report.data import DIAGNOSTICS, LEARNING_RATE, Chapter, Variant
 from sb3_ano.bench.report.figures import draw_intervals, draw_lines, points
 
 _TEXTS = yaml.safe_load(Path(__file__).with_name("sections.yml").read_text(encoding="utf-8"))
@@ -43,8 +42,7 @@ class Section:
         text: Sequence[str] = (),
         notes: Sequence[str] = (),
     ) -> None:
-        names = {"of": of, "unit": chapter.unit, "steps": f"{chapter.steps_unit[1]} environment steps"}
-        texts = _filled(_TEXTS[kind], names)
+        texts = _filled(_TEXTS[kind], {"of": of, "unit": chapter.unit})
         self.title = texts["title"].strip()
         self.name = "-".join(re.findall(r"[^\W_]+", f"{chapter.name} {kind} {of}".lower()))
         self.text, self.notes = [*filter(None, [texts.get("text")]), *text], list(notes)
@@ -52,9 +50,9 @@ class Section:
         self.table = pd.DataFrame([_cells(row) for row in rows])
         self.data = pd.concat([pd.DataFrame(), *lines])
         self.figure = None
-        if not self.data.empty:
-            draw = draw_lines if "lines" in texts else draw_intervals
-            self.figure = draw(self.data, chapter.looks, **texts["lines" if "lines" in texts else "intervals"])
+        for key, draw in (("lines", draw_lines), ("intervals", draw_intervals)):
+            if key in texts and not self.data.empty:
+                self.figure = draw(self.data, chapter.looks, **texts[key])
 
 
 def _filled(part: Any, names: Mapping[str, str]) -> Any:
@@ -96,7 +94,6 @@ def aggregates(chapter: Chapter) -> Iterator[Section]:
     if searched:
         text.append(f"Selected by IQM on the runs shown, as in the paper, which flatters: {', '.join(searched)}.")
     text += [f"Not run at the suite's learning rate, and shown at the lowest: {', '.join(away)}."] if away else []
-    text += [claim for name, claim in _TEXTS["paper"].items() if chapter.name.startswith(name)]
     table = _aggregate_rows(chapter, chapter.blocks)
     metrics = itertools.product(zip(chapter.blocks, table, strict=True), statistics.METRICS)
     lines = [points(variant.algorithm, 0, cells[name], name) for (variant, cells), name in metrics]
@@ -144,19 +141,18 @@ def improvement(chapter: Chapter) -> Iterator[Section]:
 
 
 def efficiency(chapter: Chapter) -> Iterator[Section]:
-    """Compute the IQM during the training, and the area below it.
+    """Compute the IQM during the training.
 
     :param chapter: chapter of the section
     """
-    lines, table = [], []
+    lines = []
     for variant, rows in chapter.blocks.items():
         curves = _aligned_curves(chapter, rows.to_numpy().flat, "percent", "score")
         if len(curves):  # otherwise the tasks have no step in common
             scores = curves.to_numpy().reshape(len(curves), *rows.shape)
             band = statistics.estimate(statistics.interquartile_mean, scores, bootstrap=chapter.bootstrap)
             lines.append(points(variant.algorithm, curves.index.to_numpy(), band))
-        table.append(_row(variant, rows, {name: chapter.estimate(name, rows, "area_score") for name in ("IQM", "Mean")}))
-    yield Section(chapter, "efficiency", lines, table)
+    yield Section(chapter, "efficiency", lines)
 
 
 def _aligned_curves(chapter: Chapter, rows: Iterable[int], index: str, column: str) -> pd.DataFrame:
@@ -177,12 +173,12 @@ def tasks(chapter: Chapter) -> Iterator[Section]:
             continue
         curves = _aligned_curves(chapter, rows, "timesteps", "value")
         band = statistics.estimate(statistics.mean, curves.to_numpy()[:, :, None], bootstrap=chapter.bootstrap)
-        lines.append(points(variant.algorithm, curves.index.to_numpy() / chapter.steps_unit[0], band, task))
+        lines.append(points(variant.algorithm, curves.index.to_numpy(), band, task))
         cells = {"Return": chapter.estimate("Mean", rows, "final"), "SD": chapter.runs["final"][rows].std()}
         score = {chapter.unit: chapter.estimate("Mean", rows)} if task in chapter.scored else {}
-        table.append({"Task": task, **_row(variant, rows, cells | score)})
-    text = _TEXTS["returns"][chapter.settings.returns].format(last=chapter.settings.last)
-    yield Section(chapter, "tasks", lines, table, text=[text], notes=chapter.run_notes)
+        speed = {"Steps per second": chapter.runs["steps_per_second"][rows].quantile()}
+        table.append({"Task": task, **_row(variant, rows, cells | score | speed)})
+    yield Section(chapter, "tasks", lines, table, notes=chapter.run_notes)
 
 
 def sensitivity(chapter: Chapter) -> Iterator[Section]:
@@ -198,16 +194,14 @@ def sensitivity(chapter: Chapter) -> Iterator[Section]:
         for group in filter(None, ([variant for variant in group if variant in blocks] for group in groups)):
             base = next((variant for variant in group if name not in variant.changed), group[0])
             for variant in group:
-                line = " ".join([title(variant.algorithm), *(f"{key}={value}" for key, value in variant.without(name)[1])])
                 cells = _changes(chapter, blocks[base], blocks[variant])
+                line = variant.without(name).label
                 lines.append(points(variant.algorithm, variant.value(name), cells["IQM"], line=line))
                 table.append(_row(variant, blocks[variant], cells))
             pairs += [(base, variant) for variant in group if variant is not base]
         if not lines:
             notes.append(f"No figure of {name}: its values are not numbers, or no task has runs at all of them.")
-        trpo = name == LEARNING_RATE and any(variant.algorithm.startswith("trpo") for variant in blocks)
-        text = ["The learning rate of TRPO is that of its critic alone."] if trpo else []
-        yield Section(chapter, "sensitivity", lines, table, name, text, notes)
+        yield Section(chapter, "sensitivity", lines, table, name, notes=notes)
         if name == LEARNING_RATE:
             yield Section(chapter, "interactions", rows=_interactions(chapter, blocks, pairs))
 
@@ -218,7 +212,7 @@ def _families(variants: Sequence[Variant], name: str) -> list[list[Variant]]:
     for variant in variants:
         if variant.value(name) is not None:
             groups.setdefault(variant.without(name), []).append(variant)
-    return [sorted(group, key=lambda variant: variant.value(name) or 0.0) for group in groups.values() if len(group) > 1]
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def _changes(chapter: Chapter, base: pd.DataFrame, rows: pd.DataFrame) -> dict[str, statistics.Estimate]:
@@ -238,13 +232,12 @@ def _interactions(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row per pair of algorithms, and change of the learning rate that both have runs of."""
     for first, second in itertools.combinations(pairs, 2):
-        rates, others = ([f"{variant.value(LEARNING_RATE):g}" for variant in pair] for pair in (first, second))
+        rates, others = ([variant.value(LEARNING_RATE) for variant in pair] for pair in (first, second))
         if first[0].algorithm != second[0].algorithm and rates == others:
             change, other = ([chapter.values(blocks[variant]) for variant in pair] for pair in (first, second))
             paired = len({tuple(blocks[variant].index) for variant in first + second}) == 1
             difference = statistics.interaction(change, other, chapter.bootstrap, paired)
-            names = {"X": first[1].label, "Y": second[1].label, "From": rates[0], "To": rates[1]}
-            yield {**names, "Change of X - change of Y": difference}
+            yield {"X": first[1].label, "Y": second[1].label, "From": f"{rates[0]:g}", "Change of X - change of Y": difference}
 
 
 def dynamics(chapter: Chapter) -> Iterator[Section]:
@@ -260,7 +253,7 @@ def dynamics(chapter: Chapter) -> Iterator[Section]:
         if variant.without(LEARNING_RATE) in alike:
             curve = _median_curve([chapter.updates[row] for row in variant.rows], name)
             band = statistics.Estimate.exact(curve[name].to_numpy())
-            line = points(variant.algorithm, curve["timesteps"] / chapter.steps_unit[0], band, name)
+            line = points(variant.algorithm, curve["timesteps"], band, name)
             lines.setdefault(variant.value(LEARNING_RATE), []).append(line)
     for rate, parts in lines.items():
         yield Section(chapter, "dynamics", parts, of="" if rate is None else f"at learning rate {rate:g}")
@@ -282,27 +275,9 @@ def matched_kl(chapter: Chapter) -> Iterator[Section]:
     """
     blocks, _ = chapter.complete(chapter.variants)
     sizes = {variant: chapter.values(rows, "KL divergence").mean() for variant, rows in blocks.items()}
-    order = list(chapter.looks)
-    ordered = sorted(blocks, key=lambda variant: (order.index(variant.algorithm), sizes[variant]))
-    scores = {variant: chapter.estimate("IQM", blocks[variant]) for variant in ordered if sizes[variant] > 0}
+    scores = {variant: chapter.estimate("IQM", rows) for variant, rows in blocks.items() if sizes[variant] > 0}
     if len(scores) > 1:
         yield Section(chapter, "matched kl", [points(key.algorithm, sizes[key], score) for key, score in scores.items()])
-
-
-def speed(chapter: Chapter) -> Iterator[Section]:
-    """List steps per second, and the time to a score.
-
-    :param chapter: chapter of the section
-    """
-    table = []
-    for variant in chapter.chosen:
-        runs = chapter.runs.loc[list(variant.rows)]
-        low, middle, high = runs["steps_per_second"].quantile([0.0, 0.5, 1.0])
-        cells = {"Algorithm": variant.label, "Steps per second": middle, "Slowest": low, "Fastest": high}
-        for task, seconds in runs[runs["env_id"].isin(chapter.scored)].groupby("env_id")["seconds_to_threshold"]:
-            cells[f"Seconds to {chapter.settings.threshold:g} on {task}"] = seconds.median()
-        table.append(cells)
-    yield Section(chapter, "speed", rows=table)
 
 
 def records(chapter: Chapter) -> Iterator[Section]:
@@ -310,17 +285,15 @@ def records(chapter: Chapter) -> Iterator[Section]:
 
     :param chapter: chapter of the section
     """
-    given, table = chapter.runs["hyperparameters"], []
-    for name in sorted(set().union(*given)):
-        cells = {"Hyperparameter": name}
-        for variant in chapter.chosen:
-            values = [given[row].get(name, "default") for row in variant.rows]
-            texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
-            cells[title(variant.algorithm)] = ", ".join(dict.fromkeys(texts))
-        table.append(cells)
-    yield Section(chapter, "hyperparameters", rows=table)
-    columns = ["name", "env_id", "algorithm", "seed", LENGTH, "final", "score", "area_score", "seconds", "finished", "commit"]
+    given = chapter.runs["hyperparameters"]
+    names = sorted(set().union(*given))
+    table = {"Hyperparameter": names}
+    for variant in chapter.chosen:
+        texts = [dict.fromkeys(str(given[row].get(name, "default")) for row in variant.rows) for name in names]
+        table[title(variant.algorithm)] = [", ".join(values) for values in texts]
+    yield Section(chapter, "hyperparameters", rows=pd.DataFrame(table).to_dict("records"))
+    columns = ["name", "env_id", "algorithm", "seed", "total_timesteps", "final", "score", "seconds", "finished", "commit"]
     yield Section(chapter, "runs", rows=chapter.runs.reindex(columns=columns).to_dict("records"))
 
 
-_SECTIONS = (aggregates, profiles, improvement, efficiency, tasks, sensitivity, dynamics, matched_kl, speed, records)
+_SECTIONS = (aggregates, profiles, improvement, efficiency, tasks, sensitivity, dynamics, matched_kl, records)
