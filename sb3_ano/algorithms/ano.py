@@ -63,6 +63,9 @@ class ANO(ShapedPolicyAlgorithm):
         self.shaping = vars(self)["shaping"]
         super()._setup_model()
 
+    def __repr__(self) -> str:
+        return super().__repr__().replace("(", f"(shaping={name_of(self.shaping)!r}, ", 1)
+
     def policy_loss(
         self, log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange, samples: RolloutSamples
     ) -> torch.Tensor:

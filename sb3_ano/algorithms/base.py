@@ -125,6 +125,10 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         if init_setup_model:
             self._setup_model()
 
+    def __repr__(self) -> str:
+        radii = (f"{name}={radius.value_schedule}" for name, radius in self._radii().items())
+        return f"{type(self).__name__}({', '.join(radii)})"
+
     def _get_policy_from_name(self, policy_name: str) -> Any:
         return self.policy_aliases.get(policy_name, policy_name)  # _require_policy rejects other names
 

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,7 @@ def test_training_without_an_environment_says_what_to_do(cls, tmp_path):  # revi
         loaded.learn(32)
     loaded.set_env("CartPole-v1")  # review users U21
     assert loaded.learn(32).num_timesteps == 32
+    assert re.fullmatch(rf"{cls.__name__}\((shaping=.ano., )?clip_range=ConstantSchedule\(val=0.2\)\)", repr(loaded))
     assert cls.load(tmp_path / "model", env="CartPole-v1").learn(32).num_timesteps == 32
 
 
