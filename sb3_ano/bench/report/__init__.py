@@ -21,6 +21,8 @@ from sb3_ano.bench.report.figures import render
 from sb3_ano.bench.report.sections import ENDS, Section, make_sections
 from sb3_ano.bench.results import Results
 
+__all__ = ["Settings", "write_report"]
+
 _PAGE = "index.html"
 _MARK = 'content="sb3_ano.bench report"'
 _MISSING = "-"
