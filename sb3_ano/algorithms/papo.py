@@ -52,6 +52,11 @@ class PAPO(ShapedPolicyAlgorithm):
         self.max_epoch_kl = max_epoch_kl
         super().__init__(**arguments)
 
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        if not isinstance(self.rollout_buffer, super()._default_buffer()):
+            raise ValueError(f"rollout_buffer_class={self.rollout_buffer_class!r} gives PAPO no td_errors; leave it as it is")
+
     def _default_buffer(self) -> type[RolloutBuffer]:
         return DictTDRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else TDRolloutBuffer
 

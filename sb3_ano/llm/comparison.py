@@ -199,7 +199,7 @@ def _parse(arguments: Sequence[str], program: str) -> argparse.Namespace:
         check_range("temperatures", temperature, "finite numbers from 0")
     check_paths({"dataset_name": options.dataset_name, "reward_model": options.reward_model, **options.policies})
     if options.dataset_name is None and (models := [path for path in options.policies.values() if not _is_file(path)]):
-        raise ValueError(f"{models[0]!r} is no JSONL file, but a model that needs prompts; give --dataset_name")
+        raise ValueError(f"{models[0]!r} is no JSON, CSV or Parquet file, but a model that needs prompts; give --dataset_name")
     return options
 
 

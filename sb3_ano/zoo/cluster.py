@@ -23,7 +23,6 @@ from torch import nn
 from tqdm import tqdm
 
 from sb3_ano._io import replace_directory, require_reachable
-from sb3_ano.algorithms import ANO
 from sb3_ano.algorithms.schedules import read
 from sb3_ano.rllib import SETTINGS, ANOConfig, copy_to_rllib, copy_to_sb3, trained_steps
 from sb3_ano.zoo.manager import OwnManager
@@ -212,7 +211,6 @@ def _require_expressible(model: Any, manager: Any) -> None:
     policy = model.policy
     extractor = policy.mlp_extractor
     reasons = {
-        f"--algo {manager.algo}": type(model) is not ANO,
         f"policy {type(policy).__name__}": type(policy) is not ActorCriticPolicy
         or type(policy.features_extractor) is not FlattenExtractor
         or type(extractor) is not MlpExtractor

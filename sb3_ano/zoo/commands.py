@@ -77,8 +77,8 @@ def _own_manager(options: Options) -> Callable[..., Any]:
             raise ValueError(f"--{name.replace('_', '-')} {number} {allowed}")
     if address is None:
         return OwnManager
-    if options.values.algo not in ALGORITHMS or options.values.optimize_hyperparameters:
-        raise ValueError(f"--cluster trains {', '.join(ALGORITHMS)}, and does not search hyperparameters")
+    if options.values.algo != "ano" or options.values.optimize_hyperparameters:
+        raise ValueError("--cluster trains ano only, and does not search hyperparameters")
     from sb3_ano.zoo.cluster import ClusterManager  # imports Ray
 
     return functools.partial(ClusterManager, cluster=address, **{"env_runners": 2, "learners": 0, **given})

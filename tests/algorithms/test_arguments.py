@@ -10,6 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3 import PPO
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ano import ANO, PAPO, _registry
@@ -240,3 +241,8 @@ def test_an_added_algorithm_trains_saves_and_loads(toy, tmp_path):
     loaded.learn(64)
     with pytest.raises(ValueError, match=r"was saved by Toy; load it with Toy\.load"):
         ANO.load(tmp_path / "model")
+
+
+def test_papo_needs_buffers_with_td_errors():
+    with pytest.raises(ValueError, match="gives PAPO no td_errors; leave it as it is"):
+        model(PAPO, rollout_buffer_class=RolloutBuffer)

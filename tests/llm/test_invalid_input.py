@@ -86,7 +86,7 @@ COMMANDS = [
     (FILES + "up.jsonl", "'up.jsonl up.jsonl' are not allowed; give two or more, each with its own name"),
     (FILES + "=six.jsonl", "'up.jsonl =six.jsonl' are not allowed"),
     (FILES + "none.jsonl", "none='none.jsonl' does not exist"),
-    (FILES + "model", "'model' is no JSONL file, but a model that needs prompts; give --dataset_name"),
+    (FILES + "model", "'model' is no JSON, CSV or Parquet file, but a model that needs prompts; give --dataset_name"),
     (FILES + "bad.jsonl", "data set 'bad.jsonl' cannot be read: JSON parse error: Missing a closing quotation mark"),
     (FILES + "lacking.jsonl", "data set 'lacking.jsonl', split 'train', has no column 'completion'; it has prompt"),
     (FILES + "twice.jsonl", "twice.jsonl repeats a prompt; allowed is one completion per prompt"),
