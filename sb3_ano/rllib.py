@@ -5,7 +5,6 @@
 
 import math
 import os
-import warnings
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,7 +22,7 @@ from sb3_ano.shaping import MIN_RADIUS, ShapingLike, ShapingPair, as_pair, is_im
 
 try:
     from ray.rllib.algorithms import Algorithm
-    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.algorithms.ppo import PPO, PPOConfig
     from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
     from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
     from ray.rllib.connectors.env_to_module import MeanStdFilter
@@ -47,10 +46,9 @@ _DEFAULT_CONNECTORS = (
     *("BatchIndividualItems", "NumpyToTensor"),
 )
 #: RLlib's names of settings by the names in :class:`~sb3_ano.ANO`.
-SETTINGS = {
-    **{"learning_rate": "lr", "clip_range": "clip_param", "clip_range_high": "clip_range_high", "desired_kl": "desired_kl"},
-    **{"n_epochs": "num_epochs", "gamma": "gamma", "gae_lambda": "lambda_", "ent_coef": "entropy_coeff"},
-    **{"vf_coef": "vf_loss_coeff", "max_grad_norm": "grad_clip"},
+SETTINGS = {name: name for name in ("clip_range_high", "desired_kl", "gamma")} | {
+    **{"learning_rate": "lr", "clip_range": "clip_param", "n_epochs": "num_epochs", "gae_lambda": "lambda_"},
+    **{"ent_coef": "entropy_coeff", "vf_coef": "vf_loss_coeff", "max_grad_norm": "grad_clip"},
 }
 
 
@@ -63,7 +61,7 @@ class ANOConfig(PPOConfig):
     """
 
     def __init__(self, algo_class: Any = None) -> None:
-        super().__init__(algo_class)
+        super().__init__(algo_class or ANOAlgorithm)
         self.use_kl_loss = False
         self.shaping: ShapingLike = "ano"
         self.clip_range_high: Any = None
@@ -114,6 +112,15 @@ def _check_schedule(value: Any, name: str) -> None:
         return
     if not all(isinstance(each, int | float) and 0 <= each < math.inf for each in numbers) or numbers[0] == 0:
         raise ValueError(f"{name}={value!r} is not allowed; allowed are positive numbers and schedules of them")
+
+
+class ANOAlgorithm(PPO):
+    """RLlib's PPO with :class:`ANOConfig`, which Ray Tune merges its settings into."""
+
+    @classmethod
+    def get_default_config(cls) -> ANOConfig:
+        """Return the default settings."""
+        return ANOConfig()
 
 
 @dataclass
@@ -246,18 +253,16 @@ def to_sb3(source: Any, env: GymEnv | str | None = None, device: torch.device | 
     rollout = config.total_train_batch_size
     settings = {name: _first(getattr(config, other, None)) for name, other in SETTINGS.items()}
     settings["max_grad_norm"] = settings["max_grad_norm"] or math.inf
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "batch_size=.* does not divide the rollout", UserWarning)
-        model = ANO(
-            "MlpPolicy",
-            venv,
-            n_steps=max(rollout // venv.num_envs, 2),
-            batch_size=(config.minibatch_size or rollout // (config.num_learners or 1)) * (config.num_learners or 1),
-            **settings,
-            shaping=getattr(config, "shaping", "ppo"),
-            policy_kwargs={"net_arch": networks.net_arch, "activation_fn": networks.activation},
-            device=device,
-        )
+    model = ANO(
+        "MlpPolicy",
+        venv,
+        n_steps=max(rollout // venv.num_envs, 2),
+        batch_size=(config.minibatch_size or rollout // (config.num_learners or 1)) * (config.num_learners or 1),
+        **settings,
+        shaping=getattr(config, "shaping", "ppo"),
+        policy_kwargs={"net_arch": networks.net_arch, "activation_fn": networks.activation},
+        device=device,
+    )
     copy_to_sb3(source, model)
     return model
 

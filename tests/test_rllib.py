@@ -144,6 +144,10 @@ def test_invalid_settings_are_one_clear_error(settings, message):
         config.validate()
 
 
+def test_ray_tune_finds_the_settings_by_the_class_of_the_algorithm():
+    assert type(ANOConfig().algo_class.get_default_config()) is ANOConfig
+
+
 def test_the_old_api_stack_is_rejected():
     config = ANOConfig().environment("CartPole-v1")
     config.api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)

@@ -134,7 +134,10 @@ class ShapedPolicyAlgorithm(RolloutMixin):
 
     def _require_policy(self) -> None:
         kind: Any = self.policy_class
-        if isinstance(kind, str) or (isinstance(kind, type) and not issubclass(kind, self.policy_base)):
+        # LSTM policies are subclasses of SB3's; by their module, because sb3-contrib need not be imported.
+        modules = {part.__module__ for part in getattr(kind, "__mro__", ())} if self.policy_base is ActorCriticPolicy else ()
+        is_recurrent = "sb3_contrib.common.recurrent.policies" in modules
+        if isinstance(kind, str) or (isinstance(kind, type) and (is_recurrent or not issubclass(kind, self.policy_base))):
             raise ValueError(
                 f"policy={getattr(kind, '__name__', kind)!r} is not a policy of {type(self).__name__}; allowed are "
                 f"{', '.join(self.policy_aliases)} and subclasses of {self.policy_base.__name__}. RecurrentANO has LSTM "

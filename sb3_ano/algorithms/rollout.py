@@ -151,10 +151,11 @@ def _changes_nothing(callback: BaseCallback | None) -> bool:
     if callback is None or _needs_no_locals(callback):
         return True
     # SB3's own callbacks only read the policy, unless they call a function or callback of the user's.
-    of_sb3 = type(callback).__module__ == BaseCallback.__module__
+    if type(callback).__module__ != BaseCallback.__module__:
+        return False
     replaced = vars(callback).keys() & {"on_step", "_on_step", "_log_data"}
     called = [vars(callback).get(name) for name in ("callback", "callback_on_new_best")]
-    return of_sb3 and not replaced and all(map(_changes_nothing, called))
+    return not replaced and all(map(_changes_nothing, called))
 
 
 def bootstrap_truncations(rewards: np.ndarray, dones: np.ndarray, infos: list[dict], actor: Actor, gamma: float) -> None:
@@ -204,18 +205,22 @@ class FiniteCheck:
         """
         if self._enabled:
             if self._normalize is not None:
-                observations, rewards = self._normalize.old_obs, self._normalize.old_reward
-            if not (_has_finite_squares(observations) and _has_finite_squares(rewards)):
-                if not np.isfinite(actions).all():
-                    raise ValueError(f"the policy returned NaN or Inf at {self._place()}; look at its parameters")
-                self._reject("observation", observations)
-                self._reject("reward", rewards)
+                self._require("observation", self._normalize.old_obs, actions)
+                self._require("reward", self._normalize.old_reward, actions)
+            self._require("observation", observations, actions)
+            self._require("reward", rewards, actions)
+
+    def _require(self, what: str, values: Arrays, actions: np.ndarray) -> None:
+        if not _has_finite_squares(values):
+            if not np.isfinite(actions).all():
+                raise ValueError(f"the policy returned NaN or Inf at {self._place()}; look at its parameters")
+            self._reject(what, values)
 
     def ends(self, dones: np.ndarray, infos: list[dict]) -> None:
         """Check the last observations of episodes."""
         for index in np.flatnonzero(dones) if self._enabled else ():
-            # 0 for a VecEnv that reports none.
-            self._reject("terminal observation", infos[index].get("terminal_observation", 0.0), int(index))
+            if (terminal := infos[index].get("terminal_observation")) is not None:
+                self._reject("terminal observation", terminal, int(index))
 
     def _place(self) -> str:
         return f"step {self._model.num_timesteps // self._n_envs} of the training"
@@ -241,4 +246,5 @@ def _has_finite_squares(values: Arrays) -> bool:
     """Tell in one pass that values are finite; False if one is not, or if their sum of squares overflows."""
     if isinstance(values, dict):
         return all(map(_has_finite_squares, values.values()))
+    values = np.asarray(values)
     return values.dtype.kind != "f" or math.isfinite(np.vdot(values, values))

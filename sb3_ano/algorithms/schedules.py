@@ -24,8 +24,8 @@ def as_schedule(value: float | str | Schedule, name: str) -> FloatSchedule:
     is_linear = isinstance(value, str) and value.startswith("lin_")
     if not is_linear and (isinstance(value, bool) or not isinstance(value, Real)):
         raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; {_ALLOWED}")
-    number = float(str(value).removeprefix("lin_"))
-    if not 0.0 <= number < math.inf:
+    number = float(value.removeprefix("lin_") if isinstance(value, str) else value)
+    if not 0.0 <= number < math.inf or (is_linear and number == 0.0):
         raise ValueError(f"{name}={value!r} is not allowed; {_ALLOWED}")
     return FloatSchedule(LinearSchedule(number, 0.0, 1.0) if is_linear else number)
 
@@ -38,8 +38,8 @@ def require_positive(schedule: FloatSchedule, name: str) -> None:
     :raises ValueError: if the schedule is the constant 0
     """
     inner = schedule.value_schedule
-    if isinstance(inner, ConstantSchedule) and inner.val == 0.0:
-        raise ValueError(f"{name}=0.0 is not a radius to train with; allowed are numbers above 0")
+    if isinstance(inner, ConstantSchedule) and inner.val <= 0.0:
+        raise ValueError(f"{name}={inner.val} is not a radius to train with; allowed are numbers above 0")
 
 
 def read(schedule: Schedule, progress_remaining: float, name: str) -> float:

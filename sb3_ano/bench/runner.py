@@ -79,7 +79,7 @@ def execute(runs: Sequence[Run], executor: Pool, results: ResultsWriter, options
             request = {"run": dataclasses.asdict(run), "directory": str(results.begin(run.name).absolute()), **options}
             futures[executor.submit(_TARGET, request)] = run
         for future in track(as_completed(futures), "runs", len(runs), console=console):
-            run, caught = futures[future], future.exception()
+            run, caught = futures.pop(future), future.exception()  # its result is a run's files
             if caught is None:
                 try:
                     results.publish(run.name, future.result())

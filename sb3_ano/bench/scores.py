@@ -49,7 +49,10 @@ def load_table(name: str) -> pd.DataFrame:
     except (KeyError, ValueError) as error:
         raise ValueError(f"score table {name!r} is invalid: {error}") from error
     rows["env"] = rows["env"].str.strip()
-    return rows.query("abs(player - random) > 0").assign(table=name, unit=unit)
+    gap = (rows["player"] - rows["random"]).abs()
+    if (gap.isin([0.0, np.inf]) | rows["env"].duplicated()).any():
+        raise ValueError(f"score table {name!r} is invalid: a task is there twice, or its scores are equal or infinite")
+    return rows[gap > 0].assign(table=name, unit=unit)
 
 
 class ReferenceScores:

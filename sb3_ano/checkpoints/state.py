@@ -4,6 +4,7 @@ The program that resumes builds these objects again, and only their attributes a
 attributes and are named after the path to them. Inside the pickle, a reference to one of them is its name.
 """
 
+import contextlib
 import io
 import os
 import pickle
@@ -21,6 +22,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
 from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 
 from sb3_ano.checkpoints.native import native_state
@@ -117,8 +119,8 @@ class TrainingState:
                 try:
                     self._pickled(value)
                 except Exception:  # as above
-                    attributes[key] = _NotStored(None)
-                    if key not in _RENDERERS or not isinstance(self.objects[name], gym.Env):
+                    attributes[key] = _NotStored(_code(value))
+                    if _code(value) is None and (key not in _RENDERERS or not isinstance(self.objects[name], gym.Env)):
                         yield name, f"{name}.{key}"
 
     def _state_of(self, name: str, found: Any) -> Any:
@@ -180,7 +182,7 @@ class TrainingState:
             for key, value in attributes.items():
                 built = vars(found).get(key)
                 if not (isinstance(value, _NotStored) or _is_path_setting(found, built)):
-                    vars(found)[key] = value
+                    vars(found)[key] = _connected(built, value)
                 elif _path(built) != _path(value):
                     different.append(f"{name}.{key}")
         return different
@@ -235,8 +237,27 @@ def _is_path_setting(owner: Any, value: Any) -> bool:
 
 def _path(value: Any) -> str | None:
     """Return a path, or what stands for one, as text; None for other values, which are not compared."""
-    value = value.description if isinstance(value, _NotStored) else value
+    value = value.description if isinstance(value, _NotStored) else _code(value) or value
     return os.fspath(value) if isinstance(value, str | os.PathLike) else None
+
+
+def _code(value: Any) -> str | None:
+    """Return text that is equal for equal functions without a name; None for other values."""
+    value = getattr(value, "value_schedule", value)
+    return f"code {value.__qualname__} {value.__code__.co_code.hex()}" if _is_nameless(value) else None
+
+
+def _connected(built: Any, value: Any) -> Any:
+    """Return a restored value, but the program's own function, connected with the rest of it, if the code is the same."""
+    if isinstance(value, FloatSchedule) and isinstance(built, FloatSchedule):
+        value.value_schedule = _connected(built.value_schedule, value.value_schedule)
+    elif _is_nameless(value) and _is_nameless(built) and value.__code__ == built.__code__:
+        for own, stored in zip(built.__closure__ or (), value.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # an empty cell
+                own.cell_contents = _connected(own.cell_contents, stored.cell_contents)
+        built.__defaults__, built.__kwdefaults__ = value.__defaults__, value.__kwdefaults__
+        return built
+    return value
 
 
 def _is_nameless(value: Any) -> bool:
@@ -252,8 +273,11 @@ class _Pickler(cloudpickle.Pickler):
     """Pickle references to built objects as their names, functions without a name by their code, and the rest as usual."""
 
     names: dict[int, str]
-    # A plain dictionary, because cloudpickle's chained one takes a microsecond per object.
+    # Without cloudpickle's copies of files and buffers, which are neither. A plain dictionary, because cloudpickle's chained
+    # one takes a microsecond per object.
     dispatch_table: ClassVar[dict] = dict(cloudpickle.Pickler.dispatch_table)
+    for _kind_of_file in (io.TextIOWrapper, memoryview):
+        dispatch_table.pop(_kind_of_file, None)
 
     def persistent_id(self, value: Any) -> str | None:
         return self.names.get(id(value))

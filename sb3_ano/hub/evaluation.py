@@ -125,7 +125,8 @@ def _differences(venv: VecEnv, made: VecEnv, task: Task) -> list[str]:
     elif _made_from(venv) != (task.env_id, task.env_kwargs):  # a batch follows the same protocol without wrappers
         found.append(f"task={_made_from(venv)}")
     added = [part for part in found if part not in expected]
-    return added or [f"no {part}" for part in expected if part not in found]
+    removed = [f"no {part}" for part in expected if part not in found]
+    return added or removed or ([f"another order of {', '.join(found)}"] if found != expected else [])
 
 
 def _wrappers(venv: VecEnv) -> list[str]:

@@ -22,7 +22,7 @@ from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.hub import card
 from sb3_ano.hub.documents import new_folder, one_line
 from sb3_ano.hub.evaluation import Task, evaluate, loaded_agent, task_of
-from sb3_ano.hub.safe_format import describe, require_algorithm, save_safe
+from sb3_ano.hub.safe_format import DOCUMENT, describe, require_algorithm, save_safe
 from sb3_ano.hub.video import record
 
 _LOGS = ("*monitor.csv", "progress.csv", "evaluations.npz")
@@ -79,7 +79,9 @@ def package(
     files = [] if run is None else sorted(Path(run).iterdir())
     objects: dict[str, Any] = {}
     document = describe(model, objects)
-    with new_folder(path, _OWN) as work:
+    # Only next to our card is an archive ours: a user's own models may have such names.
+    is_ours = all((Path(path) / name).is_file() for name in (card.CARD, DOCUMENT))
+    with new_folder(path, _OWN if is_ours else card.FIXED_FILES) as work:
         save_safe(model, work)
         _save_for_sb3(model, work, task)
         with loaded_agent(model, objects, work, env, task, seed) as agent:

@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeI
 
 from sb3_ano._io import read_json, versions, write_file
 from sb3_ano._registry import ALGORITHMS as REGISTRY
-from sb3_ano.algorithms import ANO, RecurrentANO, ShapedPolicyAlgorithm
+from sb3_ano.algorithms import ANO, MaskableANO, RecurrentANO, ShapedPolicyAlgorithm
 from sb3_ano.algorithms.loading import SavedModel
 from sb3_ano.hub import codec, documents, state
 from sb3_ano.hub.documents import SafeFormatError, rejected, require_like, translate_errors, untrusted
@@ -272,6 +272,8 @@ def _set_progress(model: ShapedPolicyAlgorithm, document: Any) -> None:
     initial = {name.lstrip("_"): getattr(model, name) for name in _PROGRESS}
     stored = initial | document  # what the algorithm has got later is missing
     require_like(stored, dict.fromkeys(initial, 0), "progress")
+    if min(stored.values()) < 0:
+        raise rejected("progress", document, "numbers from 0")
     vars(model).update({name: stored[name.lstrip("_")] for name in _PROGRESS})
 
 
@@ -301,7 +303,8 @@ def _require_affordable(model: ShapedPolicyAlgorithm, folder: Path) -> None:
     parts = [part for space in both for part in (space.spaces.values() if isinstance(space, spaces.Dict) else (space,))]
     # Observations, actions and seven columns of float32, from rewards to TD errors.
     size = sum(math.prod(part.shape or ()) * np.dtype(part.dtype).itemsize for part in parts) + 7 * 4
-    size += 8 * spaces.flatdim(model.action_space)  # masks, float32 in the buffers of sb3-contrib, two per binary action
+    if isinstance(model, MaskableANO):
+        size += 8 * spaces.flatdim(model.action_space)  # float32 in the buffers of sb3-contrib, two per binary action
     if isinstance(model, RecurrentANO):  # hidden and cell states of actor and critic
         size += 16 * model.policy_kwargs.get("lstm_hidden_size", 256) * model.policy_kwargs.get("n_lstm_layers", 1)
     if model.n_steps * model.n_envs * size > MAX_ROLLOUT_BYTES:

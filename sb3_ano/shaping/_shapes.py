@@ -3,6 +3,7 @@
 import copy
 import math
 import pkgutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, cast
@@ -124,8 +125,10 @@ def name_of(shaping: ShapingLike) -> str | list[str]:
             return name
     if isinstance(shaping, _RatioShape):
         return f"from_ratio({name_of(cast(Shaping, shaping.function))})"
-    if hasattr(shaping, "__name__"):  # not __qualname__, in which PyTorch names classes that its modules do not have
-        return f"{shaping.__module__}:{shaping.__name__}"
+    if hasattr(shaping, "__qualname__"):
+        module, short = shaping.__module__, shaping.__name__
+        # PyTorch qualifies its functions with a class that their module does not have.
+        return f"{module}:{short if getattr(sys.modules.get(module), short, None) is shaping else shaping.__qualname__}"
     return f"{type(shaping).__module__}:<{type(shaping).__qualname__}>"
 
 

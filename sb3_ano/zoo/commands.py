@@ -45,7 +45,9 @@ def run_command(name: str, arguments: Sequence[str], program: str) -> None:
             importlib.import_module(module)  # before names are replaced, so that it keeps no replacement
         if "--trust-remote-code" in arguments:
             stack.enter_context(mock.patch.dict(os.environ, TRUST_REMOTE_CODE="1"))  # which children inherit
-        fixes.apply_fixes(stack, () if name == "train" or name in PLOTS else fixes.FIXES)
+        fixes.apply_fixes(
+            stack, [fixes.single_runs] if name == "all_plots" else () if name == "train" or name in PLOTS else fixes.FIXES
+        )
 
         def prepared(options: Options) -> argparse.Namespace:
             options.take("trust_remote_code")
@@ -93,7 +95,7 @@ def _prepare(options: Options, stack: ExitStack) -> None:
         from sb3_ano.hub.video import software_rendering  # only videos need it
 
         stack.enter_context(software_rendering())
-        fixes.missing_ffmpeg(stack)
+        fixes.apply_fixes(stack, [fixes.missing_ffmpeg])
     if command in ("enjoy", "record_video", "record_training"):
         # Agents are where train writes them. The zoo downloads others to another directory.
         has_run = is_own or any(Path("logs", values.algo).glob(f"{values.env}_*"))

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import types
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock  # which replaces names and puts them back, outside of tests too
 
+import numpy as np
 import rl_zoo3.utils
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
@@ -149,7 +151,8 @@ def child_processes(stack: ExitStack) -> None:
     The zoo starts whatever is called ``python``, and ``benchmark`` looks for ``enjoy.py`` in the current directory.
     """
     original = subprocess.call
-    program = [sys.executable, "-m", "sb3_ano.zoo"]
+    script = Path(__file__).resolve().parents[2] / "zoo_runner.py"  # in a clone, which need not be installed
+    program = [sys.executable, *([str(script)] if script.is_file() else ["-m", "sb3_ano.zoo"])]
 
     def call(command: Any, *args: Any, **kwargs: Any) -> int:
         match command:
@@ -160,6 +163,26 @@ def child_processes(stack: ExitStack) -> None:
         return original(command, *args, **kwargs)
 
     replace(stack, subprocess, "call", call)
+
+
+class _Unsqueezed(np.ndarray):
+    def squeeze(self, axis: Any = None) -> np.ndarray:
+        return np.asarray(self)
+
+
+def single_runs(stack: ExitStack) -> None:
+    """Let ``all_plots`` work for one run, and for one episode per evaluation.
+
+    It squeezes the last evaluations, of shape (n_runs, n_episodes), before it averages over episodes.
+    """
+
+    def array(values: Any) -> np.ndarray:
+        converted = np.array(values)
+        return converted.view(_Unsqueezed) if converted.ndim == 2 else converted
+
+    # The package has functions of the modules' names, which hide the modules.
+    module = sys.modules["rl_zoo3.plots.all_plots"]
+    replace(stack, module, "np", types.SimpleNamespace(**{**vars(np), "array": array}))
 
 
 def missing_ffmpeg(stack: ExitStack) -> None:

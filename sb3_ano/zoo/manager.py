@@ -225,6 +225,8 @@ def plan_training(options: Options) -> dict[str, Any]:
         if name not in _SHOWN and value != started[name]:  # it would be another run
             kept = f"is not what {run} was started with ({' '.join(record['arguments'])}); a resumed run keeps its options"
             raise ValueError(f"--{name.replace('_', '-')} {value} {kept}; to train its agent further, start a new run with -i")
+    if freq is not None and freq < 1:
+        raise ValueError(f"--checkpoint-freq {freq} is not allowed with --resume; allowed are positive integers")
     if record["finished"]:
         print(f"{run} has finished: there is nothing to resume")
         raise SystemExit(0)

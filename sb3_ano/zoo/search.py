@@ -83,8 +83,8 @@ class Search(ExperimentManager):
         """
         try:
             study = optuna.load_study(study_name=study_name, storage=open_storage(storage))
-            return dict(study.trials[trial_id].user_attrs[HYPERPARAMETERS])
-        except (KeyError, IndexError) as error:
+            return dict({trial.number: trial for trial in study.trials}[trial_id].user_attrs[HYPERPARAMETERS])
+        except KeyError as error:
             raise ValueError(f"--trial-id {trial_id} of --study-name {study_name} is not in {storage}") from error
 
     def hyperparameters_optimization(self) -> None:

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import TransformObservation
 from stable_baselines3 import PPO
 from stable_baselines3.common.torch_layers import FlattenExtractor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnvWrapper, VecNormalize
 
 from sb3_ano import ANO
 from tests.algorithms.comparison import Around
@@ -66,10 +66,25 @@ def bad_end(number: float):
     return vec_env_with_bad_number(3, "observation", number, TinyEnv.length)
 
 
+class BadRewards(VecEnvWrapper):
+    """Makes NaN above VecNormalize."""
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        observations, rewards, dones, infos = self.venv.step_wait()
+        return observations, rewards * NAN, dones, infos
+
+
 @pytest.mark.parametrize(
     ("env", "place"),
     [
         (bad_reset, "2 returned nan in its observation at step 0"),
+        (
+            lambda: BadRewards(VecNormalize(DummyVecEnv([lambda: TinyEnv(BOX_OBSERVATIONS, spaces.Discrete(2))]))),
+            "0 returned nan in its reward at step 1",
+        ),
         (lambda: VecNormalize(bad_reset()), "2 returned nan in its observation at step 0"),
         (lambda: bad_end(INF), "3 returned inf in its terminal observation at step 15"),
         (lambda: VecNormalize(bad_end(NAN)), "3 returned nan in its terminal observation at step 15"),

@@ -201,6 +201,11 @@ def test_a_package_is_replaced_even_by_one_of_another_task_and_a_run_has_to_exis
     (folder / "mine.zip").touch()
     with pytest.raises(FileExistsError, match=r"mine.zip"):
         pack(cartpole)
+    for file in folder.iterdir():
+        file.unlink()
+    (folder / "ano-best.zip").touch()  # a user's own, without our card
+    with pytest.raises(FileExistsError, match=r"ano-best.zip"):
+        pack(cartpole)
 
 
 def test_hyperparameters_are_plain_values(pendulum, pack):

@@ -1,5 +1,6 @@
 """The zoo's plots: as files, with or without a display, of few results, and with the reason if they are empty."""
 
+import pickle
 from argparse import Namespace
 from pathlib import Path
 
@@ -81,6 +82,18 @@ def test_one_run_has_the_returns_of_its_last_evaluation():
     results = make_comparable(results, Namespace(skip_envs=[], iqm=True))
     assert results["Hopper-v5"]["ANO"]["last_evals"].tolist() == [5.0]
     assert results["Hopper-v5"]["PPO"]["last_evals"].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(("runs", "episodes"), [(1, 1), (3, 1), (3, 2)])
+def test_the_last_evaluations_are_one_mean_per_run(runs, episodes, zoo):
+    returns = np.arange(runs * 2 * episodes, dtype=float).reshape(runs, 2, episodes)
+    for number, results in enumerate(returns, 1):
+        Path("logs", f"ano/CartPole-v1_{number}").mkdir(parents=True)
+        np.savez(Path("logs", f"ano/CartPole-v1_{number}", "evaluations.npz"), timesteps=[10, 20], results=results)
+    zoo("all_plots -a ano -e CartPole-v1 -f logs -o out --figure out.png")
+    (series,) = pickle.loads(Path("out.pkl").read_bytes())["CartPole-v1"].values()
+    np.testing.assert_allclose(np.sort(series["last_evals"]), returns[:, 1].mean(axis=1))
+    assert {type(value) for value in series.values()} <= {np.ndarray, np.float64}, "the file needs no class of ours"
 
 
 def test_tasks_of_different_length_are_shown(zoo):  # users Z9

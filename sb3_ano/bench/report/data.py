@@ -266,8 +266,9 @@ def _order(run: RunFiles) -> tuple[int, str, str]:
 
 
 def _training_returns(run: RunFiles) -> pd.DataFrame:
-    """Return means of the last 100 episodes, at the last episode of each fiftieth of the training."""
+    """Return means of the last 100 episodes at fiftieths of the training, which are the same for all runs."""
     episodes = run.episodes()
     episodes["value"] = episodes["r"].rolling(_TRAINING_EPISODES, min_periods=1).mean()
-    fiftieth = np.ceil(_TRAINING_POINTS * episodes["timesteps"] / run.document[LENGTH])
-    return episodes.groupby(fiftieth)[["timesteps", "value"]].last()
+    fiftieth = np.ceil(_TRAINING_POINTS * episodes["timesteps"] / run.document[LENGTH]).clip(upper=_TRAINING_POINTS)
+    values = episodes["value"].groupby(fiftieth).last()
+    return pd.DataFrame({"timesteps": values.index * run.document[LENGTH] / _TRAINING_POINTS, "value": values.to_numpy()})
