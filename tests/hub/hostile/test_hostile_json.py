@@ -77,7 +77,7 @@ VALUES = {
     ],
     "arguments/n_steps": [
         (HUGE, "asks for rollouts of n_steps=1000000000000"),
-        (31_580_642, "asks for rollouts of n_steps=31580642 x 1 environments x 68 bytes"),  # review safety H4
+        (41_297_763, "asks for rollouts of n_steps=41297763 x 1 environments x 52 bytes"),  # review safety H4
         (32.0, ""), (True, ""),
     ],
     "arguments/gamma": [({"$float": "nan"}, "gamma=nan"), (10**400, "")],
