@@ -15,6 +15,11 @@ ano_lstm_mask), next to its own algorithms.
 commands:
 {commands}
 
+examples:
+  {program} train --algo ano --env CartPole-v1 -P
+  {program} enjoy --algo ano --env CartPole-v1 --no-render
+  {program} --algo spo --env HalfCheetah-v5 -params clip_range:0.3
+
 '{program} COMMAND --help' shows the options of a command. Set SB3_ANO_TRACEBACK=1 to see where an error comes from."""
 
 #: Commands of the zoo: summary by name.

@@ -68,7 +68,7 @@ class ClusterManager(OwnManager):
             for loss in range(_MOST_LOSSES):
                 try:
                     return self._train(config.copy(copy_frozen=False), model, restore=self.resumed is not None or loss > 0)
-                except _LOSSES as error:  # an error of the environment is none of these
+                except _LOSSES as error:  # RLlib replaces environment runners itself, not learners
                     print(f"A part of the cluster was lost ({type(error).__name__}): continuing from the last checkpoint")
             raise OSError(f"the cluster lost processes {_MOST_LOSSES} times; --resume continues the run")
         finally:

@@ -65,7 +65,7 @@ def make_comparable(results: dict[str, Any], values: argparse.Namespace) -> dict
     for env in results.keys() - {"results_table", *values.skip_envs}:
         for result in results[env].values():
             counts[env] = len(result["timesteps"])
-            if np.ndim(result["last_evals"]) == 0:  # all_plots keeps one number of one run
+            if np.ndim(result["last_evals"]) == 0:  # rl_zoo3 itself keeps one number of one run
                 result["last_evals"] = np.asarray(result["mean_per_eval"])[-1]
             if not values.iqm:
                 result.pop("mean_per_eval", None)  # of which the zoo makes one matrix for all tasks, which only --iqm uses
