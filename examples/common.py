@@ -1,4 +1,4 @@
-"""What the examples share: learning curves, and a figure of them."""
+"""Record and draw learning curves, for all examples."""
 
 import sys
 from collections.abc import Mapping, Sequence

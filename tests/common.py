@@ -1,4 +1,4 @@
-"""What several test modules use."""
+"""Provide settings and comparisons for several test modules."""
 
 import os
 import shutil

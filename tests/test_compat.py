@@ -1,4 +1,4 @@
-"""What happens if a version of PyTorch lacks a private name."""
+"""Remove private names of PyTorch: the package must go on in the slow way, with a warning."""
 
 import re
 from pathlib import Path

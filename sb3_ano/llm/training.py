@@ -38,7 +38,7 @@ DEFAULTS = {
     "max_steps": 15_625,
     "report_to": "tensorboard",
     "save_total_limit": 2,
-    # Looking for unused parameters costs several processes a walk through the graph per update, and there are none.
+    # No parameter is unused, and the search for such parameters would slow down each update of several processes.
     "ddp_find_unused_parameters": False,
 }
 #: Defaults without an accelerator; the trainers require one, and bfloat16, otherwise.

@@ -52,7 +52,7 @@ class ShapeProperties:
 
     @property
     def complaint(self) -> str | None:
-        """Why the shape cannot train a policy: non-finite, not anchored, or no positive slope at 0; or None."""
+        """The reason why the shape cannot train a policy: non-finite, not anchored, or no positive slope at 0; or None."""
         if self.not_finite is not None:
             x, value, slope = self.not_finite
             return f"shaping={self.name!r} is not finite at x = {x:.12g}: h(x) = {value:g} with slope {slope:g}; clamp x"
@@ -70,7 +70,7 @@ class ShapeProperties:
 
     @property
     def enclosure_complaint(self) -> str | None:
-        """Why the objective is no lower bound: where ``h(x)`` exceeds ``x``; or None."""
+        """The point at which ``h(x)`` exceeds ``x``, so that the objective is no lower bound, as a message; or None."""
         if self.violation is None:
             return None
         x, value = self.violation

@@ -23,7 +23,7 @@ def traced() -> Iterator[list]:
 
 
 def both(train: Callable[..., ANO], tolerance: float = 1e-6) -> tuple[ANO, ANO]:
-    """What ``train`` returns without and with compilation, which have the same parameters."""
+    """Train without and with compilation, require the same parameters, and return both models."""
     eager, compiled = train(torch_compile=False), train(torch_compile=True)
     assert relative_difference(eager, compiled) <= tolerance
     return eager, compiled

@@ -1,4 +1,4 @@
-"""What users of SB3 expect of an on-policy algorithm, compared with SB3's PPO where it can be."""
+"""Compare with SB3's PPO in what users of SB3 expect of an on-policy algorithm."""
 
 import json
 from pathlib import Path

@@ -79,3 +79,4 @@ def test_a_process_ends_with_its_parent(waiting, tmp_path):
     parent.kill()
     parent.communicate()
     child.wait(timeout=20)
+    assert not child.is_running()

@@ -1,4 +1,4 @@
-"""What callbacks and environments have changed is restored, or named in a warning."""
+"""Resume trainings in which callbacks or environments have changed attributes: restored, or named in a warning."""
 
 import operator
 import re

@@ -1,4 +1,4 @@
-"""What the tests of the Hub do with agents, and what users bring along with theirs."""
+"""Make, change and compare agents for the tests of the Hub; define custom parts as users do."""
 
 import contextlib
 import json
@@ -98,7 +98,7 @@ def stack(observations):
 
 
 def acts_like(loaded, model, n=200):
-    """Whether two agents take the same actions, sampled ones included."""
+    """Tell whether two agents take the same actions, sampled ones included."""
     observations = stack([model.observation_space.sample() for _ in range(n)])
     actions = []
     for agent in (model, loaded):
@@ -110,7 +110,7 @@ def acts_like(loaded, model, n=200):
 
 
 def is_one_line(message):
-    """Whether a message is short, and holds nothing that a terminal obeys."""
+    """Tell whether a message is short, and holds nothing that a terminal obeys."""
     return message.isprintable() and len(message) < 1000
 
 

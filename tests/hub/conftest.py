@@ -40,7 +40,7 @@ def pendulum():
 
 @pytest.fixture(scope="session")
 def packed(cartpole, tmp_path_factory):
-    """What a push of an agent puts on a Hub."""
+    """Provide the files that a push of an agent puts on a Hub."""
     folder = package(cartpole, tmp_path_factory.mktemp("packed") / "agent", "somebody/agent", **QUICK)
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 

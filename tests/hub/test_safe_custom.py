@@ -1,4 +1,4 @@
-"""What is not built in is supplied by whoever loads the agent; what cannot be stored leaves the directory as it was."""
+"""Require custom parts from whoever loads the agent, and an unchanged directory if a part cannot be stored."""
 
 import pytest
 import torch

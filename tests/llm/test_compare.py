@@ -215,7 +215,7 @@ def test_a_score_that_is_nan_is_no_verdict():
 
 
 def test_generation_resumes_with_the_same_completions(tmp_path):
-    """Killed in the middle of a line of the third batch; other settings are generated beside what is there."""
+    """Killed in the middle of a line of the third batch; other settings are added to the file."""
     model(tmp_path)
     texts = prompts()["prompt"][:20]
     options = {"length": 6, "batch_size": 4}

@@ -1,4 +1,4 @@
-"""The example of reward hacking: its task, curves and report, and a run without a network; the benchmark beside it."""
+"""Test the example of reward hacking (task, curves, report, a run without a network), and the benchmark of the trainers."""
 
 import importlib
 import json

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Finished(NamedTuple):
-    """How a command ended: exit status, output and errors, and its time in seconds if it had a process."""
+    """Hold the end of a command: exit status, output and errors, and its time in seconds if it had a process."""
 
     status: int | None
     output: str

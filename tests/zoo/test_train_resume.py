@@ -35,7 +35,7 @@ def command_for(env_id: str) -> str:
 
 
 def final_state(directory: Path, env_id: str) -> dict[str, Any]:
-    """What a finished training leaves behind."""
+    """Return the results of a finished training."""
     (run,) = (path.parent for path in directory.glob(f"logs/ano/*/{env_id}.zip"))
     model = ANO.load(run / f"{env_id}.zip")
     with np.load(run / "evaluations.npz") as evaluations:

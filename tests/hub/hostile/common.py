@@ -1,4 +1,4 @@
-"""What the hostile cases share: how a sound agent is spoilt, who loads the result, and what must hold of it."""
+"""Damage a sound agent, load the result in a watched process, and judge what happened there."""
 
 import contextlib
 import hashlib
@@ -51,7 +51,7 @@ def watched_process(sound, spare=2**30):
 
 
 def judged(outcome, acts, is_rewritten=False):
-    """What became of a spoilt agent; what must not be begins with BAD.
+    """Return in words how the loading of a damaged agent ended; forbidden outcomes begin with BAD.
 
     :param outcome: answer of the watched process
     :param acts: digest of the actions of the sound agent

@@ -70,7 +70,7 @@ TENSORS = {
     "no JSON": with_header(b"\xff" * 64),
     "deep JSON": with_header(b'{"a":' * 10_000),
     "terabytes without data": with_header({"value_net.bias": entry([HUGE], 0, 4 * HUGE)}),
-    "terabytes beside their data": with_header({"value_net.bias": entry([HUGE], 0, 4)}, b"\0" * 4),
+    "terabytes with little data": with_header({"value_net.bias": entry([HUGE], 0, 4)}, b"\0" * 4),
     "overflowing shape": with_header({"value_net.bias": entry([2**33, 2**33], 0, 4)}, b"\0" * 4),
     "overlapping": with_header({"a": entry([2], 0, 8), "b": entry([2], 4, 12)}, b"\0" * 12),
     "an unknown type": with_header({"a": entry([1], 0, 4, "OBJECT")}, b"\0" * 4),
@@ -119,15 +119,15 @@ def test_what_is_no_file_of_the_format_is_rejected(kind, name, watched, folder):
     refused_by(watched, folder, "its header claims" if "MiB" in kind else name)
 
 
-def test_pickles_and_code_beside_the_files_are_not_looked_at(watched, folder, sound):
+def test_pickles_and_code_next_to_the_files_are_not_looked_at(watched, folder, sound):
     """A sound agent does nothing that is watched."""
     acts = watched(sound)["acts"]
     assert judged(watched(sound), acts) == "acts the same"
     pickles = ("vec_normalize.pkl", "model.zip", "policy.pth", "ano-CartPole-v1.zip", "data", "pytorch_variables.pth")
-    beside = dict.fromkeys(pickles, common.evil_pickle(folder))
-    beside |= dict.fromkeys(("config.yml", "args.yml"), b"!!python/object/apply:os.system ['touch canary']\n")
-    beside |= dict.fromkeys(("__init__.py", "sitecustomize.py"), f"open({str(folder.parent / 'canary')!r}, 'w')".encode())
-    for name, content in beside.items():
+    planted = dict.fromkeys(pickles, common.evil_pickle(folder))
+    planted |= dict.fromkeys(("config.yml", "args.yml"), b"!!python/object/apply:os.system ['touch canary']\n")
+    planted |= dict.fromkeys(("__init__.py", "sitecustomize.py"), f"open({str(folder.parent / 'canary')!r}, 'w')".encode())
+    for name, content in planted.items():
         (folder / name).write_bytes(content)
     content = document(folder)
     for name in ("../evil.safetensors", "/etc/passwd", "..", "sub/policy.safetensors", "C:\\evil", "model.zip"):

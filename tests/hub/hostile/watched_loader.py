@@ -72,7 +72,7 @@ def load(folder: str, code: str) -> dict:
 
 
 def digest(model) -> str:
-    """How an agent acts on observations of the sound agent's space, and between which spaces."""
+    """Return a digest of an agent's spaces and of its actions on observations of the sound agent's space."""
     parts = [str(model.observation_space), str(model.action_space)]
     venv = model.get_vec_normalize_env()
     try:
