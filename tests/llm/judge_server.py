@@ -45,17 +45,9 @@ class _Handler(BaseHTTPRequestHandler):
         content = {"talk": "Both have their merits.", "first": "a."}.get(mood, f"They differ.\n**{word}**")
         with self.server.lock:
             self.server.answered[text] += 1
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}
-        usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
-        reply = {
-            "id": "1",
-            "object": "chat.completion",
-            "created": 0,
-            "model": request["model"],
-            "choices": [choice],
-            "usage": usage,
-        }
-        self._send(200, json.dumps(reply).encode())
+        choice = {"message": {"role": "assistant", "content": content}}
+        usage = {"prompt_tokens": 10, "completion_tokens": 2}
+        self._send(200, json.dumps({"choices": [choice], "usage": usage}).encode())
 
     def _send(self, status, body, kind="application/json"):
         self.send_response(status)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from datasets import Dataset
-from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast, Trainer
+from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig
 
 from sb3_ano.llm import (
@@ -14,13 +14,11 @@ from sb3_ano.llm import (
     GANOConfig,
     GANOTrainer,
     LearnedReward,
-    PPOTrainer,
     ShapedGRPOConfig,
     ShapedGRPOTrainer,
     ShapedPPOConfig,
-    ShapedPPOTrainer,
 )
-from tests.llm.tiny import classifier, critic_trainer, environment, model, prompts, reward, tokenizer
+from tests.llm.tiny import CPU, chatty, classifier, critic_trainer, environment, model, prompts, reward, tokenizer
 
 TRAIN = "train --dataset_name posts --reward_model reward --model_name_or_path model "
 JUDGED = "compare up.jsonl six.jsonl --out out "
@@ -38,8 +36,6 @@ COMMANDS = [
     (TRAIN + "--shaping anno", "shaping='anno' is unknown; allowed are"),
     (TRAIN + "--shaping nowhere:shape", "shaping='nowhere:shape' cannot be imported"),
     (TRAIN + "--epsilon -1", "epsilon=-1.0 is not allowed; allowed are positive finite numbers"),
-    (TRAIN + "--epsilon_high nan", "epsilon_high=nan is not allowed; allowed are positive finite numbers"),
-    (TRAIN + "--beta -0.1", "beta=-0.1 is not allowed; allowed are finite numbers from 0"),
     (TRAIN + "--missing_eos_penalty inf", "missing_eos_penalty=inf is not allowed; allowed are finite numbers from 0"),
     (TRAIN + "--num_iterations 0", "num_iterations=0 is not allowed; allowed are positive integers"),  # review B17
     (TRAIN + "--kl_in advantage", "argument --kl_in/--kl-in: invalid choice: 'advantage' (choose from 'loss', 'reward')"),
@@ -49,18 +45,10 @@ COMMANDS = [
     (TRAIN + "--off_policy_mask_threshold 0.1", "off_policy_mask_threshold=0.1 is not allowed with a shape, because"),
     (TRAIN + "--use_bias_correction_kl True", "True is not allowed without shaping='ppo' and kl_in='loss'"),
     (TRAIN + "--algo grpo --shaping spo --use_bias_correction_kl True", "True is not allowed without shaping='ppo' and"),
-    (
-        TRAIN + "--multi_objective_aggregation normalize_then_sum",
-        "'normalize_then_sum' is not allowed with a critic, kl_in='reward'",
-    ),
     (TRAIN + "--mask_truncated_completions True", "True is not allowed with kl_in='reward', because TRL hides"),  # review B13
-    (
-        TRAIN + "--algo ano --multi_objective_aggregation normalize_then_sum",
-        "'normalize_then_sum' is not allowed with a critic",
-    ),
+    (TRAIN + "--multi_objective_aggregation normalize_then_sum", "'normalize_then_sum' is not allowed with a critic, kl_in="),
     (TRAIN + "--algo ppo --loss_type grpo", "loss_type='grpo' is not allowed with a critic; allowed are 'bnpo', 'dapo'"),
     (TRAIN + "--algo spo --scale_rewards batch", "scale_rewards='batch' is not allowed with a critic, which does not"),
-    (TRAIN + "--algo ano --gamma 2", "gamma=2.0 is not allowed; allowed are numbers from 0 to 1"),
     (TRAIN + "--algo ano --lam nan", "lam=nan is not allowed; allowed are numbers from 0 to 1"),
     (TRAIN + "--algo ano --vf_coef -1", "vf_coef=-1.0 is not allowed; allowed are finite numbers from 0"),
     (TRAIN + "--algo ano --cliprange_value 0", "cliprange_value=0.0 is not allowed; allowed are positive finite numbers"),
@@ -84,7 +72,6 @@ COMMANDS = [
     (TRAIN + "--model_name_or_path no/model --reward_model posts/reward", "reward_model='posts/reward' does not exist"),
     ("compare --judge_function lengths:score --out out up.jsonl", "'up.jsonl' are not allowed; give two or more"),
     (FILES + "up.jsonl", "'up.jsonl up.jsonl' are not allowed; give two or more, each with its own name"),
-    (FILES + "=six.jsonl", "'up.jsonl =six.jsonl' are not allowed"),
     (FILES + "none.jsonl", "none='none.jsonl' does not exist"),
     (FILES + "model", "'model' is no JSON, CSV or Parquet file, but a model that needs prompts; give --dataset_name"),
     (FILES + "bad.jsonl", "data set 'bad.jsonl' cannot be read: JSON parse error: Missing a closing quotation mark"),
@@ -97,7 +84,6 @@ COMMANDS = [
     (FILES + "six.jsonl --reward_model x", "not allowed with argument"),
     (FILES + "six.jsonl --sample 3", "unrecognized arguments: --sample 3"),
     (JUDGED, "one of the arguments --judge_model --reward_model --judge_function is required"),
-    (JUDGED + "--judge_function nowhere:it", "'nowhere:it' cannot be imported"),
     (JUDGED + "--judge_model m", "set the `OPENAI_API_KEY`"),
     (JUDGED + "--judge_model m --base_url http://x --template none.txt", "No such file or directory: 'none.txt'"),
     (JUDGED + "--judge_model m --base_url http://x --template up.jsonl", "'up.jsonl' lacks {prompt}, {first}, {second}"),
@@ -147,19 +133,10 @@ def test_commands_end_with_one_line(tmp_path):
         if status != 2 or others or not line.startswith("error: ") or message not in line:
             wrong.append((arguments, message, status, errors))
     assert not wrong
-    assert len(COMMANDS) >= 60
-
-
-CPU = {"bf16": False, "use_cpu": True}
 
 
 def kl(completion_ids, **_):
     return reward(completion_ids)
-
-
-def two_labels(folder):
-    options = {"num_labels": 2, "ignore_mismatched_sizes": True}
-    return AutoModelForSequenceClassification.from_pretrained(classifier(folder), **options)
 
 
 WITHOUT_EOS = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend_tokenizer, pad_token="<|padding|>")
@@ -171,19 +148,8 @@ WITHOUT_EOS = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend_token
         (ShapedGRPOTrainer, GRPOConfig, {}, "args is a GRPOConfig; allowed are settings of class ShapedGRPOConfig"),
         (GANOTrainer, ShapedGRPOConfig, {}, "allowed are settings of class GANOConfig"),  # review B14
         (ShapedGRPOTrainer, ShapedPPOConfig, {}, "args is a ShapedPPOConfig; allowed are settings of class ShapedGRPOConfig"),
-        (PPOTrainer, GANOConfig, {"value_model": "x"}, "args is a GANOConfig; allowed are settings of class ShapedPPOConfig"),
         (ShapedGRPOTrainer, ShapedGRPOConfig, {"shaping": lambda x: x + 1}, r"violates anchoring: h\(0\) = 1"),  # review N8
         (GANOTrainer, GANOConfig, {"reward_funcs": [reward, kl]}, "a reward function is called 'kl', like one of"),  # B15
-        (ANOTrainer, ShapedPPOConfig, {"shaping": "spo", "value_model": "x"}, "ANOTrainer has the shape 'ano'"),
-        (ShapedPPOTrainer, ShapedPPOConfig, {"shaping": "anno", "value_model": "x"}, "shaping='anno' is unknown"),
-        (PPOTrainer, ShapedPPOConfig, {}, "no reward model that the critic could start from"),
-        (
-            PPOTrainer,
-            ShapedPPOConfig,
-            {"value_model": two_labels},
-            "value_model is a GPTNeoXForSequenceClassification; allowed",
-        ),
-        (PPOTrainer, ShapedPPOConfig, {"value_model": "nowhere"}, "model 'nowhere' cannot be loaded"),
         (GANOTrainer, GANOConfig, {"train_dataset": {"text": ["a"]}}, "train_dataset has no column 'prompt'; it has text"),
         (GANOTrainer, GANOConfig, {"train_dataset": {"prompt": ["a", "  "]}}, "train_dataset has an empty prompt in row 1"),
         (GANOTrainer, GANOConfig, {"train_dataset": {"prompt": [[]]}}, "train_dataset has an empty prompt in row 0"),
@@ -196,23 +162,19 @@ def test_what_the_trainers_do_not_take_is_rejected(trainer, config, given, messa
     given = {"reward_funcs": reward, "train_dataset": prompts(), "processing_class": tokenizer(), **given}
     if isinstance(given["train_dataset"], dict):
         given["train_dataset"] = Dataset.from_dict(given["train_dataset"])
-    if given.get("value_model") is two_labels:
-        given["value_model"] = two_labels(tmp_path)
     with pytest.raises((TypeError, ValueError), match=message) as error:
         trainer(model(tmp_path), args=config(str(tmp_path), **CPU), **given)
     assert "\n" not in str(error.value) or "huggingface.co" in str(error.value)  # which the commands print in one line
 
 
 def test_a_critic_rejects_sharded_models_and_a_reward_model_zero_3(tmp_path, monkeypatch):
-    create = Trainer.create_accelerator_and_postprocess
+    class Sharded(ANOTrainer):
+        def create_accelerator_and_postprocess(self):
+            super().create_accelerator_and_postprocess()
+            self.is_fsdp_enabled = True
 
-    def sharded(self):
-        create(self)
-        self.is_fsdp_enabled = True
-
-    monkeypatch.setattr(Trainer, "create_accelerator_and_postprocess", sharded)
     with pytest.raises(ValueError, match="a critic is not allowed with DeepSpeed or FSDP"):
-        critic_trainer(tmp_path, beta=0.0)
+        critic_trainer(tmp_path, Sharded, beta=0.0)
     monkeypatch.setattr("sb3_ano.llm.rewards.is_deepspeed_zero3_enabled", lambda: True)
     with pytest.raises(ValueError, match="reward_model is not allowed with DeepSpeed ZeRO-3"):  # review B16
         LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")
@@ -222,8 +184,8 @@ def test_reward_models_need_a_score_and_the_tokenizer_of_the_policy(tmp_path):
     model(tmp_path)
     with pytest.raises(ValueError, match="model' is not a reward model: it lacks score.weight"):
         LearnedReward.load(str(tmp_path / "model"), tokenizer(), "cpu")
-    other = tokenizer().backend_tokenizer.from_str(tokenizer().backend_tokenizer.to_str())
+    other = chatty()
     other.add_tokens(["another"])
-    PreTrainedTokenizerFast(tokenizer_object=other, eos_token="<|endoftext|>").save_pretrained(classifier(tmp_path))
+    other.save_pretrained(classifier(tmp_path))
     with pytest.raises(ValueError, match="has another tokenizer .* than the policy"):
         LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")
