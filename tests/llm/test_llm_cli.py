@@ -30,22 +30,16 @@ def test_help_needs_no_trl_and_training_names_the_extra():
     assert done.stderr == "error: trl is not installed; install it with: pip install 'sb3-ano[llm]'\n"
 
 
-@pytest.mark.parametrize(
-    ("algo", "expected"),
-    [
-        ("grpo", (r"--shaping .*\(default: ppo\)", r"same completions\. \(default: 1\)", "trl grpo --help")),
-        ("spo", (r"--vf_coef [^-]*\(default: 0\.1\)", r"same completions\. \(default: 4\)", r"--value_model")),
-    ],
-)
-def test_help_on_train_can_be_read(algo, expected, capsys, monkeypatch):
+def test_help_on_train_can_be_read(capsys, monkeypatch):
     """Users Z12: 1,222 lines, with the options of this package at both ends and no choices."""
     monkeypatch.setenv("COLUMNS", "100")
-    assert main(["train", "--algo", algo, "--help"]) == 0
+    assert main(["train", "--algo", "grpo", "--help"]) == 0
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) < 400
     groups = re.findall(r"^(\w+):$", shown, re.MULTILINE)
     assert groups[-3:] == ["task", "model", "training"]
-    for part in (r"--algo \{ppo,spo,ano,grpo,gano\}", f"Example: .* --algo {algo} ", *expected):
+    defaults = r"--shaping .*\(default: ppo\)", r"same completions\. \(default: 1\)"
+    for part in (r"--algo \{ppo,spo,ano,grpo,gano\}", "Example: .* --algo grpo ", *defaults, "trl grpo --help"):
         assert re.search(part, " ".join(shown.split())), part
 
 
@@ -82,8 +76,7 @@ def test_policies_are_trained_against_a_reward_model_and_a_function(data, capsys
         common = ["--dataset_name", "posts", "--config", "short.yaml", "--max_steps", "3", "--output_dir", algo]
         train("--algo", algo, *common)
         assert torch.load(data / algo / "final" / "training_args.bin", weights_only=False).num_iterations == 2
-        name = algo.upper()
-        assert f"trained with {name}" in (data / algo / "README.md").read_text()  # review B5
+        assert f"trained with {algo.upper()}" in (data / algo / "README.md").read_text()  # review B5
         assert (data / algo / "critic" / "model.safetensors").is_file() == (algo in ("ano", "spo", "ppo"))
     weights = [
         torch.nn.utils.parameters_to_vector(AutoModelForCausalLM.from_pretrained(data / algo / "final").parameters())

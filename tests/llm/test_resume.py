@@ -1,6 +1,5 @@
 """Resumption from checkpoints: the same parameters as without the interruption."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -102,12 +101,8 @@ def test_a_killed_training_resumes_to_the_same_parameters(tmp_path):
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     assert not (cut / "final").exists()
-    rejected = start(cut)
-    assert "holds a training; add --resume" in rejected.communicate(timeout=300)[1]
-    assert rejected.returncode == 2
     for process in (finished, start(cut, "--resume")):
         assert process.communicate(timeout=300)[1] is not None
         assert process.returncode == 0
     for name in ("final/model.safetensors", "critic/model.safetensors"):
         assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
-    assert json.loads((cut / "final/config.json").read_text())["model_type"] == "gpt_neox"
