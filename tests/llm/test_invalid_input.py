@@ -30,7 +30,6 @@ COMMANDS = [
     ("train --reward_model reward", "give --dataset_name"),
     ("train --dataset_name posts", "nothing is rewarded; give --reward_model or --reward_funcs"),
     (TRAIN + "--epsilonn 0.3", "unknown option '--epsilonn'"),
-    (TRAIN + "--beta much", "argument --beta: invalid float value: 'much'"),
     (TRAIN + "--config nowhere.yaml", "No such file or directory: 'nowhere.yaml'"),
     (TRAIN + "--config wrong.yaml", "unknown algorithm 'grop', did you mean 'grpo'?"),
     (TRAIN + "--shaping anno", "shaping='anno' is unknown; allowed are"),
@@ -158,9 +157,8 @@ def test_what_the_trainers_do_not_take_is_rejected(trainer, config, given, messa
     given = {"reward_funcs": reward, "train_dataset": prompts(), "processing_class": tokenizer(), **given}
     if isinstance(given["train_dataset"], dict):
         given["train_dataset"] = Dataset.from_dict(given["train_dataset"])
-    with pytest.raises((TypeError, ValueError), match=message) as error:
+    with pytest.raises((TypeError, ValueError), match=message):
         trainer(model(tmp_path), args=config(str(tmp_path), **CPU), **given)
-    assert "\n" not in str(error.value) or "huggingface.co" in str(error.value)  # which the commands print in one line
 
 
 def test_a_critic_rejects_sharded_models_and_a_reward_model_zero_3(tmp_path, monkeypatch):

@@ -19,7 +19,6 @@ from tests.llm.tiny import (
     loss,
     model,
     parameters,
-    prompts,
     reward,
     rollout,
     scores_of,
@@ -51,19 +50,15 @@ def test_a_table_worked_out_by_hand():
 
 
 def test_the_critic_starts_as_the_reward_model(tmp_path):
-    """Its value at the last token, left padding included, is the score of prompt and completion."""
+    """As a copy, without dropout, which would make values differ between generation and loss."""
     scores = LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")
     for module in scores.model.modules():
-        module.p = 0.5  # of dropout, which would make values differ between generation and loss
+        module.p = 0.5
     trainer = critic_trainer(tmp_path, reward=[reward, scores], value_model=None)
-    texts = prompts()["prompt"][:3]
-    completions = [tokenizer()(text)["input_ids"] for text in (" anna won boat .", " ben", " ben likes rain .")]
-    rows = [tokenizer()(text)["input_ids"] + ids for text, ids in zip(texts, completions, strict=True)]
-    batch = tokenizer().pad({"input_ids": rows}, padding_side="left", return_tensors="pt")
-    with torch.no_grad():
-        values = trainer.critic(batch["input_ids"], batch["attention_mask"])[:, -1]
-    assert values.tolist() == pytest.approx(scores(texts, completion_ids=completions), abs=1e-5)
-    assert scores.model is not trainer.accelerator.unwrap_model(trainer.critic).model
+    critic = trainer.accelerator.unwrap_model(trainer.critic).model
+    assert torch.equal(flat(critic), flat(scores.model))
+    assert critic is not scores.model
+    assert {module.p for module in critic.modules() if isinstance(module, torch.nn.Dropout)} == {0.0}
 
 
 def test_padding_on_the_left_shifts_no_positions():
