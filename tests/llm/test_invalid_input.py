@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from datasets import Dataset
-from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast, Trainer
+from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig
 
 from sb3_ano.llm import (
@@ -14,13 +14,11 @@ from sb3_ano.llm import (
     GANOConfig,
     GANOTrainer,
     LearnedReward,
-    PPOTrainer,
     ShapedGRPOConfig,
     ShapedGRPOTrainer,
     ShapedPPOConfig,
-    ShapedPPOTrainer,
 )
-from tests.llm.tiny import classifier, critic_trainer, environment, model, prompts, reward, tokenizer
+from tests.llm.tiny import CPU, chatty, classifier, critic_trainer, environment, model, prompts, reward, tokenizer
 
 TRAIN = "train --dataset_name posts --reward_model reward --model_name_or_path model "
 JUDGED = "compare up.jsonl six.jsonl --out out "
@@ -32,38 +30,24 @@ COMMANDS = [
     ("train --reward_model reward", "give --dataset_name"),
     ("train --dataset_name posts", "nothing is rewarded; give --reward_model or --reward_funcs"),
     (TRAIN + "--epsilonn 0.3", "unknown option '--epsilonn'"),
-    (TRAIN + "--beta much", "argument --beta: invalid float value: 'much'"),
     (TRAIN + "--config nowhere.yaml", "No such file or directory: 'nowhere.yaml'"),
     (TRAIN + "--config wrong.yaml", "unknown algorithm 'grop', did you mean 'grpo'?"),
     (TRAIN + "--shaping anno", "shaping='anno' is unknown; allowed are"),
-    (TRAIN + "--shaping nowhere:shape", "shaping='nowhere:shape' cannot be imported"),
     (TRAIN + "--epsilon -1", "epsilon=-1.0 is not allowed; allowed are positive finite numbers"),
-    (TRAIN + "--epsilon_high nan", "epsilon_high=nan is not allowed; allowed are positive finite numbers"),
-    (TRAIN + "--beta -0.1", "beta=-0.1 is not allowed; allowed are finite numbers from 0"),
     (TRAIN + "--missing_eos_penalty inf", "missing_eos_penalty=inf is not allowed; allowed are finite numbers from 0"),
     (TRAIN + "--num_iterations 0", "num_iterations=0 is not allowed; allowed are positive integers"),  # review B17
-    (TRAIN + "--kl_in advantage", "argument --kl_in/--kl-in: invalid choice: 'advantage' (choose from 'loss', 'reward')"),
     (TRAIN + "--importance_sampling_level word", "importance_sampling_level='word' is not allowed; allowed are 'token'"),
     (TRAIN + "--loss_type cispo", "loss_type='cispo' is not allowed with a shape; allowed are 'grpo', 'bnpo'"),
     (TRAIN + "--delta 4", "delta=4.0 is not allowed with a shape, because it is a second clip of the ratio; allowed are None"),
     (TRAIN + "--off_policy_mask_threshold 0.1", "off_policy_mask_threshold=0.1 is not allowed with a shape, because"),
     (TRAIN + "--use_bias_correction_kl True", "True is not allowed without shaping='ppo' and kl_in='loss'"),
     (TRAIN + "--algo grpo --shaping spo --use_bias_correction_kl True", "True is not allowed without shaping='ppo' and"),
-    (
-        TRAIN + "--multi_objective_aggregation normalize_then_sum",
-        "'normalize_then_sum' is not allowed with a critic, kl_in='reward'",
-    ),
     (TRAIN + "--mask_truncated_completions True", "True is not allowed with kl_in='reward', because TRL hides"),  # review B13
-    (
-        TRAIN + "--algo ano --multi_objective_aggregation normalize_then_sum",
-        "'normalize_then_sum' is not allowed with a critic",
-    ),
+    (TRAIN + "--multi_objective_aggregation normalize_then_sum", "'normalize_then_sum' is not allowed with a critic, kl_in="),
     (TRAIN + "--algo ppo --loss_type grpo", "loss_type='grpo' is not allowed with a critic; allowed are 'bnpo', 'dapo'"),
     (TRAIN + "--algo spo --scale_rewards batch", "scale_rewards='batch' is not allowed with a critic, which does not"),
-    (TRAIN + "--algo ano --gamma 2", "gamma=2.0 is not allowed; allowed are numbers from 0 to 1"),
     (TRAIN + "--algo ano --lam nan", "lam=nan is not allowed; allowed are numbers from 0 to 1"),
     (TRAIN + "--algo ano --vf_coef -1", "vf_coef=-1.0 is not allowed; allowed are finite numbers from 0"),
-    (TRAIN + "--algo ano --cliprange_value 0", "cliprange_value=0.0 is not allowed; allowed are positive finite numbers"),
     (TRAIN + "--algo spo --shaping ano", "shaping='ano' is not allowed: SPOTrainer has the shape 'spo'"),
     (TRAIN + "--value_model reward", "value_model has no effect without a critic, which only ppo, spo and ano have"),
     (TRAIN + "--lora_alpha 4", "lora_alpha has no effect without LoRA; add --use_peft"),  # review N3
@@ -73,6 +57,7 @@ COMMANDS = [
     (TRAIN + "--output_dir x --resume_from_checkpoint nowhere", "'nowhere' is no complete checkpoint"),  # N1
     (TRAIN + "--output_dir old", "old holds a training; add --resume"),
     (TRAIN + "--dataset_train_split tarin", "data set 'posts' has no split 'tarin'; it has 'train', 'test'"),
+    (TRAIN + "--dataset_name script.py", "data set 'script.py' cannot be read; allowed file names end in .json"),
     (TRAIN + "--model_name_or_path someone/nothing", "model 'someone/nothing' cannot be loaded"),
     (TRAIN + "--report_to wandb", "requires wandb to be installed"),  # review B17
     (TRAIN + "--reward_funcs nowhere:it", "reward function 'nowhere:it' cannot be imported"),
@@ -84,7 +69,6 @@ COMMANDS = [
     (TRAIN + "--model_name_or_path no/model --reward_model posts/reward", "reward_model='posts/reward' does not exist"),
     ("compare --judge_function lengths:score --out out up.jsonl", "'up.jsonl' are not allowed; give two or more"),
     (FILES + "up.jsonl", "'up.jsonl up.jsonl' are not allowed; give two or more, each with its own name"),
-    (FILES + "=six.jsonl", "'up.jsonl =six.jsonl' are not allowed"),
     (FILES + "none.jsonl", "none='none.jsonl' does not exist"),
     (FILES + "model", "'model' is no JSON, CSV or Parquet file, but a model that needs prompts; give --dataset_name"),
     (FILES + "bad.jsonl", "data set 'bad.jsonl' cannot be read: JSON parse error: Missing a closing quotation mark"),
@@ -94,16 +78,13 @@ COMMANDS = [
     (FILES + "other.jsonl", "up and other have no prompt in common"),
     (FILES + "six.jsonl --temperatures -1", "temperatures=-1.0 is not allowed; allowed are finite numbers from 0"),
     (FILES + "six.jsonl --samples 0", "samples=0 is not allowed; allowed are positive integers"),
-    (FILES + "six.jsonl --reward_model x", "not allowed with argument"),
     (FILES + "six.jsonl --sample 3", "unrecognized arguments: --sample 3"),
     (JUDGED, "one of the arguments --judge_model --reward_model --judge_function is required"),
-    (JUDGED + "--judge_function nowhere:it", "'nowhere:it' cannot be imported"),
     (JUDGED + "--judge_model m", "set the `OPENAI_API_KEY`"),
     (JUDGED + "--judge_model m --base_url http://x --template none.txt", "No such file or directory: 'none.txt'"),
     (JUDGED + "--judge_model m --base_url http://x --template up.jsonl", "'up.jsonl' lacks {prompt}, {first}, {second}"),
     (JUDGED + "--judge_model m --base_url http://127.0.0.1:9/v1 --retries 1", "judge 'm' failed: Connection error."),
     (JUDGED + "--reward_model nowhere/nothing", "model 'nowhere/nothing' cannot be loaded"),
-    (JUDGED + "--reward_model ./nothing", "reward_model='./nothing' does not exist"),
 ]
 SCRIPT = """
 import json, os, tempfile
@@ -147,19 +128,10 @@ def test_commands_end_with_one_line(tmp_path):
         if status != 2 or others or not line.startswith("error: ") or message not in line:
             wrong.append((arguments, message, status, errors))
     assert not wrong
-    assert len(COMMANDS) >= 60
-
-
-CPU = {"bf16": False, "use_cpu": True}
 
 
 def kl(completion_ids, **_):
     return reward(completion_ids)
-
-
-def two_labels(folder):
-    options = {"num_labels": 2, "ignore_mismatched_sizes": True}
-    return AutoModelForSequenceClassification.from_pretrained(classifier(folder), **options)
 
 
 WITHOUT_EOS = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend_tokenizer, pad_token="<|padding|>")
@@ -171,19 +143,8 @@ WITHOUT_EOS = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend_token
         (ShapedGRPOTrainer, GRPOConfig, {}, "args is a GRPOConfig; allowed are settings of class ShapedGRPOConfig"),
         (GANOTrainer, ShapedGRPOConfig, {}, "allowed are settings of class GANOConfig"),  # review B14
         (ShapedGRPOTrainer, ShapedPPOConfig, {}, "args is a ShapedPPOConfig; allowed are settings of class ShapedGRPOConfig"),
-        (PPOTrainer, GANOConfig, {"value_model": "x"}, "args is a GANOConfig; allowed are settings of class ShapedPPOConfig"),
         (ShapedGRPOTrainer, ShapedGRPOConfig, {"shaping": lambda x: x + 1}, r"violates anchoring: h\(0\) = 1"),  # review N8
         (GANOTrainer, GANOConfig, {"reward_funcs": [reward, kl]}, "a reward function is called 'kl', like one of"),  # B15
-        (ANOTrainer, ShapedPPOConfig, {"shaping": "spo", "value_model": "x"}, "ANOTrainer has the shape 'ano'"),
-        (ShapedPPOTrainer, ShapedPPOConfig, {"shaping": "anno", "value_model": "x"}, "shaping='anno' is unknown"),
-        (PPOTrainer, ShapedPPOConfig, {}, "no reward model that the critic could start from"),
-        (
-            PPOTrainer,
-            ShapedPPOConfig,
-            {"value_model": two_labels},
-            "value_model is a GPTNeoXForSequenceClassification; allowed",
-        ),
-        (PPOTrainer, ShapedPPOConfig, {"value_model": "nowhere"}, "model 'nowhere' cannot be loaded"),
         (GANOTrainer, GANOConfig, {"train_dataset": {"text": ["a"]}}, "train_dataset has no column 'prompt'; it has text"),
         (GANOTrainer, GANOConfig, {"train_dataset": {"prompt": ["a", "  "]}}, "train_dataset has an empty prompt in row 1"),
         (GANOTrainer, GANOConfig, {"train_dataset": {"prompt": [[]]}}, "train_dataset has an empty prompt in row 0"),
@@ -196,23 +157,18 @@ def test_what_the_trainers_do_not_take_is_rejected(trainer, config, given, messa
     given = {"reward_funcs": reward, "train_dataset": prompts(), "processing_class": tokenizer(), **given}
     if isinstance(given["train_dataset"], dict):
         given["train_dataset"] = Dataset.from_dict(given["train_dataset"])
-    if given.get("value_model") is two_labels:
-        given["value_model"] = two_labels(tmp_path)
-    with pytest.raises((TypeError, ValueError), match=message) as error:
+    with pytest.raises((TypeError, ValueError), match=message):
         trainer(model(tmp_path), args=config(str(tmp_path), **CPU), **given)
-    assert "\n" not in str(error.value) or "huggingface.co" in str(error.value)  # which the commands print in one line
 
 
 def test_a_critic_rejects_sharded_models_and_a_reward_model_zero_3(tmp_path, monkeypatch):
-    create = Trainer.create_accelerator_and_postprocess
+    class Sharded(ANOTrainer):
+        def create_accelerator_and_postprocess(self):
+            super().create_accelerator_and_postprocess()
+            self.is_fsdp_enabled = True
 
-    def sharded(self):
-        create(self)
-        self.is_fsdp_enabled = True
-
-    monkeypatch.setattr(Trainer, "create_accelerator_and_postprocess", sharded)
     with pytest.raises(ValueError, match="a critic is not allowed with DeepSpeed or FSDP"):
-        critic_trainer(tmp_path, beta=0.0)
+        critic_trainer(tmp_path, Sharded, beta=0.0)
     monkeypatch.setattr("sb3_ano.llm.rewards.is_deepspeed_zero3_enabled", lambda: True)
     with pytest.raises(ValueError, match="reward_model is not allowed with DeepSpeed ZeRO-3"):  # review B16
         LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")
@@ -222,8 +178,8 @@ def test_reward_models_need_a_score_and_the_tokenizer_of_the_policy(tmp_path):
     model(tmp_path)
     with pytest.raises(ValueError, match="model' is not a reward model: it lacks score.weight"):
         LearnedReward.load(str(tmp_path / "model"), tokenizer(), "cpu")
-    other = tokenizer().backend_tokenizer.from_str(tokenizer().backend_tokenizer.to_str())
+    other = chatty()
     other.add_tokens(["another"])
-    PreTrainedTokenizerFast(tokenizer_object=other, eos_token="<|endoftext|>").save_pretrained(classifier(tmp_path))
+    other.save_pretrained(classifier(tmp_path))
     with pytest.raises(ValueError, match="has another tokenizer .* than the policy"):
         LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sb3_ano.llm import ShapedGRPOConfig, ShapedGRPOTrainer
-from tests.llm.tiny import SMALL, log_probabilities, loss, make, model, reward, rollout, tokenizer
+from tests.llm.tiny import SMALL, log_probabilities, loss, make, model, reward, rollout, scores_of, sometimes, tokenizer
 
 
 def trainer(folder, shaping="spo", **settings):
@@ -24,11 +24,6 @@ def normalized(rewards: torch.Tensor) -> torch.Tensor:
     return ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)).flatten()
 
 
-def own_rewards(inputs) -> torch.Tensor:
-    completions = zip(inputs["completion_ids"], inputs["completion_mask"], strict=True)
-    return torch.tensor(reward([ids[mask.bool()].tolist() for ids, mask in completions]))
-
-
 @pytest.mark.parametrize("iterations", [3, 1], ids=["old log-probabilities kept", "none kept"])
 def test_it_lowers_the_reward_before_the_group_is_normalized(iterations, tmp_path):
     rewards = [reward]
@@ -36,10 +31,10 @@ def test_it_lowers_the_reward_before_the_group_is_normalized(iterations, tmp_pat
     assert rewards == [reward]  # the caller's list is left alone
     inputs = rollout(ours)
     assert ("old_per_token_logps" in inputs) == (iterations > 1)
-    expected = normalized(own_rewards(inputs) - 0.5 * divergence(tmp_path, inputs))
+    expected = normalized(scores_of(inputs) - 0.5 * divergence(tmp_path, inputs))
     torch.testing.assert_close(inputs["advantages"], expected, rtol=1e-4, atol=1e-4)
     # The divergence matters here: without it, the advantages are others.
-    assert (inputs["advantages"] - normalized(own_rewards(inputs))).abs().max() > 0.01
+    assert (inputs["advantages"] - normalized(scores_of(inputs))).abs().max() > 0.01
     logged = divergence(tmp_path, inputs).mean().item()
     assert ours._metrics["train"]["rewards/kl/mean"] == [pytest.approx(logged, rel=1e-4)]
 
@@ -78,9 +73,6 @@ def test_tokens_that_the_policy_did_not_write_do_not_count(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_completions_that_nothing_could_score_stay_out(tmp_path):
-    def sometimes(completion_ids, **_):
-        return [None if index % 4 == 1 else float(index) for index in range(len(completion_ids))]
-
     advantages = rollout(trainer(tmp_path, reward=sometimes))["advantages"].view(-1, 4)
     assert (advantages[:, 1] == 0.0).all()
     assert (advantages[:, [0, 2, 3]] != 0.0).all()

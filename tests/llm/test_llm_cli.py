@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from sb3_ano.llm import GANOConfig, ShapedPPOConfig
 from sb3_ano.llm.cli import main
-from tests.llm.tiny import classifier, prompts, python, tokenizer
+from tests.llm.tiny import CPU, classifier, prompts, python, tokenizer
 
 
 @pytest.fixture
@@ -30,32 +30,16 @@ def test_help_needs_no_trl_and_training_names_the_extra():
     assert done.stderr == "error: trl is not installed; install it with: pip install 'sb3-ano[llm]'\n"
 
 
-@pytest.mark.slow
-def test_language_models_need_neither_sb3_nor_gymnasium():
-    """Review B18."""
-    code = (
-        "import sys; sys.modules['stable_baselines3'] = None; sys.modules['gymnasium'] = None\n"
-        "from sb3_ano.llm import *; print(ANOTrainer.__name__, train.__name__)"
-    )
-    assert python("-c", code).stdout == "ANOTrainer train\n"
-
-
-@pytest.mark.parametrize(
-    ("algo", "expected"),
-    [
-        ("grpo", (r"--shaping .*\(default: ppo\)", r"same completions\. \(default: 1\)", "trl grpo --help")),
-        ("spo", (r"--vf_coef [^-]*\(default: 0\.1\)", r"same completions\. \(default: 4\)", r"--value_model")),
-    ],
-)
-def test_help_on_train_can_be_read(algo, expected, capsys, monkeypatch):
+def test_help_on_train_can_be_read(capsys, monkeypatch):
     """Users Z12: 1,222 lines, with the options of this package at both ends and no choices."""
     monkeypatch.setenv("COLUMNS", "100")
-    assert main(["train", "--algo", algo, "--help"]) == 0
+    assert main(["train", "--algo", "grpo", "--help"]) == 0
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) < 400
     groups = re.findall(r"^(\w+):$", shown, re.MULTILINE)
     assert groups[-3:] == ["task", "model", "training"]
-    for part in (r"--algo \{ppo,spo,ano,grpo,gano\}", f"Example: .* --algo {algo} ", *expected):
+    defaults = r"--shaping .*\(default: ppo\)", r"same completions\. \(default: 1\)"
+    for part in (r"--algo \{ppo,spo,ano,grpo,gano\}", "Example: .* --algo grpo ", *defaults, "trl grpo --help"):
         assert re.search(part, " ".join(shown.split())), part
 
 
@@ -88,17 +72,15 @@ def test_policies_are_trained_against_a_reward_model_and_a_function(data, capsys
         few = ["--per_device_train_batch_size", "8", "--report_to", "none"]
         assert main(["train", "--model_name_or_path", model, *rewards, *few, *arguments]) == 0, capsys.readouterr().err
 
+    weights = []
     for algo in ("gano", "grpo", "ano", "spo", "ppo"):
         common = ["--dataset_name", "posts", "--config", "short.yaml", "--max_steps", "3", "--output_dir", algo]
         train("--algo", algo, *common)
         assert torch.load(data / algo / "final" / "training_args.bin", weights_only=False).num_iterations == 2
-        name = algo.upper()
-        assert f"trained with {name}" in (data / algo / "README.md").read_text()  # review B5
+        assert f"trained with {algo.upper()}" in (data / algo / "README.md").read_text()  # review B5
         assert (data / algo / "critic" / "model.safetensors").is_file() == (algo in ("ano", "spo", "ppo"))
-    weights = [
-        torch.nn.utils.parameters_to_vector(AutoModelForCausalLM.from_pretrained(data / algo / "final").parameters())
-        for algo in ("gano", "grpo", "ano", "spo", "ppo")
-    ]
+        final = AutoModelForCausalLM.from_pretrained(data / algo / "final")
+        weights.append(torch.nn.utils.parameters_to_vector(final.parameters()))
     assert all(not torch.equal(a, b) for i, a in enumerate(weights) for b in weights[:i])
     # Options of TRL that had no effect (review N1 to N3, and evaluations).
     resume = ["--resume_from_checkpoint", "gano/checkpoint-3", "--save_steps", "1", "--save_total_limit", "5"]
@@ -115,9 +97,6 @@ def test_policies_are_trained_against_a_reward_model_and_a_function(data, capsys
     assert adapters[0] != adapters[1]
 
 
-CPU = {"bf16": False, "use_cpu": True}
-
-
 def test_the_papers_settings_survive_being_written(tmp_path):
     gano, critic = GANOConfig(str(tmp_path), **CPU), ShapedPPOConfig(str(tmp_path), **CPU)
     for config in (gano, critic):
@@ -129,10 +108,6 @@ def test_the_papers_settings_survive_being_written(tmp_path):
     assert (critic.gamma, critic.lam, critic.vf_coef, critic.cliprange_value) == (1.0, 0.95, 0.1, 0.2)
     written = GANOConfig(str(tmp_path), **CPU, shaping="spo", epsilon_high=0.3).to_dict()
     assert (written["shaping"], written["kl_in"], written["epsilon_high"]) == ("spo", "reward", 0.3)
-
-
-@pytest.mark.parametrize("size", [3, 2])
-def test_a_critic_needs_no_groups(size, tmp_path):
-    batch = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 1}
-    config = ShapedPPOConfig(str(tmp_path), **CPU, **batch)
-    assert (config.num_generations, config.num_generations_eval, config.generation_batch_size) == (1, 1, size)
+    for size in (3, 2):  # a critic needs no groups
+        few = ShapedPPOConfig(str(tmp_path), **CPU, per_device_train_batch_size=size, gradient_accumulation_steps=1)
+        assert (few.num_generations, few.num_generations_eval, few.generation_batch_size) == (1, 1, size)

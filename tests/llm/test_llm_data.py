@@ -1,20 +1,14 @@
 """Data and reward models: what can be read, and what the scores are."""
 
-import json
-
 import datasets
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import GPTNeoXForSequenceClassification, PreTrainedTokenizerFast
+from transformers import GPTNeoXForSequenceClassification
 
 from sb3_ano.llm import GANOConfig, GANOTrainer, LearnedReward
 from sb3_ano.llm.data import load_split
-from tests.llm.tiny import SMALL, classifier, model, prompts, rollout, tokenizer
-
-
-def dataset(**columns):
-    return datasets.Dataset.from_dict(columns)
+from tests.llm.tiny import SMALL, chatty, classifier, model, prompts, rollout, tokenizer
 
 
 def test_a_dataset_is_read_from_a_directory_or_a_file(tmp_path):
@@ -22,19 +16,11 @@ def test_a_dataset_is_read_from_a_directory_or_a_file(tmp_path):
     written = datasets.Dataset.from_list(rows)
     written.save_to_disk(str(tmp_path / "one"))
     datasets.DatasetDict(train=written, test=written.select([1])).save_to_disk(str(tmp_path / "two"))
-    (tmp_path / "files").mkdir()
-    for path in (tmp_path / "rows.jsonl", tmp_path / "files" / "train.jsonl"):
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in ("rows.jsonl", "files/train.jsonl"):
+        written.to_json(tmp_path / name)
     for name in ("one", "two", "rows.jsonl", "files"):
         assert load_split(str(tmp_path / name), None, "train").to_list() == rows, name
     assert load_split(str(tmp_path / "two"), None, "test").to_list() == rows[1:]
-    with pytest.raises(ValueError, match="one' has no split 'test'; it has 'train'"):
-        load_split(str(tmp_path / "one"), None, "test")
-    with pytest.raises(OSError, match="someone/nothing"):
-        load_split("someone/nothing", None, "train")
-    (tmp_path / "notes.txt").write_text("prompt")
-    with pytest.raises(ValueError, match="notes.txt' cannot be read; allowed file names end in .json"):
-        load_split(str(tmp_path / "notes.txt"), None, "train")
 
 
 def test_a_reward_model_scores_what_the_policy_wrote_with_its_end(tmp_path):
@@ -54,16 +40,14 @@ def test_a_reward_model_scores_what_the_policy_wrote_with_its_end(tmp_path):
 
 def test_prompts_of_messages_are_scored_as_the_policy_has_seen_them(tmp_path):
     """Review B7: they were an error of the tokenizer. The reward model's own tokenizer has no chat template."""
-    chat = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend_tokenizer, **tokenizer().special_tokens_map)
-    chat.chat_template = (
-        "{% for m in messages %}{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}TL;DR:{% endif %}"
-    )
+    template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}TL;DR:{% endif %}"
+    chat = chatty(template)
     scores = LearnedReward.load(classifier(tmp_path), chat, "cpu")
     text = prompts()["prompt"][0].removesuffix("\nTL;DR:")
     completion = tokenizer()(" anna won boat .")["input_ids"]
     messages = [{"role": "user", "content": text}]
     assert scores([messages], None, [completion]) == scores([text + "\nTL;DR:"], None, [completion])
-    data = dataset(prompt=[messages] * 4)
+    data = datasets.Dataset.from_dict({"prompt": [messages] * 4})
     rollout(GANOTrainer(model(tmp_path), scores, GANOConfig(str(tmp_path), **SMALL), data, None, chat))
 
 

@@ -5,23 +5,14 @@ import json
 import subprocess
 import sys
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from tests.llm.tiny import EXAMPLES, ROOT, llm_task, python, tokenizer
 
+# tests.llm.tiny has put their directory on the path.
+example, report = map(importlib.import_module, ("reward_hacking", "llm_report"))
 PROMPT = "SUBREDDIT: r/harbour\nTITLE: anna ben\nPOST: anna sold boat . ben likes rain . carl lost keys .\nTL;DR:"
-
-
-@pytest.fixture(scope="module")
-def example():
-    return importlib.import_module("reward_hacking")  # tests.llm.tiny has put its directory on the path
-
-
-@pytest.fixture(scope="module")
-def report():
-    return importlib.import_module("llm_report")
 
 
 @pytest.mark.parametrize(
@@ -52,12 +43,11 @@ def test_the_data_leave_something_to_learn():
         text = row["prompt"] + row["completion"]
         ids = tokenizer()(text)["input_ids"]
         assert tokenizer().decode(ids) == text
-        assert tokenizer().unk_token_id not in ids
         # A completion is the same tokens alone as behind its prompt, or log-probabilities would be of others.
         assert ids == tokenizer()(row["prompt"])["input_ids"] + tokenizer()(row["completion"])["input_ids"]
 
 
-def test_a_curve_has_one_value_per_generation(example):
+def test_a_curve_has_one_value_per_generation():
     """Rewards are logged with the first of the updates with the same completions, everything else with all of them."""
     update = dict.fromkeys(example.CURVES, 1.0) | {"loss": 0.1}
     later = {"loss": 0.1, "entropy": 1.0, "ratio/outside_low": 0.0, "ratio/outside_high": 0.0}
@@ -70,7 +60,7 @@ def test_a_curve_has_one_value_per_generation(example):
 
 
 @pytest.mark.parametrize("exponent", [-0.6, -1.0, -1.4])
-def test_the_search_finds_the_beta_of_a_divergence(example, monkeypatch, tmp_path, exponent):
+def test_the_search_finds_the_beta_of_a_divergence(monkeypatch, tmp_path, exponent):
     trained = []
 
     def train_policy(out, plan, variant, beta, seed):
@@ -85,14 +75,7 @@ def test_the_search_finds_the_beta_of_a_divergence(example, monkeypatch, tmp_pat
     assert trained[0] == example.PLAN["beta"]
 
 
-def test_the_interval_is_over_seeds(report):
-    """Student's t with two degrees of freedom is 4.3027 at 97.5 %."""
-    rates = np.array([[[40.0]], [[50.0]], [[60.0]]])
-    assert report.interval(rates) == pytest.approx(4.3027 * 10.0 / 3**0.5, rel=1e-4)
-    assert np.isnan(report.interval(rates[:1]))
-
-
-def test_the_report_has_means_over_seeds_and_win_rates(report, tmp_path):
+def test_the_report_has_means_over_seeds_and_win_rates(tmp_path):
     """The mean of the last tenth, over seeds, the best tenth of the gold reward, and both halves of the matrix."""
     dash = "\N{EN DASH}"  # users Z11: a spread of 0.00 of one seed
     rising = [0.1 * i for i in range(20)]  # ends with 1.8, 1.9

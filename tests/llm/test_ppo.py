@@ -19,9 +19,10 @@ from tests.llm.tiny import (
     loss,
     model,
     parameters,
-    prompts,
     reward,
     rollout,
+    scores_of,
+    sometimes,
     tokenizer,
 )
 
@@ -31,15 +32,16 @@ def flat(module) -> torch.Tensor:
 
 
 def test_a_table_worked_out_by_hand():
-    """A completion of four tokens, of which a tool wrote the third one; gamma 0.9, lambda 0.5, beta 0.5, score 2."""
-    mask, kl = torch.tensor([[1, 1, 0, 1]]), torch.tensor([[0.2, -0.4, 9.0, 0.6]])
-    rewards = token_rewards(torch.tensor([2.0]), kl, mask, 0.5)
-    torch.testing.assert_close(rewards, torch.tensor([[-0.1, 0.2, 0.0, 1.7]]))
-    assert token_rewards(torch.tensor([2.0]), None, mask, 0.5).tolist() == [[0.0, 0.0, 0.0, 2.0]]
-    # Errors: 1.7 - 0.8 = 0.9; 0.2 + 0.9 * 0.8 - 0.5 = 0.42; -0.1 + 0.9 * 0.5 - 1.0 = -0.65
-    advantages = gae(rewards, torch.tensor([[1.0, 0.5, 7.0, 0.8]]), mask, 0.9, 0.5)
-    torch.testing.assert_close(advantages, torch.tensor([[-0.27875, 0.825, 0.0, 0.9]]))
-    whitened = whiten(advantages, mask, lambda sums: sums)  # mean 0.482083, variance 0.871113 / 2
+    """Four tokens, of which a tool wrote the third one, and one token before padding; gamma 0.9, lambda 0.5, beta 0.5."""
+    mask, kl = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0]]), torch.tensor([[0.2, -0.4, 9.0, 0.6], [0.4, 9.0, 9.0, 9.0]])
+    scores = torch.tensor([2.0, 1.0])
+    rewards = token_rewards(scores, kl, mask, 0.5)
+    torch.testing.assert_close(rewards, torch.tensor([[-0.1, 0.2, 0.0, 1.7], [0.8, 0.0, 0.0, 0.0]]))
+    assert token_rewards(scores, None, mask, 0.5).tolist() == [[0.0, 0.0, 0.0, 2.0], [1.0, 0.0, 0.0, 0.0]]
+    # Errors: 1.7 - 0.8 = 0.9; 0.2 + 0.9 * 0.8 - 0.5 = 0.42; -0.1 + 0.9 * 0.5 - 1.0 = -0.65; and 0.8 - 0.5
+    advantages = gae(rewards, torch.tensor([[1.0, 0.5, 7.0, 0.8], [0.5, 7.0, 7.0, 7.0]]), mask, 0.9, 0.5)
+    torch.testing.assert_close(advantages, torch.tensor([[-0.27875, 0.825, 0.0, 0.9], [0.3, 0.0, 0.0, 0.0]]))
+    whitened = whiten(advantages[:1], mask[:1], lambda sums: sums)  # mean 0.482083, variance 0.871113 / 2
     torch.testing.assert_close(whitened, torch.tensor([[-1.152834, 0.519596, 0.0, 0.633239]]), rtol=1e-5, atol=1e-5)
     # Values that moved by 0.5, away from the return, towards it, and by 0.1 only
     losses, clipped = value_loss(torch.tensor([1.5, 0.5, 1.1]), torch.ones(3), torch.zeros(3), 0.2)
@@ -47,39 +49,16 @@ def test_a_table_worked_out_by_hand():
     assert clipped.tolist() == [0.0, 1.0, 0.0]
 
 
-def test_advantages_are_the_sums_of_their_definition():
-    torch.manual_seed(0)
-    rewards, values = torch.randn(2, 5, 7, dtype=torch.float64)
-    lengths = torch.tensor([7, 4, 1, 0, 6])
-    mask = (torch.arange(7) < lengths.unsqueeze(1)).long()
-    for gamma, lam in ((0.9, 0.7), (1.0, 0.95), (0.9, 0.0), (1.0, 1.0)):
-        found = gae(rewards, values, mask, gamma, lam)
-        for row, length in enumerate(lengths.tolist()):
-            following = [*values[row, 1:length], 0.0]
-            errors = [rewards[row, t] + gamma * following[t] - values[row, t] for t in range(length)]
-            for t in range(7):
-                expected = sum((gamma * lam) ** (s - t) * errors[s] for s in range(t, length))
-                assert found[row, t].item() == pytest.approx(float(expected), rel=1e-12, abs=1e-12)
-    returns = (rewards * mask).flip(1).cumsum(1).flip(1)  # what gamma = lambda = 1 comes to
-    torch.testing.assert_close(gae(rewards, values, mask, 1.0, 1.0), (returns - values) * mask)
-    whitened = whiten(values, mask, lambda sums: sums)[mask.bool()]
-    assert (whitened.mean().item(), whitened.var().item()) == pytest.approx((0.0, 1.0), abs=1e-7)
-
-
 def test_the_critic_starts_as_the_reward_model(tmp_path):
-    """Its value at the last token, left padding included, is the score of prompt and completion."""
+    """As a copy, without dropout, which would make values differ between generation and loss."""
     scores = LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")
     for module in scores.model.modules():
-        module.p = 0.5  # of dropout, which would make values differ between generation and loss
+        module.p = 0.5
     trainer = critic_trainer(tmp_path, reward=[reward, scores], value_model=None)
-    texts = prompts()["prompt"][:3]
-    completions = [tokenizer()(text)["input_ids"] for text in (" anna won boat .", " ben", " ben likes rain .")]
-    rows = [tokenizer()(text)["input_ids"] + ids for text, ids in zip(texts, completions, strict=True)]
-    batch = tokenizer().pad({"input_ids": rows}, padding_side="left", return_tensors="pt")
-    with torch.no_grad():
-        values = trainer.critic(batch["input_ids"], batch["attention_mask"])[:, -1]
-    assert values.tolist() == pytest.approx(scores(texts, completion_ids=completions), abs=1e-5)
-    assert scores.model is not trainer.accelerator.unwrap_model(trainer.critic).model
+    critic = trainer.accelerator.unwrap_model(trainer.critic).model
+    assert torch.equal(flat(critic), flat(scores.model))
+    assert critic is not scores.model
+    assert {module.p for module in critic.modules() if isinstance(module, torch.nn.Dropout)} == {0.0}
 
 
 def test_padding_on_the_left_shifts_no_positions():
@@ -87,6 +66,8 @@ def test_padding_on_the_left_shifts_no_positions():
     critic = Critic(GPT2ForSequenceClassification(GPT2Config(**sizes)).eval())  # which learns positions
     ids, mask = torch.tensor([[1, 1, 7, 8, 9]]), torch.tensor([[0, 0, 1, 1, 1]])
     torch.testing.assert_close(critic(ids, mask)[:, 2:], critic(ids[:, 2:], mask[:, 2:]))
+    with pytest.raises(ValueError, match="value_model is a GPT2ForSequenceClassification; allowed are classifiers"):
+        Critic(GPT2ForSequenceClassification(GPT2Config(**{**sizes, "num_labels": 2})))
 
 
 @pytest.mark.parametrize("loss_type", ["bnpo", "dapo"])
@@ -96,8 +77,7 @@ def test_rewards_advantages_and_loss_are_those_of_the_models_own_outputs(trainer
     batch = rollout(trainer := critic_trainer(tmp_path, trainer_class, noise=0.03, **settings))
     mask, ids = batch["completion_mask"], batch["completion_ids"]
     ends = ids * mask == tokenizer().eos_token_id
-    scores = torch.tensor(reward([row[own.bool()].tolist() for row, own in zip(ids, mask, strict=True)]))
-    scores -= 1.0 * ~(ends & mask.bool()).any(1)
+    scores = scores_of(batch) - 1.0 * ~(ends & mask.bool()).any(1)
     with torch.no_grad():
         logps = log_probabilities(model(tmp_path, noise=0.03), batch)
         kl = (logps - log_probabilities(model(tmp_path), batch)) * mask
@@ -141,14 +121,11 @@ def test_rewards_advantages_and_loss_are_those_of_the_models_own_outputs(trainer
 
 
 def test_completions_without_a_score_teach_nothing(tmp_path):
-    def sometimes(completion_ids, **_):
-        return [None if index % 4 == 1 else 1.0 for index in range(len(completion_ids))]
-
     # With the KL divergence in the loss, the others have nothing but their score.
     batch = rollout(critic_trainer(tmp_path, reward=sometimes, missing_eos_penalty=0.0, beta=0.3, kl_in="loss"))
     mask, scored = batch["completion_mask"], torch.arange(16) % 4 != 1
-    expected = gae(token_rewards(torch.ones(16), None, mask, 0.0), batch["values"], mask, 1.0, 0.95) * scored.unsqueeze(1)
-    torch.testing.assert_close(batch["returns"], batch["values"] + expected)
+    expected = gae(token_rewards(torch.arange(1.0, 17.0), None, mask, 0.0), batch["values"], mask, 1.0, 0.95)
+    torch.testing.assert_close(batch["returns"], batch["values"] + expected * scored.unsqueeze(1))
     assert (batch["advantages"][~scored] == 0.0).all()
     assert (batch["advantages"][scored] != 0.0).any(1).all()
 

@@ -1,7 +1,5 @@
 """Resumption from checkpoints: the same parameters as without the interruption."""
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,15 +12,12 @@ from trl.trainer.utils import RepeatSampler
 
 from sb3_ano.llm import GANOConfig, GANOTrainer
 from sb3_ano.llm.resume import last_checkpoint
-from tests.llm.tiny import ROOT, SMALL, classifier, critic_trainer, model, parameters, prompts, reward, tokenizer
+from tests.llm.tiny import SMALL, classifier, critic_trainer, environment, make, parameters, prompts
 
 
-def trainer(folder, data=None, critic=False, **settings):
-    settings = {**SMALL, "beta": 0.05, "max_steps": 8, "save_strategy": "steps", "save_steps": 1, **settings}
-    if critic:
-        return critic_trainer(folder, **settings)
-    args = GANOConfig(str(folder), **settings)
-    return GANOTrainer(model(folder), reward, args, prompts() if data is None else data, None, tokenizer())
+def trainer(folder, critic=False, **settings):
+    settings = {"beta": 0.05, "max_steps": 8, "save_strategy": "steps", "save_steps": 1, **settings}
+    return critic_trainer(folder, **settings) if critic else make(folder, GANOTrainer, GANOConfig, **settings)
 
 
 def resumed(folder, step, **settings) -> torch.Tensor:
@@ -49,10 +44,7 @@ def test_every_checkpoint_leads_to_the_same_parameters(step, settings, between, 
 def test_completions_that_fit_no_batch_are_generated_again(tmp_path):
     """Review B4: parts of a batch in a training with other batches were an IndexError."""
     trainer(tmp_path, max_steps=4).train()
-    with pytest.warns(
-        UserWarning,
-        match="checkpoint-4 was written with gradient_accumulation_steps=2, steps_per_generation=2; completions are",
-    ):
+    with pytest.warns(UserWarning, match="written with gradient_accumulation_steps=2, steps_per_generation=2; completions"):
         resumed(tmp_path, 4, max_steps=5, gradient_accumulation_steps=4)
     with pytest.warns(UserWarning, match="checkpoint-4 was written with shaping=ano; completions are"):  # review N7
         resumed(tmp_path, 4, max_steps=5, shaping="spo")
@@ -89,24 +81,15 @@ def test_a_killed_training_resumes_to_the_same_parameters(tmp_path):
     """``kill -9`` of a process of the command line, at no moment in particular, and the same command with ``--resume``."""
     classifier(tmp_path)
     prompts().save_to_disk(str(tmp_path / "data"))
-    (tmp_path / "my_rewards.py").write_text(
-        "def varied(completion_ids, **_):\n    return [sum(7 * token % 11 for token in ids) / 10 for ids in completion_ids]\n"
-    )
-    settings = {**SMALL, "max_steps": 60, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 3}
-    settings |= {
-        "algo": "ano",
-        "value_model": tmp_path / "reward",
-        "model_name_or_path": tmp_path / "model",
-        "dataset_name": tmp_path / "data",
-        "reward_funcs": "my_rewards:varied",
-    }
+    settings = {**SMALL, "max_steps": 60, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 3, "algo": "ano"}
+    settings |= {"model_name_or_path": "model", "value_model": "reward", "dataset_name": "data"}
+    settings |= {"reward_funcs": "tests.llm.tiny:reward"}
     options = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
     def start(out: Path, *more: str) -> subprocess.Popen:
         command = [sys.executable, "-m", "sb3_ano.llm", "train", *options, "--output_dir", str(out), *more]
         streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command, env=environment, cwd=tmp_path, **streams)
+        return subprocess.Popen(command, env=environment(), cwd=tmp_path, **streams)
 
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     finished, killed = start(whole), start(cut)
@@ -118,12 +101,8 @@ def test_a_killed_training_resumes_to_the_same_parameters(tmp_path):
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     assert not (cut / "final").exists()
-    rejected = start(cut)
-    assert "holds a training; add --resume" in rejected.communicate(timeout=300)[1]
-    assert rejected.returncode == 2
     for process in (finished, start(cut, "--resume")):
         assert process.communicate(timeout=300)[1] is not None
         assert process.returncode == 0
     for name in ("final/model.safetensors", "critic/model.safetensors"):
         assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
-    assert json.loads((cut / "final/config.json").read_text())["model_type"] == "gpt_neox"

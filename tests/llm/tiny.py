@@ -1,5 +1,6 @@
 """A GPT-NeoX of a few thousand parameters, and trainers of it."""
 
+import copy
 import functools
 import os
 import subprocess
@@ -17,6 +18,7 @@ EXAMPLES = ROOT / "examples" / "llm"
 sys.path.append(str(EXAMPLES))
 import llm_task  # noqa: E402
 
+CPU = {"bf16": False, "use_cpu": True}
 #: Settings with fast updates; each generation serves three updates of two forward passes.
 SMALL = {
     "per_device_train_batch_size": 8,
@@ -26,8 +28,7 @@ SMALL = {
     "max_completion_length": 8,
     "learning_rate": 1e-3,
     "beta": 0.0,
-    "bf16": False,
-    "use_cpu": True,
+    **CPU,
     "gradient_checkpointing": False,
     "report_to": "none",
     "logging_steps": 1,
@@ -41,6 +42,13 @@ SMALL = {
 @functools.cache
 def tokenizer():
     return llm_task.make_tokenizer()
+
+
+def chatty(template="{% for message in messages %}{{ message['content'] }}{% endfor %}"):
+    """A copy of the tokenizer with a chat template."""
+    made = copy.deepcopy(tokenizer())
+    made.chat_template = template
+    return made
 
 
 @functools.cache
@@ -73,10 +81,16 @@ def reward(completion_ids, **_):
     return [sum((7 * token) % 11 for token in ids) / 10 for ids in completion_ids]
 
 
-def make(folder, trainer=GRPOTrainer, config=GRPOConfig, noise=0.0, reward=reward, named=(), **settings):
+def sometimes(completion_ids, **_):
+    """No score for one completion of four."""
+    return [None if index % 4 == 1 else 1.0 + index for index in range(len(completion_ids))]
+
+
+def make(folder, trainer=GRPOTrainer, config=GRPOConfig, noise=0.0, reward=reward, data=None, named=(), **settings):
     """A trainer; ``named`` are its keyword arguments, ``settings`` those of its configuration."""
     args = config(**{"output_dir": str(folder), **SMALL, **settings})
-    return trainer(model(folder, noise), reward, args, prompts(), None, tokenizer(), **dict(named))
+    evaluated = prompts().select(range(8)) if "eval_strategy" in settings else None
+    return trainer(model(folder, noise), reward, args, data or prompts(), evaluated, tokenizer(), **dict(named))
 
 
 def environment() -> dict[str, str]:
@@ -111,6 +125,12 @@ def loss(trainer, inputs) -> torch.Tensor:
     return trainer._compute_loss(trainer.model, inputs)
 
 
+def scores_of(inputs) -> torch.Tensor:
+    """Scores of the completions by :func:`reward`."""
+    rows = zip(inputs["completion_ids"], inputs["completion_mask"], strict=True)
+    return torch.tensor(reward([ids[mask.bool()].tolist() for ids, mask in rows]))
+
+
 def log_probabilities(policy, inputs) -> torch.Tensor:
     """Those of the completions, from the model's own forward pass."""
     mask = inputs["completion_mask"]
@@ -138,10 +158,7 @@ def classifier(folder) -> str:
     return str(path)
 
 
-def critic_trainer(folder, trainer=None, noise=0.0, reward=reward, named=(), **settings):
-    """A trainer with a critic; ``value_model`` and ``shaping`` are its keyword arguments."""
-    named = {**dict(named), "value_model": classifier(folder)}
-    named |= {name: settings.pop(name) for name in ("value_model", "shaping") if name in settings}
-    args = ShapedPPOConfig(**{"output_dir": str(folder), **SMALL_CRITIC, **settings})
-    evaluated = prompts().select(range(8)) if "eval_strategy" in settings else None
-    return (trainer or ANOTrainer)(model(folder, noise), reward, args, prompts(), evaluated, tokenizer(), **named)
+def critic_trainer(folder, trainer=ANOTrainer, noise=0.0, reward=reward, named=(), **settings):
+    """A trainer with a critic; ``value_model`` is one of its keyword arguments."""
+    named = {"value_model": settings.pop("value_model", classifier(folder)), **dict(named)}
+    return make(folder, trainer, ShapedPPOConfig, noise, reward, named=named, **{**SMALL_CRITIC, **settings})
