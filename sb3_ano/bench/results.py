@@ -15,6 +15,8 @@ from sb3_ano._io import DirectoryLock, now, read_json, write_file, write_json
 from sb3_ano.bench.training import CHECKPOINTS, EVALUATIONS, FILES, FORMAT, MONITOR, PROGRESS, RUN, checksum
 
 _RUNS, _UNFINISHED, _FAILED = "runs", "unfinished", "failed"
+# More bytes than two rows of a Monitor file have.
+_TAIL = 200
 _REQUIRED = {
     **dict.fromkeys(("name", "identity", "suite", "env_id", "algorithm"), str),
     **dict.fromkeys(("seed", "total_timesteps"), int),
@@ -132,6 +134,16 @@ class ResultsWriter(Results):
         directory = self.path / _UNFINISHED / name
         directory.mkdir(parents=True, exist_ok=True)
         return directory
+
+    def timesteps(self, name: str) -> int:
+        """Return the environment steps of an unfinished run up to the end of its last episode, also while it is trained.
+
+        :param name: name of the run
+        """
+        with contextlib.suppress(OSError, ValueError), (self.path / _UNFINISHED / name / MONITOR).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            return int(file.read().rpartition(b"\n")[0].rpartition(b",")[2])  # of the last row that is complete
+        return 0
 
     def publish(self, name: str, files: Mapping[str, bytes] | None = None) -> None:
         """Turn an unfinished run into a finished one, by one rename.

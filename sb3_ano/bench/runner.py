@@ -3,14 +3,15 @@
 import contextlib
 import dataclasses
 import importlib
+import sys
 import warnings
-from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future, as_completed
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
+from tqdm import tqdm
 
 from sb3_ano.bench.plan import Run
 from sb3_ano.bench.pool import Pool, WorkerError
@@ -19,6 +20,8 @@ from sb3_ano.bench.training import make_model
 from sb3_ano.envs import make_vec_env
 
 _TARGET = "sb3_ano.bench.training:train_request"
+# Seconds between two looks at the progress of the runs, and between two states of the bar in a terminal and in a file.
+_LOOK, _IN_TERMINAL, _IN_FILE = 1.0, 1.0, 60.0
 
 
 def check_runs(runs: Sequence[Run]) -> None:
@@ -72,14 +75,14 @@ def execute(runs: Sequence[Run], executor: Pool, results: ResultsWriter, options
     :return: error of each run that failed, by name
     :raises OSError: if the results cannot be written
     """
-    console, errors = Console(stderr=True), {}
+    errors: dict[str, WorkerError] = {}
     try:
         futures: dict[Future[Any], Run] = {}
         for run in runs:
             request = {"run": dataclasses.asdict(run), "directory": str(results.begin(run.name).absolute()), **options}
             futures[executor.submit(_TARGET, request)] = run
-        for future in track(as_completed(futures), "runs", len(runs), console=console):
-            run, caught = futures.pop(future), future.exception()  # its result is a run's files
+        for run, future in _ended(futures, results):
+            caught = future.exception()  # its result is a run's files
             if caught is None:
                 try:
                     results.publish(run.name, future.result())
@@ -87,7 +90,7 @@ def execute(runs: Sequence[Run], executor: Pool, results: ResultsWriter, options
                     caught = damaged
             if caught is not None:
                 errors[run.name] = error = WorkerError.of(caught)
-                console.print(f"{run.name}: {error}", markup=False, highlight=False, soft_wrap=True)
+                tqdm.write(f"{run.name}: {error}", file=sys.stderr)
                 results.record_failure(run.name, error.details or error.message)
     except OSError as error:
         kept = "finished runs are kept, and the same command resumes"
@@ -95,3 +98,19 @@ def execute(runs: Sequence[Run], executor: Pool, results: ResultsWriter, options
     finally:
         executor.close()
     return errors
+
+
+def _ended(futures: dict[Future[Any], Run], results: ResultsWriter) -> Iterator[tuple[Run, Future[Any]]]:
+    """Yield the runs as they end, and show meanwhile the steps of all runs, which are read from their Monitor files."""
+    runs, total = len(futures), sum(run.total_timesteps for run in futures.values())
+
+    def steps() -> int:
+        return total - sum(max(0, run.total_timesteps - results.timesteps(run.name)) for run in futures.values())
+
+    style = {"unit": "step", "unit_scale": True, "smoothing": 0.0, "miniters": 0}
+    with tqdm(total=total, initial=steps(), mininterval=_IN_TERMINAL if sys.stderr.isatty() else _IN_FILE, **style) as bar:
+        while futures:
+            for future in wait(futures, _LOOK, FIRST_COMPLETED).done:
+                yield futures.pop(future), future
+            bar.set_postfix_str(f"{runs - len(futures)} of {runs} runs", refresh=False)
+            bar.update(steps() - bar.n)

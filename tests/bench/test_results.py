@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import shutil
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import pytest
 
+from sb3_ano.bench import runner
 from sb3_ano.bench.plan import Run
 from sb3_ano.bench.pool import WorkerError
 from sb3_ano.bench.results import Results, ResultsWriter
@@ -78,6 +80,8 @@ class Trainings:
     def submit(self, target, request):
         run, directory = Run(**request["run"]), Path(request["directory"])
         future, outcome = Future(), self.outcomes[run.seed]
+        if isinstance(outcome, Future):
+            return outcome
         if isinstance(outcome, Exception):
             future.set_exception(outcome)
             return future
@@ -119,6 +123,34 @@ def test_a_directory_that_cannot_be_written_stops_everything(tmp_path):
     with ResultsWriter(tmp_path) as results, pytest.raises(OSError, match="cannot be written: .*; finished runs are kept"):
         execute(runs, executor, results, {})
     assert executor.closed
+
+
+# With 10 million steps, half an hour passed without a sign.
+def test_progress_is_that_of_the_episodes_of_running_and_resumed_trainings(tmp_path, capsys, monkeypatch):
+    runs, header = [small_run("ano", seed=seed, steps=1000) for seed in (0, 1)], '#{"t_start": 0.0}\nr,l,t,timesteps\r\n'
+    with ResultsWriter(tmp_path) as results:
+        first, second = (results.begin(run.name) / "monitor.csv" for run in runs)
+        first.write_text(header + 20 * "1.0,10,0.1,10\r\n" + "-1.0,200,1.0,200\r\n")
+        # A row that is being written, and a rollout that ends after the training.
+        changes = [(second, header), (second, "1.5,500,2.0,500\r\n1.5,9,2.0,5"), (first, "1.0,824,9.0,1024\r\n")]
+
+        def look(futures, *settings):
+            if changes:
+                file, rows = changes.pop(0)
+                file.write_text(file.read_text() + rows if file.exists() else rows)
+            else:
+                next(iter(futures)).set_exception(WorkerError("no"))
+            return wait(futures, 0.0)
+
+        monkeypatch.setattr(runner, "wait", look)
+        monkeypatch.setattr(runner, "_IN_FILE", 0.0)
+        assert len(execute(runs, Trainings([Future(), Future()]), results, {})) == 2
+    shown = re.findall(r"(\d+)%.*?(\d of \d runs)", capsys.readouterr().err)
+    assert list(dict.fromkeys(shown)) == [
+        *((percent, "0 of 2 runs") for percent in ("10", "35", "75")),
+        ("75", "1 of 2 runs"),
+        ("100", "2 of 2 runs"),
+    ]
 
 
 @pytest.mark.parametrize(
