@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_a
         options = _parser(program).parse_args(rest or ["--help"])
         options.command = shlex.join([*program.split(), *rest])
         try:
-            return options.function(options)
+            return options.function(options) or 0
         except ModuleNotFoundError as error:
             package = str(error.name).partition(".")[0]
             if package == "wandb":  # no extra brings it
@@ -42,7 +42,7 @@ def _parser(program: str) -> Parser:
     parser = Parser(program, description="Experiments with the algorithms of this package.", epilog=_EPILOG)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def command(name: str, function: Callable[[argparse.Namespace], int], help: str) -> Callable[..., argparse.Action]:
+    def command(name: str, function: Callable[[argparse.Namespace], int | None], help: str) -> Callable[..., argparse.Action]:
         kind = argparse.ArgumentDefaultsHelpFormatter
         added = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.", formatter_class=kind)
         added.set_defaults(function=function)
@@ -137,7 +137,7 @@ def _run(options: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
-def _report(options: argparse.Namespace) -> int:
+def _report(options: argparse.Namespace) -> None:
     from sb3_ano.bench.report import Settings, write_report
     from sb3_ano.bench.statistics import Bootstrap
 
@@ -147,20 +147,17 @@ def _report(options: argparse.Namespace) -> int:
     for note in write_report(options.results, out, settings):
         print(note)
     print(out / "index.html")
-    return 0
 
 
-def _export(options: argparse.Namespace) -> int:
+def _export(options: argparse.Namespace) -> None:
     from sb3_ano.bench.exchange import export
 
     for path in options.results:
         print(export(path, options.out, options.to))
-    return 0
 
 
-def _import(options: argparse.Namespace) -> int:
+def _import(options: argparse.Namespace) -> None:
     from sb3_ano.bench.exchange import import_logs
 
     for name in import_logs(options.logs, options.out, options.algo, options.env, options.seed, options.suite):
         print(options.out / "runs" / name)
-    return 0

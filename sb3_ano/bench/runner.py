@@ -37,14 +37,11 @@ def check_runs(runs: Sequence[Run]) -> None:
             for module in run.imports:
                 importlib.import_module(module)
             env = make_vec_env(run.env_id, 1, backend=run.backend, env_kwargs=dict(run.env_kwargs))
-        except Exception as error:  # a task is a user's code
-            raise ValueError(f"{run.env_id} cannot be made: {error or repr(error)}") from error
-        with contextlib.closing(env), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the size of a rollout with one environment
-            try:
+            with contextlib.closing(env), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about the size of a rollout with one environment
                 make_model(run, env)
-            except Exception as error:
-                raise ValueError(f"{run.algorithm} cannot be trained on {run.env_id}: {error}") from error
+        except Exception as error:  # a task is a user's code
+            raise ValueError(f"{run.algorithm} cannot be trained on {run.env_id}: {error or repr(error)}") from error
 
 
 def show_plan(runs: Sequence[Run], finished: Collection[str]) -> None:

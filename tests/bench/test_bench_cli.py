@@ -12,7 +12,7 @@ RUN = ["run", "--suite", "classic", "--envs", "CartPole", "--algos", "ppo", "ano
     ("arguments", "message"),
     [
         (["run", "--suite", "clasic"], "unknown suite 'clasic', did you mean 'classic'?"),
-        (["run", "--suite", "mujoco-v9", "--plan"], "HalfCheetah-v9 cannot be made"),
+        (["run", "--suite", "mujoco-v9", "--plan"], "cannot be trained on HalfCheetah-v9"),
         ([*RUN, "--envs", "Cartpole"], "did you mean 'CartPole'?"),
         ([*RUN, "--jobs", "0"], "argument --jobs: '0' is not allowed; allowed are positive integers"),
         ([*RUN, "--seeds", "5-3"], "seeds='5-3' is not allowed; allowed are a number such as 5, ranges such as 3-5"),

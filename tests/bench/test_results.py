@@ -156,9 +156,9 @@ def test_progress_is_that_of_the_episodes_of_running_and_resumed_trainings(tmp_p
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"env_id": "Pendulum-v7"}, "Pendulum-v7 cannot be made: .*did you mean 'Pendulum-v1'"),
-        ({"backend": "envpol"}, "Pendulum-v1 cannot be made: .*envpol"),
-        ({"imports": ["no_such_module"]}, "Pendulum-v1 cannot be made: No module named 'no_such_module'"),
+        ({"env_id": "Pendulum-v7"}, "ano cannot be trained on Pendulum-v7: .*did you mean 'Pendulum-v1'"),
+        ({"backend": "envpol"}, "ano cannot be trained on Pendulum-v1: .*envpol"),
+        ({"imports": ["no_such_module"]}, "ano cannot be trained on Pendulum-v1: No module named 'no_such_module'"),
         ({"hyperparameters": {"clip_range": "wide"}}, "ano cannot be trained on Pendulum-v1: .*wide"),
         ({"hyperparameters": {"policy_kwargs": "__import__('os')"}}, "cannot be evaluated"),
     ],
