@@ -27,7 +27,6 @@ RUN = ["run", "--suite", "classic", "--envs", "CartPole", "--algos", "ppo", "ano
         ([*RUN, "--grid", "lr=1e-3"], "unknown hyperparameter of this plan 'lr', did you mean 'learning_rate'?"),
         ([*RUN, "--algos", "ano", "trpo", "--grid", "trpo.clip_range=1"], "of this plan 'trpo.clip_range'"),
         (["report", "nowhere"], "nowhere holds no results"),
-        (["export", "nowhere", "--out", "x"], "nowhere holds no results"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, capsys, tmp_path, monkeypatch):

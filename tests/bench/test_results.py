@@ -8,10 +8,11 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 
 import pytest
+import torch
 
 from sb3_ano.bench import runner
 from sb3_ano.bench.plan import Run
-from sb3_ano.bench.pool import WorkerError
+from sb3_ano.bench.pool import Pool, WorkerError
 from sb3_ano.bench.results import Results, ResultsWriter
 from sb3_ano.bench.runner import check_runs, execute
 from sb3_ano.bench.training import write_run
@@ -25,17 +26,14 @@ def results(tmp_path):
     return write_results(tmp_path / "results", RUNS)
 
 
-def damage_flip(run):
-    content = bytearray((run / "monitor.csv").read_bytes())
-    content[40] ^= 1
-    (run / "monitor.csv").write_bytes(content)
-
-
 # Review bench B12 and safety H8, its table of unclear errors included.
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (damage_flip, "the checksum of monitor.csv does not match"),
+        (
+            lambda run: (run / "monitor.csv").write_bytes((run / "monitor.csv").read_bytes()[:-1]),
+            "the checksum of monitor.csv does not match",
+        ),
         (lambda run: (run / "progress.csv").unlink(), "'progress.csv' is missing"),
         (lambda run: (run / "run.json").unlink(), "No such file or directory"),
         (lambda run: (run / "run.json").write_text("[1]"), "holds list, not a JSON object"),
@@ -169,3 +167,24 @@ def test_what_cannot_be_made_is_named_before_anything_is_trained(settings, messa
     for runs in ([good, run], [run, good]):
         with pytest.raises(ValueError, match=message):
             check_runs(runs)
+
+
+def add(request):
+    """Print, and return a sum."""
+    print("libraries print")
+    return {"sum": request["a"] + request["b"], "threads": [torch.get_num_threads(), int(os.environ["OMP_NUM_THREADS"])]}
+
+
+def fail(request):
+    """Raise an error of two lines."""
+    raise OSError(28, "No space left\non device")
+
+
+def test_results_and_errors_of_processes_come_back():
+    pool = Pool(2, threads=3)
+    added, failed = (pool.submit(f"tests.bench.test_results:{name}", {"a": 2, "b": 3}) for name in ("add", "fail"))
+    assert added.result() == {"sum": 5, "threads": [3, 3]}
+    error = failed.exception()
+    pool.close()
+    assert str(error) == "OSError: [Errno 28] No space left on device"
+    assert "Traceback" in error.details
