@@ -1,5 +1,7 @@
 """Results in other formats and from other programs."""
 
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -63,7 +65,8 @@ def test_tensorboard_logs_go_out_come_back_in_and_are_reported_by_their_training
 
 
 def test_a_missing_package_is_one_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     results = write_results(tmp_path / "results", RUNS[:1])
-    assert main(["export", str(results), "--to", "wandb", "--out", str(tmp_path / "wandb")]) == 2
-    assert capsys.readouterr().err == "error: wandb is not installed; install it with: pip install wandb\n"
+    assert main(["export", str(results), "--to", "tensorboard", "--out", str(tmp_path / "logs")]) == 2
+    assert "error: tensorboard is not installed; install it with: pip install 'sb3-ano[zoo]'" in capsys.readouterr().err
