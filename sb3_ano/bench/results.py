@@ -15,8 +15,6 @@ from sb3_ano._io import DirectoryLock, now, read_json, write_file, write_json
 from sb3_ano.bench.training import CHECKPOINTS, EVALUATIONS, FILES, FORMAT, MONITOR, PROGRESS, RUN, checksum
 
 _RUNS, _UNFINISHED, _FAILED = "runs", "unfinished", "failed"
-# More bytes than two rows of a Monitor file have.
-_TAIL = 200
 _REQUIRED = {
     **dict.fromkeys(("name", "identity", "suite", "env_id", "algorithm"), str),
     **dict.fromkeys(("seed", "total_timesteps"), int),
@@ -141,7 +139,7 @@ class ResultsWriter(Results):
         :param name: name of the run
         """
         with contextlib.suppress(OSError, ValueError), (self.path / _UNFINISHED / name / MONITOR).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 200))  # two rows are shorter
             return int(file.read().rpartition(b"\n")[0].rpartition(b",")[2])  # of the last row that is complete
         return 0
 

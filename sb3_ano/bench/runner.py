@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+import rich.table
 from tqdm import tqdm
 
 from sb3_ano.bench.plan import Run
@@ -19,7 +18,6 @@ from sb3_ano.bench.results import ResultsWriter
 from sb3_ano.bench.training import make_model
 from sb3_ano.envs import make_vec_env
 
-_TARGET = "sb3_ano.bench.training:train_request"
 # Seconds between two looks at the progress of the runs, and between two states of the bar in a terminal and in a file.
 _LOOK, _IN_TERMINAL, _IN_FILE = 1.0, 1.0, 60.0
 
@@ -50,7 +48,7 @@ def show_plan(runs: Sequence[Run], finished: Collection[str]) -> None:
     :param runs: all runs of the plan
     :param finished: names of the finished runs
     """
-    table = Table("algorithm", "changed", "tasks", "runs", "to train", "environment steps to train", box=None)
+    table = rich.table.Table("algorithm", "changed", "tasks", "runs", "to train", "environment steps to train", box=None)
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         changed = ", ".join(f"{name}={value}" for name, value in run.changed.items())
@@ -59,7 +57,7 @@ def show_plan(runs: Sequence[Run], finished: Collection[str]) -> None:
         missing = [run.total_timesteps for run in group if run.name not in finished]
         tasks = len({run.env_id for run in group})
         table.add_row(*names, *map(str, (tasks, len(group), len(missing))), f"{sum(missing):,}")
-    Console().print(table)
+    rich.print(table)
 
 
 def execute(runs: Sequence[Run], executor: Pool, results: ResultsWriter, options: Mapping[str, Any]) -> dict[str, WorkerError]:
@@ -77,7 +75,7 @@ def execute(runs: Sequence[Run], executor: Pool, results: ResultsWriter, options
         futures: dict[Future[Any], Run] = {}
         for run in runs:
             request = {"run": dataclasses.asdict(run), "directory": str(results.begin(run.name).absolute()), **options}
-            futures[executor.submit(_TARGET, request)] = run
+            futures[executor.submit("sb3_ano.bench.training:train_request", request)] = run
         for run, future in _ended(futures, results):
             caught = future.exception()  # its result is a run's files
             if caught is None:
@@ -90,8 +88,7 @@ def execute(runs: Sequence[Run], executor: Pool, results: ResultsWriter, options
                 tqdm.write(f"{run.name}: {error}", file=sys.stderr)
                 results.record_failure(run.name, error.details or error.message)
     except OSError as error:
-        kept = "finished runs are kept, and the same command resumes"
-        raise OSError(f"{results.path} cannot be written: {error}; {kept}") from error
+        raise OSError(f"{results.path} cannot be written: {error}; the same command resumes") from error
     finally:
         executor.close()
     return errors

@@ -118,7 +118,7 @@ def test_a_directory_that_cannot_be_written_stops_everything(tmp_path):
     executor = Trainings(["whole"] * 3)
     runs = [small_run("ano", seed=seed) for seed in range(3)]
     (tmp_path / "runs" / runs[1].name / "file").mkdir(parents=True)
-    with ResultsWriter(tmp_path) as results, pytest.raises(OSError, match="cannot be written: .*; finished runs are kept"):
+    with ResultsWriter(tmp_path) as results, pytest.raises(OSError, match="cannot be written: .*; the same command resumes"):
         execute(runs, executor, results, {})
     assert executor.closed
 
