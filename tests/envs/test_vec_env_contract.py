@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from tests.envs.backends import ATARI, BATCHED, ENVPOOL, MUJOCO, RandomPolicy, cases, needs_all
 
 pytestmark = needs_all
-every_backend, atari_backends, batched_backends = map(cases, (MUJOCO | ATARI, ATARI, BATCHED))
+every_backend, mujoco_backends, atari_backends, batched_backends = map(cases, (MUJOCO | ATARI, MUJOCO, ATARI, BATCHED))
 
 
 @pytest.fixture
@@ -64,6 +64,17 @@ def test_steps_return_new_values_of_the_right_shapes_and_types(make, case):
     assert [space == env.action_space for space in env.get_attr("action_space")] == [True] * 3
     assert (len(env.get_attr("spec", indices=[0, 2])), len(env.get_attr("spec", indices=1))) == (2, 1)
     assert (env.has_attr("observation_space"), env.has_attr("no_such_attribute")) == (True, False)
+
+
+@mujoco_backends
+def test_the_time_limit_truncates(make):
+    steps = play(make(2, "HalfCheetah-v5"), 1001)
+    for number, (_, _, dones, infos) in enumerate(steps, start=1):
+        assert list(dones) == [info["TimeLimit.truncated"] for info in infos] == [number == 1000] * 2
+    observations, _, _, ends = steps[999]
+    assert [info["episode"]["l"] for info in ends] == [1000, 1000]
+    # HalfCheetah starts near rest; at the end it moves.
+    assert np.abs(ends[0]["terminal_observation"]).max() > np.abs(observations[0]).max()
 
 
 @every_backend
