@@ -35,7 +35,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "zoo": (AGENTS | {"hub", "cli", "rllib"}, ZOO | {"ray", "tqdm"}),
     "bench": (
         AGENTS | {"hub", "cli", "zoo"},
-        SB3 | {"rich", "pandas", "sb3_contrib", "ray", "yaml", "pydantic", "matplotlib", "jinja2", "scipy"},
+        SB3 | {"rich", "tqdm", "pandas", "sb3_contrib", "ray", "yaml", "pydantic", "matplotlib", "jinja2", "scipy"},
     ),
     "llm": (BASE | {"shaping", "cli"}, LLM),
     "": ({"algorithms", "extras"}, set()),

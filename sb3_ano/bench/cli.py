@@ -28,12 +28,10 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_a
         options = _parser(program).parse_args(rest or ["--help"])
         options.command = shlex.join([*program.split(), *rest])
         try:
-            return options.function(options)
+            return options.function(options) or 0
         except ModuleNotFoundError as error:
             package = str(error.name).partition(".")[0]
-            if package == "wandb":  # no extra brings it
-                raise ValueError("wandb is not installed; install it with: pip install wandb") from error
-            raise missing_extra("ray" if package == "ray" else "bench", package) from error
+            raise missing_extra({"ray": "ray", "tensorboard": "zoo"}.get(package, "bench"), package) from error
 
     return run(command, "interrupted; the same command resumes from here")
 
@@ -42,7 +40,7 @@ def _parser(program: str) -> Parser:
     parser = Parser(program, description="Experiments with the algorithms of this package.", epilog=_EPILOG)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def command(name: str, function: Callable[[argparse.Namespace], int], help: str) -> Callable[..., argparse.Action]:
+    def command(name: str, function: Callable[[argparse.Namespace], int | None], help: str) -> Callable[..., argparse.Action]:
         kind = argparse.ArgumentDefaultsHelpFormatter
         added = commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.", formatter_class=kind)
         added.set_defaults(function=function)
@@ -75,9 +73,9 @@ def _parser(program: str) -> Parser:
     add("--reps", type=_positive_integer, default=2000, help="resamples of the bootstrap")
     add("--seed", type=int, default=0, help="seed of the bootstrap")
 
-    add = command("export", _export, "write results as CSV, TensorBoard or Weights & Biases logs")
+    add = command("export", _export, "write results as CSV or TensorBoard logs")
     add("results", type=Path, nargs="+", help="directories of 'run --out'")
-    add("--to", choices=["csv", "tensorboard", "wandb"], default="csv", help="format")
+    add("--to", choices=["csv", "tensorboard"], default="csv", help="format")
     add("--out", type=Path, required=True, help="directory to write; CSV rows that are there are kept")
 
     add = command("import", _import, "read Monitor files (SB3, RL Zoo) and TensorBoard logs of CleanRL as runs")
@@ -137,7 +135,7 @@ def _run(options: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
-def _report(options: argparse.Namespace) -> int:
+def _report(options: argparse.Namespace) -> None:
     from sb3_ano.bench.report import Settings, write_report
     from sb3_ano.bench.statistics import Bootstrap
 
@@ -147,20 +145,17 @@ def _report(options: argparse.Namespace) -> int:
     for note in write_report(options.results, out, settings):
         print(note)
     print(out / "index.html")
-    return 0
 
 
-def _export(options: argparse.Namespace) -> int:
+def _export(options: argparse.Namespace) -> None:
     from sb3_ano.bench.exchange import export
 
     for path in options.results:
         print(export(path, options.out, options.to))
-    return 0
 
 
-def _import(options: argparse.Namespace) -> int:
+def _import(options: argparse.Namespace) -> None:
     from sb3_ano.bench.exchange import import_logs
 
     for name in import_logs(options.logs, options.out, options.algo, options.env, options.seed, options.suite):
         print(options.out / "runs" / name)
-    return 0

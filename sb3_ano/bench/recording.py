@@ -22,7 +22,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 from sb3_ano.algorithms.contrib import with_masks
 from sb3_ano.algorithms.policy_evaluation import make_evaluation
 from sb3_ano.bench.plan import Run
-from sb3_ano.checkpoints.rng import random_state, set_random_state
+from sb3_ano.checkpoints.native import random_state, set_random_state
 
 _SAMPLES_AT_ONCE = 4096
 

@@ -133,6 +133,16 @@ class ResultsWriter(Results):
         directory.mkdir(parents=True, exist_ok=True)
         return directory
 
+    def timesteps(self, name: str) -> int:
+        """Return the environment steps of an unfinished run up to the end of its last episode, also while it is trained.
+
+        :param name: name of the run
+        """
+        with contextlib.suppress(OSError, ValueError), (self.path / _UNFINISHED / name / MONITOR).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 200))  # two rows are shorter
+            return int(file.read().rpartition(b"\n")[0].rpartition(b",")[2])  # of the last row that is complete
+        return 0
+
     def publish(self, name: str, files: Mapping[str, bytes] | None = None) -> None:
         """Turn an unfinished run into a finished one, by one rename.
 

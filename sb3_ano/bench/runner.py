@@ -3,14 +3,14 @@
 import contextlib
 import dataclasses
 import importlib
+import sys
 import warnings
-from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future, as_completed
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+import rich.table
+from tqdm import tqdm
 
 from sb3_ano.bench.plan import Run
 from sb3_ano.bench.pool import Pool, WorkerError
@@ -18,7 +18,8 @@ from sb3_ano.bench.results import ResultsWriter
 from sb3_ano.bench.training import make_model
 from sb3_ano.envs import make_vec_env
 
-_TARGET = "sb3_ano.bench.training:train_request"
+# Seconds between two looks at the progress of the runs, and between two states of the bar in a terminal and in a file.
+_LOOK, _IN_TERMINAL, _IN_FILE = 1.0, 1.0, 60.0
 
 
 def check_runs(runs: Sequence[Run]) -> None:
@@ -34,14 +35,11 @@ def check_runs(runs: Sequence[Run]) -> None:
             for module in run.imports:
                 importlib.import_module(module)
             env = make_vec_env(run.env_id, 1, backend=run.backend, env_kwargs=dict(run.env_kwargs))
-        except Exception as error:  # a task is a user's code
-            raise ValueError(f"{run.env_id} cannot be made: {error or repr(error)}") from error
-        with contextlib.closing(env), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the size of a rollout with one environment
-            try:
+            with contextlib.closing(env), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about the size of a rollout with one environment
                 make_model(run, env)
-            except Exception as error:
-                raise ValueError(f"{run.algorithm} cannot be trained on {run.env_id}: {error}") from error
+        except Exception as error:  # a task is a user's code
+            raise ValueError(f"{run.algorithm} cannot be trained on {run.env_id}: {error or repr(error)}") from error
 
 
 def show_plan(runs: Sequence[Run], finished: Collection[str]) -> None:
@@ -50,7 +48,7 @@ def show_plan(runs: Sequence[Run], finished: Collection[str]) -> None:
     :param runs: all runs of the plan
     :param finished: names of the finished runs
     """
-    table = Table("algorithm", "changed", "tasks", "runs", "to train", "environment steps to train", box=None)
+    table = rich.table.Table("algorithm", "changed", "tasks", "runs", "to train", "environment steps to train", box=None)
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         changed = ", ".join(f"{name}={value}" for name, value in run.changed.items())
@@ -59,7 +57,7 @@ def show_plan(runs: Sequence[Run], finished: Collection[str]) -> None:
         missing = [run.total_timesteps for run in group if run.name not in finished]
         tasks = len({run.env_id for run in group})
         table.add_row(*names, *map(str, (tasks, len(group), len(missing))), f"{sum(missing):,}")
-    Console().print(table)
+    rich.print(table)
 
 
 def execute(runs: Sequence[Run], executor: Pool, results: ResultsWriter, options: Mapping[str, Any]) -> dict[str, WorkerError]:
@@ -72,14 +70,14 @@ def execute(runs: Sequence[Run], executor: Pool, results: ResultsWriter, options
     :return: error of each run that failed, by name
     :raises OSError: if the results cannot be written
     """
-    console, errors = Console(stderr=True), {}
+    errors: dict[str, WorkerError] = {}
     try:
         futures: dict[Future[Any], Run] = {}
         for run in runs:
             request = {"run": dataclasses.asdict(run), "directory": str(results.begin(run.name).absolute()), **options}
-            futures[executor.submit(_TARGET, request)] = run
-        for future in track(as_completed(futures), "runs", len(runs), console=console):
-            run, caught = futures.pop(future), future.exception()  # its result is a run's files
+            futures[executor.submit("sb3_ano.bench.training:train_request", request)] = run
+        for run, future in _ended(futures, results):
+            caught = future.exception()  # its result is a run's files
             if caught is None:
                 try:
                     results.publish(run.name, future.result())
@@ -87,11 +85,26 @@ def execute(runs: Sequence[Run], executor: Pool, results: ResultsWriter, options
                     caught = damaged
             if caught is not None:
                 errors[run.name] = error = WorkerError.of(caught)
-                console.print(f"{run.name}: {error}", markup=False, highlight=False, soft_wrap=True)
+                tqdm.write(f"{run.name}: {error}", file=sys.stderr)
                 results.record_failure(run.name, error.details or error.message)
     except OSError as error:
-        kept = "finished runs are kept, and the same command resumes"
-        raise OSError(f"{results.path} cannot be written: {error}; {kept}") from error
+        raise OSError(f"{results.path} cannot be written: {error}; the same command resumes") from error
     finally:
         executor.close()
     return errors
+
+
+def _ended(futures: dict[Future[Any], Run], results: ResultsWriter) -> Iterator[tuple[Run, Future[Any]]]:
+    """Yield the runs as they end, and show meanwhile the steps of all runs, which are read from their Monitor files."""
+    runs, total = len(futures), sum(run.total_timesteps for run in futures.values())
+
+    def steps() -> int:
+        return total - sum(max(0, run.total_timesteps - results.timesteps(run.name)) for run in futures.values())
+
+    style = {"unit": "step", "unit_scale": True, "smoothing": 0.0, "miniters": 0}
+    with tqdm(total=total, initial=steps(), mininterval=_IN_TERMINAL if sys.stderr.isatty() else _IN_FILE, **style) as bar:
+        while futures:
+            for future in wait(futures, _LOOK, FIRST_COMPLETED).done:
+                yield futures.pop(future), future
+            bar.set_postfix_str(f"{runs - len(futures)} of {runs} runs", refresh=False)
+            bar.update(steps() - bar.n)

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 _DIRECTORY = Path(__file__).parent / "reference"
-# CartPole-v1, ALE/Pong-v5 and PongNoFrameskip-v4 without library, protocol and version.
-_ID = re.compile(r"(?:.*/)?(?P<task>.+?)(?:NoFrameskip)?(?:-v\d+)?")
+# Library, protocol and version in CartPole-v1, ALE/Pong-v5 and PongNoFrameskip-v4.
+_NOT_OF_TASK = re.compile(r"^.*/|(NoFrameskip)?(-v\d+)?$")
 # File of the table, and unit of its scores.
 _TABLES = {
     "td3": ("mujoco_td3.csv", "TD3-normalized score"),
@@ -28,8 +28,7 @@ def task_of(env_id: str) -> str:
 
     :param env_id: id of the environment
     """
-    match = _ID.fullmatch(env_id)
-    return match["task"] if match else env_id
+    return _NOT_OF_TASK.sub("", env_id)
 
 
 def load_table(name: str) -> pd.DataFrame:

@@ -73,10 +73,6 @@ class Bootstrap:
     reps: int = 2000
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        if self.reps < 2 or self.seed < 0:
-            raise ValueError(f"reps={self.reps} and seed={self.seed} are not allowed; allowed are integers from 2 and from 0")
-
 
 class Estimate(NamedTuple):
     """Hold a number, or an array of numbers, with its interval.

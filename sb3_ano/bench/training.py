@@ -162,8 +162,7 @@ def checksum(file: Path) -> str:
 
     :param file: file to read
     """
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def train_request(request: dict[str, Any]) -> None:

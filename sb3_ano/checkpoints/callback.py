@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_ano._io import DirectoryLock, versions
 from sb3_ano.checkpoints.files import Checkpoint, checkpoint_files, newest_checkpoint, write_checkpoint
-from sb3_ano.checkpoints.rng import random_state, set_random_state
+from sb3_ano.checkpoints.native import random_state, set_random_state
 from sb3_ano.checkpoints.state import TrainingState
 
 _PACKAGES = ("torch", "numpy", "gymnasium", "stable-baselines3")
@@ -81,8 +81,6 @@ class TrainingCheckpoints(BaseCallback):
             raise ValueError(f"seconds={seconds!r} is not allowed; allowed are numbers >= 0")
         self.folder = Path(folder)
         self.every, self.seconds, self.keep, self.resume = every, seconds, keep, resume
-        self._details: dict[str, Any] = {}
-        self._pending: Checkpoint | None = None
         self._due: float | None = None  # number of steps, or time
 
     def _on_training_start(self) -> None:
@@ -96,7 +94,7 @@ class TrainingCheckpoints(BaseCallback):
         # Also called when the callback is deleted, because SB3 does not report exceptions to callbacks.
         self._release = weakref.finalize(self, _locks[directory].release)
         # Settings as they were given: callbacks can change them during the training.
-        self._details = {
+        self._details: dict[str, Any] = {
             "algorithm": type(self.model).__name__,
             "total_timesteps": self.model._total_timesteps,
             "settings": _settings(self.model),
@@ -120,12 +118,10 @@ class TrainingCheckpoints(BaseCallback):
         :raises ValueError: if the checkpoint belongs to another training
         """
         here, there = self._details, checkpoint.details
-        if here["algorithm"] != there["algorithm"]:
-            raise ValueError(f"{checkpoint.path} was written by {there['algorithm']}, not by {here['algorithm']}")
-        for name in sorted(here["settings"] | there["settings"]):
-            value, earlier = here["settings"].get(name), there["settings"].get(name)
-            if value != earlier:
-                raise ValueError(f"{name} is {value}, but {earlier} in {checkpoint.path}; resume with the same settings")
+        settings, earlier = ({"algorithm": part["algorithm"], **part["settings"]} for part in (here, there))
+        for name in sorted(settings | earlier):
+            if (value := settings.get(name)) != (other := earlier.get(name)):
+                raise ValueError(f"{name} is {value}, but {other} in {checkpoint.path}; resume with the same settings")
         total, reached = here["total_timesteps"], checkpoint.num_timesteps
         if reached >= total:
             raise ValueError(f"total_timesteps={total} is not allowed: {checkpoint.path} is already at {reached}")
@@ -190,7 +186,7 @@ class TrainingCheckpoints(BaseCallback):
         model.start_time = time.time_ns() - state["elapsed"]
         for name, values in state["logger"].items():
             getattr(self.logger, name).update(values)
-        for progress_bar in training.progress_bars:
+        for progress_bar in [found for found in training.objects.values() if isinstance(found, ProgressBarCallback)]:
             progress_bar.pbar.update(model.num_timesteps)
         set_random_state(state["random"])
         for name, value in state["exploration"].items():
@@ -199,20 +195,13 @@ class TrainingCheckpoints(BaseCallback):
         lost = sorted({*different, *state.get("dropped", ["what an earlier version of sb3_ano did not store"])})
         if lost:
             _warn(f"{', '.join(lost)} cannot be restored and stay as this program built them: results may differ")
-        if state["without_state"]:
-            self._start_new_episodes(state["without_state"])
-
-    def _start_new_episodes(self, environments: list[str]) -> None:
-        """Reset environments whose state cannot be stored.
-
-        :param environments: classes of these environments, for the warning
-        """
-        model, env = self.model, self.training_env
-        _warn(f"the state of {', '.join(environments)} cannot be stored: new episodes start, and results may differ")
-        if not isinstance(env.unwrapped, DummyVecEnv):  # otherwise the episodes would be those at the start of the training
-            env.seed((model.seed or 0) + model.num_timesteps)
-        model._last_obs = env.reset()  # type: ignore[assignment]
-        model._last_episode_starts = np.ones((env.num_envs,), dtype=bool)
+        if kinds := state["without_state"]:
+            _warn(f"the state of {', '.join(kinds)} cannot be stored: new episodes start, and results may differ")
+            env = self.training_env
+            if not isinstance(env.unwrapped, DummyVecEnv):  # its seed would lead to the episodes at the start of the training
+                env.seed((model.seed or 0) + model.num_timesteps)
+            model._last_obs = env.reset()  # type: ignore[assignment]
+            model._last_episode_starts = np.ones((env.num_envs,), dtype=bool)
 
     def _report(self, line: str, verbosity: int = 1) -> None:
         if self.verbose >= verbosity:

@@ -4,7 +4,6 @@ import io
 import json
 import re
 import zipfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,8 +52,7 @@ def write_checkpoint(directory: Path, steps: int, model: bytes, state: bytes, de
     archive = io.BytesIO(model)
     with zipfile.ZipFile(archive, "a") as file:
         file.writestr(_STATE, state)
-        manifest = {"format": FORMAT, "num_timesteps": steps, "details": details}
-        file.writestr(_MANIFEST, json.dumps(manifest, indent=1))
+        file.writestr(_MANIFEST, json.dumps({"format": FORMAT, "num_timesteps": steps, "details": details}, indent=1))
     path = directory / f"checkpoint_{steps}_steps.zip"
     write_file(path, archive.getvalue())
     for outdated in checkpoint_files(directory)[keep:]:
@@ -87,7 +85,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
             raise ValueError(f"its format is {manifest['format']}, and this version of sb3_ano reads format {FORMAT}")
         return Checkpoint(path, manifest["num_timesteps"], manifest["details"], entries[_STATE])
     # A damaged header can name a password, an unknown compression, or an offset outside of the file.
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, KeyError, TypeError, ValueError, OSError) as error:
+    except Exception as error:
         raise ValueError(f"{path} is not a checkpoint, or is damaged or truncated: {error}") from error
 
 

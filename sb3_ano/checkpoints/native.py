@@ -1,11 +1,13 @@
-"""The state of objects that keep it outside of Python attributes: simulators, generators of spaces, monitor files."""
+"""State outside of Python attributes: simulators, generators of spaces, monitor files, process-wide random generators."""
 
 import importlib
 import os
+import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from gymnasium import spaces
 from stable_baselines3.common.monitor import ResultsWriter
 
@@ -61,17 +63,33 @@ def _synced_size(writer: ResultsWriter) -> int:
 
 def _truncate(writer: ResultsWriter, size: int) -> None:
     """Remove the episodes that will be repeated. A shorter file was started anew and is left alone."""
-    descriptor = writer.file_handler.fileno()
-    if os.fstat(descriptor).st_size > size:
-        os.ftruncate(descriptor, size)
+    if _synced_size(writer) > size:
+        os.ftruncate(writer.file_handler.fileno(), size)
 
 
 _SPACE = NativeState(lambda space: space._np_random, lambda space, state: setattr(space, "_np_random", state))
 _MONITOR_FILE = NativeState(_synced_size, _truncate)
+_ALE = NativeState(lambda ale: ale.cloneState(include_rng=True), lambda ale, state: ale.restoreState(state))
 _SIMULATORS = {
     ("mujoco", "MjData"): NativeState(_mujoco_state, _set_mujoco_state),
     ("mujoco", "MjModel"): NativeState(lambda model: None, lambda model, state: None),  # constant
-    ("ale_py", "ALEInterface"): NativeState(
-        lambda ale: ale.cloneState(include_rng=True), lambda ale, state: ale.restoreState(state)
-    ),
+    ("ale_py", "ALEInterface"): _ALE,
 }
+
+
+def random_state() -> dict[str, Any]:
+    """Return the picklable states of Python's, NumPy's and PyTorch's generators, of GPUs only if PyTorch uses them."""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Restore a state that :func:`random_state` returned; GPUs that this machine lacks are ignored."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])

@@ -30,7 +30,6 @@ from sb3_ano.checkpoints.native import native_state
 # Objects that the resuming program builds itself.
 _BUILT = (BaseAlgorithm, BaseCallback, VecEnv, gym.Env, gym.spaces.Space, ResultsWriter)
 _DESCRIPTIONS = (types.ModuleType, types.MappingProxyType, EnvSpec)
-_PLAIN = (bool, int, float, str, type(None))
 # Attributes that are not part of the state: arguments of constructors, and those that belong to the process.
 _ENVIRONMENT = {"_saved_kwargs", "class_attributes"}
 _CALLBACK = {"globals", "locals", "verbose"}
@@ -59,7 +58,6 @@ class TrainingState:
 
     def __init__(self, model: OnPolicyAlgorithm, callback: BaseCallback | None, exclude: BaseCallback | None = None) -> None:
         self.objects: dict[str, Any] = {}
-        self.progress_bars: list[ProgressBarCallback] = []
         self._names: dict[int, str] = {id(exclude): "not part of the state"}
         excluded = {*_MODEL, *model._excluded_save_params(), *model._get_torch_save_params()[0]}
         # SB3 does not save what a rollout starts from, and models do not save a shape that cannot be found by its name.
@@ -78,9 +76,6 @@ class TrainingState:
 
     def _find(self, name: str, found: Any) -> None:
         """Add an object that the program built, and those in its attributes."""
-        if isinstance(found, ProgressBarCallback):
-            self.progress_bars.append(found)
-            return
         if id(found) in self._names:
             return
         if isinstance(found, BaseCallback):
@@ -126,7 +121,7 @@ class TrainingState:
     def _state_of(self, name: str, found: Any) -> Any:
         if native := native_state(type(found)):
             return native.get(found)
-        if _is_opaque(found):
+        if _is_opaque(found) or isinstance(found, ProgressBarCallback):
             return {}
         if isinstance(found, BaseAlgorithm):
             skipped = self._of_model
@@ -135,7 +130,7 @@ class TrainingState:
             skipped = _CALLBACK | {key for key, value in vars(found).items() if _is_nameless(value)}
         elif isinstance(found, torch.nn.Module | RolloutBuffer):
             # Parameters and buffers are in the model file, and a rollout starts with an empty rollout buffer.
-            skipped = {key for key, value in vars(found).items() if not isinstance(value, _PLAIN)}
+            skipped = {key for key, value in vars(found).items() if not isinstance(value, int | float | str | None)}
         else:
             skipped = _ENVIRONMENT
         return {

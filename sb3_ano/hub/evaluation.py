@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrappe
 from sb3_ano._io import now
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.algorithms.contrib import with_masks
-from sb3_ano.checkpoints.rng import random_state, set_random_state
+from sb3_ano.checkpoints.native import random_state, set_random_state
 from sb3_ano.envs import make_vec_env
 from sb3_ano.envs.batched import BatchedVecEnv
 from sb3_ano.hub.documents import one_line, shown

@@ -12,7 +12,7 @@ RUN = ["run", "--suite", "classic", "--envs", "CartPole", "--algos", "ppo", "ano
     ("arguments", "message"),
     [
         (["run", "--suite", "clasic"], "unknown suite 'clasic', did you mean 'classic'?"),
-        (["run", "--suite", "mujoco-v9", "--plan"], "HalfCheetah-v9 cannot be made"),
+        (["run", "--suite", "mujoco-v9", "--plan"], "cannot be trained on HalfCheetah-v9"),
         ([*RUN, "--envs", "Cartpole"], "did you mean 'CartPole'?"),
         ([*RUN, "--jobs", "0"], "argument --jobs: '0' is not allowed; allowed are positive integers"),
         ([*RUN, "--seeds", "5-3"], "seeds='5-3' is not allowed; allowed are a number such as 5, ranges such as 3-5"),
@@ -27,7 +27,6 @@ RUN = ["run", "--suite", "classic", "--envs", "CartPole", "--algos", "ppo", "ano
         ([*RUN, "--grid", "lr=1e-3"], "unknown hyperparameter of this plan 'lr', did you mean 'learning_rate'?"),
         ([*RUN, "--algos", "ano", "trpo", "--grid", "trpo.clip_range=1"], "of this plan 'trpo.clip_range'"),
         (["report", "nowhere"], "nowhere holds no results"),
-        (["export", "nowhere", "--out", "x"], "nowhere holds no results"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, capsys, tmp_path, monkeypatch):

@@ -146,14 +146,9 @@ def test_changes_are_relative_and_interactions_are_differences_of_changes():
     assert interaction([HAND, HAND + 0.5], [zero, zero + 0.2], BOOTSTRAP, paired=True) == pytest.approx((0.3,) * 3, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: aggregate(np.array([[1.0, np.nan], [0.0, 1.0]]), BOOTSTRAP), "scores must be finite"),
-        (lambda: probability_of_improvement(scores(2, 3), scores(2, 4)), "cannot be compared"),
-        (lambda: relative_change(scores(2, 3), scores(3, 3), BOOTSTRAP, paired=True), "cannot be compared"),
-    ],
-)
-def test_invalid_input_is_rejected(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_invalid_input_is_rejected():
+    with pytest.raises(ValueError, match="scores must be finite"):
+        aggregate(np.array([[1.0, np.nan], [0.0, 1.0]]), BOOTSTRAP)
+    for samples, paired in (((scores(2, 3), scores(2, 4)), False), ((scores(2, 3), scores(3, 3)), True)):
+        with pytest.raises(ValueError, match="cannot be compared"):
+            relative_change(*samples, BOOTSTRAP, paired=paired)

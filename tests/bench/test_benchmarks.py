@@ -33,23 +33,6 @@ def test_differences_are_paired_by_seed():
     assert np.isnan(table.loc["evaluation", "ppo"]["difference"])
 
 
-def test_ratios_are_those_of_neighboring_blocks():
-    measured = {
-        ("paper", "ano"): [("sb3", 100, 1000, 10), ("ano", 200, 3000, 40)],
-        ("masks", "maskable-eager"): [("maskable-ppo", 1, 2, 3), ("maskable-eager", 2, 4, 6)],
-    }
-    other = {"peak_mb": 1.0, "env": 2.0, "update": 3.0, "first_quarter": 0.0, "last_quarter": 0.0}
-    blocks = pd.DataFrame(
-        {"case": case, "of": of, "variant": variant, "pair": pair, "steps_per_second": float(speed), **other}
-        for (case, of), variants in measured.items()
-        for variant, *speeds in variants
-        for pair, speed in enumerate(speeds)
-    )
-    assert "| paper | ano | 200 | **3.00** (2.50 to 3.50) | 1 | 2 / 3 | nan |" in load("speed").table(blocks)
-    (axes,) = load("figures").speed(blocks).axes
-    assert [text.get_text() for text in axes.texts] == ["3.00", "2.00"]
-
-
 SPEED = ["--cases", "cartpole", "--pairs", "1", "--threads", "1", "--quick"]
 PARITY = ["--envs", "CartPole-v1", "--seeds", "2", "--steps", "2048", "--algos", "ppo", "ano:shaping=ppo"]
 

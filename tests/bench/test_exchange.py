@@ -1,5 +1,7 @@
 """Results in other formats and from other programs."""
 
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -31,19 +33,6 @@ def test_csv_has_a_row_per_run_and_one_per_evaluation_and_keeps_other_rows(tmp_p
     assert (curves.groupby(KEY, dropna=False)["evaluation_return"].last() >= 1000.0).all()
 
 
-def test_tensorboard_logs_go_out_and_come_back_in(tmp_path):
-    pytest.importorskip("tensorboard")
-    results = write_results(tmp_path / "results", RUNS[:1])
-    for _ in range(2):  # a second export replaces the first
-        export(results, tmp_path / "logs", "tensorboard")
-    (log,) = (tmp_path / "logs").iterdir()
-    (name,) = import_logs([log], tmp_path / "imported", "cleanrl_ppo", "Hopper-v4", seed=3)
-    (run,) = Results(tmp_path / "imported").runs()
-    expected = Results(results).runs()[0].episodes()
-    assert (run.path.name, run.document["seed"], run.document["algorithm"]) == (name, 3, "cleanrl_ppo")
-    np.testing.assert_allclose(run.episodes()[["r", "timesteps"]], expected[["r", "timesteps"]], rtol=1e-6)
-
-
 def test_monitor_files_of_several_environments_are_merged_by_their_steps(tmp_path):
     (tmp_path / "zoo").mkdir()
     for index, rows in enumerate(("0,10,1\n1,20,1\n", "10,15,1\n11,15,1\n")):
@@ -58,18 +47,26 @@ def test_monitor_files_of_several_environments_are_merged_by_their_steps(tmp_pat
         import_logs([tmp_path / "out" / "runs"], tmp_path / "out", "ppo", "Hopper-v4", seed=9)
 
 
-def test_imported_runs_are_reported_by_their_training_returns(tmp_path, capsys, monkeypatch):
+def test_tensorboard_logs_go_out_come_back_in_and_are_reported_by_their_training_returns(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("tensorboard")
     monkeypatch.setattr("sb3_ano.bench.report.render", lambda figure, kind: b"")
-    logs = sorted(map(str, (write_results(tmp_path / "results", RUNS[:4]) / "runs").iterdir()))
-    assert main(["import", *logs, "--algo", "theirs", "--env", "Hopper-v4", "--out", str(tmp_path / "all")]) == 0
-    assert main(["report", str(tmp_path / "all")]) == 2
+    results, out = write_results(tmp_path / "results", RUNS[:2]), tmp_path / "imported"
+    for _ in range(2):  # a second export replaces the first
+        export(results, tmp_path / "logs", "tensorboard")
+    logs = sorted(map(str, (tmp_path / "logs").iterdir()))
+    assert main(["import", *logs, "--algo", "theirs", "--env", "Hopper-v4", "--seed", "3", "--out", str(out)]) == 0
+    for seed, (run, original) in enumerate(zip(Results(out).runs(), Results(results).runs(), strict=True), start=3):
+        assert (run.document["seed"], run.document["algorithm"]) == (seed, "theirs")
+        np.testing.assert_allclose(run.episodes()[["r", "timesteps"]], original.episodes()[["r", "timesteps"]], rtol=1e-6)
+    assert main(["report", str(out)]) == 2
     assert "no run has evaluation returns; imported runs need --returns training" in capsys.readouterr().err
-    assert main(["report", str(tmp_path / "all"), "--returns", "training", "--reps", "20"]) == 0
-    assert "theirs" in (tmp_path / "all" / "report" / "summary.md").read_text()
+    assert main(["report", str(out), "--returns", "training", "--reps", "20"]) == 0
+    assert "theirs" in (out / "report" / "summary.md").read_text()
 
 
 def test_a_missing_package_is_one_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     results = write_results(tmp_path / "results", RUNS[:1])
-    assert main(["export", str(results), "--to", "wandb", "--out", str(tmp_path / "wandb")]) == 2
-    assert capsys.readouterr().err == "error: wandb is not installed; install it with: pip install wandb\n"
+    assert main(["export", str(results), "--to", "tensorboard", "--out", str(tmp_path / "logs")]) == 2
+    assert "error: tensorboard is not installed; install it with: pip install 'sb3-ano[zoo]'" in capsys.readouterr().err

@@ -108,7 +108,6 @@ def test_algorithms_take_options():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("tasks: [A-v0]\nepisodes: 3", "episodes Extra inputs are not permitted"),
         ("tasks: [A-v0]\nevaluation: {point: 3}", "evaluation.point Extra inputs are not permitted"),
         ("tasks: [A-v0]\nhyperparameters: {clip_rang: 1}", "unknown hyperparameter 'clip_rang', did you mean 'clip_range'"),
         ("tasks: [A-v0]\nalgorithms: {trpo: {clip_range: 1}}", "unknown hyperparameter of trpo 'clip_range'"),

@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 import shutil
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import pytest
+import torch
 
+from sb3_ano.bench import runner
 from sb3_ano.bench.plan import Run
-from sb3_ano.bench.pool import WorkerError
+from sb3_ano.bench.pool import Pool, WorkerError
 from sb3_ano.bench.results import Results, ResultsWriter
 from sb3_ano.bench.runner import check_runs, execute
 from sb3_ano.bench.training import write_run
@@ -23,17 +26,14 @@ def results(tmp_path):
     return write_results(tmp_path / "results", RUNS)
 
 
-def damage_flip(run):
-    content = bytearray((run / "monitor.csv").read_bytes())
-    content[40] ^= 1
-    (run / "monitor.csv").write_bytes(content)
-
-
 # Review bench B12 and safety H8, its table of unclear errors included.
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (damage_flip, "the checksum of monitor.csv does not match"),
+        (
+            lambda run: (run / "monitor.csv").write_bytes((run / "monitor.csv").read_bytes()[:-1]),
+            "the checksum of monitor.csv does not match",
+        ),
         (lambda run: (run / "progress.csv").unlink(), "'progress.csv' is missing"),
         (lambda run: (run / "run.json").unlink(), "No such file or directory"),
         (lambda run: (run / "run.json").write_text("[1]"), "holds list, not a JSON object"),
@@ -78,6 +78,8 @@ class Trainings:
     def submit(self, target, request):
         run, directory = Run(**request["run"]), Path(request["directory"])
         future, outcome = Future(), self.outcomes[run.seed]
+        if isinstance(outcome, Future):
+            return outcome
         if isinstance(outcome, Exception):
             future.set_exception(outcome)
             return future
@@ -116,17 +118,45 @@ def test_a_directory_that_cannot_be_written_stops_everything(tmp_path):
     executor = Trainings(["whole"] * 3)
     runs = [small_run("ano", seed=seed) for seed in range(3)]
     (tmp_path / "runs" / runs[1].name / "file").mkdir(parents=True)
-    with ResultsWriter(tmp_path) as results, pytest.raises(OSError, match="cannot be written: .*; finished runs are kept"):
+    with ResultsWriter(tmp_path) as results, pytest.raises(OSError, match="cannot be written: .*; the same command resumes"):
         execute(runs, executor, results, {})
     assert executor.closed
+
+
+# With 10 million steps, half an hour passed without a sign.
+def test_progress_is_that_of_the_episodes_of_running_and_resumed_trainings(tmp_path, capsys, monkeypatch):
+    runs, header = [small_run("ano", seed=seed, steps=1000) for seed in (0, 1)], '#{"t_start": 0.0}\nr,l,t,timesteps\r\n'
+    with ResultsWriter(tmp_path) as results:
+        first, second = (results.begin(run.name) / "monitor.csv" for run in runs)
+        first.write_text(header + 20 * "1.0,10,0.1,10\r\n" + "-1.0,200,1.0,200\r\n")
+        # A row that is being written, and a rollout that ends after the training.
+        changes = [(second, header), (second, "1.5,500,2.0,500\r\n1.5,9,2.0,5"), (first, "1.0,824,9.0,1024\r\n")]
+
+        def look(futures, *settings):
+            if changes:
+                file, rows = changes.pop(0)
+                file.write_text(file.read_text() + rows if file.exists() else rows)
+            else:
+                next(iter(futures)).set_exception(WorkerError("no"))
+            return wait(futures, 0.0)
+
+        monkeypatch.setattr(runner, "wait", look)
+        monkeypatch.setattr(runner, "_IN_FILE", 0.0)
+        assert len(execute(runs, Trainings([Future(), Future()]), results, {})) == 2
+    shown = re.findall(r"(\d+)%.*?(\d of \d runs)", capsys.readouterr().err)
+    assert list(dict.fromkeys(shown)) == [
+        *((percent, "0 of 2 runs") for percent in ("10", "35", "75")),
+        ("75", "1 of 2 runs"),
+        ("100", "2 of 2 runs"),
+    ]
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"env_id": "Pendulum-v7"}, "Pendulum-v7 cannot be made: .*did you mean 'Pendulum-v1'"),
-        ({"backend": "envpol"}, "Pendulum-v1 cannot be made: .*envpol"),
-        ({"imports": ["no_such_module"]}, "Pendulum-v1 cannot be made: No module named 'no_such_module'"),
+        ({"env_id": "Pendulum-v7"}, "ano cannot be trained on Pendulum-v7: .*did you mean 'Pendulum-v1'"),
+        ({"backend": "envpol"}, "ano cannot be trained on Pendulum-v1: .*envpol"),
+        ({"imports": ["no_such_module"]}, "ano cannot be trained on Pendulum-v1: No module named 'no_such_module'"),
         ({"hyperparameters": {"clip_range": "wide"}}, "ano cannot be trained on Pendulum-v1: .*wide"),
         ({"hyperparameters": {"policy_kwargs": "__import__('os')"}}, "cannot be evaluated"),
     ],
@@ -137,3 +167,24 @@ def test_what_cannot_be_made_is_named_before_anything_is_trained(settings, messa
     for runs in ([good, run], [run, good]):
         with pytest.raises(ValueError, match=message):
             check_runs(runs)
+
+
+def add(request):
+    """Print, and return a sum."""
+    print("libraries print")
+    return {"sum": request["a"] + request["b"], "threads": [torch.get_num_threads(), int(os.environ["OMP_NUM_THREADS"])]}
+
+
+def fail(request):
+    """Raise an error of two lines."""
+    raise OSError(28, "No space left\non device")
+
+
+def test_results_and_errors_of_processes_come_back():
+    pool = Pool(2, threads=3)
+    added, failed = (pool.submit(f"tests.bench.test_results:{name}", {"a": 2, "b": 3}) for name in ("add", "fail"))
+    assert added.result() == {"sum": 5, "threads": [3, 3]}
+    error = failed.exception()
+    pool.close()
+    assert str(error) == "OSError: [Errno 28] No space left on device"
+    assert "Traceback" in error.details

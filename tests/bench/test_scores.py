@@ -40,8 +40,8 @@ def test_a_version_finds_its_own_row_before_that_of_another(tmp_path):
     [
         ("mnih2015", "atari", {"Phoenix", "Skiing", "ElevatorAction", "AirRaid", "Berzerk", "Carnival"}),
         ("wang2016", "atari", {"ElevatorAction", "AirRaid", "Carnival"}),
-        *(("td3", suite, set()) for suite in ("mujoco", "mujoco-v5")),
-        *(("simbav2", suite, {"Swimmer"}) for suite in ("mujoco", "mujoco-v5")),
+        ("td3", "mujoco", set()),
+        ("simbav2", "mujoco-v5", {"Swimmer"}),
         ("classic", "classic", set()),
     ],
 )

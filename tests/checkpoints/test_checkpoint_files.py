@@ -7,8 +7,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-import pytest
-
 from sb3_ano import _io
 from sb3_ano.checkpoints import files
 from sb3_ano.checkpoints.files import Checkpoint, checkpoint_files, newest_checkpoint, read_checkpoint, write_checkpoint
@@ -73,34 +71,26 @@ def test_a_process_killed_at_any_line_leaves_the_old_checkpoints_or_also_the_new
 
 def test_a_damaged_file_is_rejected_or_as_it_was(tmp_path):
     path = write(tmp_path, 100, state=os.urandom(3000))
-    content, sound = path.read_bytes(), content_of(path)
-    message = "checkpoint_100_steps.zip is not a checkpoint, or is damaged or truncated"
-    for length in [*range(0, len(content), 37), len(content) - 1]:
-        path.write_bytes(content[:length])
-        with pytest.raises(ValueError, match=message):
-            read_checkpoint(path)
-    positions, rejected = range(0, len(content), 5), 0
-    for position in positions:
-        path.write_bytes(content[:position] + bytes([content[position] ^ 0x41]) + content[position + 1 :])
+    content, sound, rejected = path.read_bytes(), content_of(path), 0
+    damaged = [content[:length] for length in [*range(0, len(content), 37), len(content) - 1]]
+    damaged += [content[:at] + bytes([content[at] ^ 0x41]) + content[at + 1 :] for at in range(0, len(content), 5)]
+    for variant in damaged:
+        path.write_bytes(variant)
         try:
             assert content_of(path) == sound
-        except ValueError:
-            rejected += 1
-    assert rejected > 0.8 * len(positions)
+        except ValueError as error:
+            rejected += "checkpoint_100_steps.zip is not a checkpoint, or is damaged or truncated" in str(error)
+    assert rejected > 0.8 * len(damaged)
 
 
-def test_the_newest_undamaged_checkpoints_are_kept_and_found(tmp_path, monkeypatch):
+def test_the_newest_checkpoints_are_kept_and_found(tmp_path, monkeypatch, capsys):
     (tmp_path / "checkpoint_of_mine.zip").write_bytes(b"not ours")
     for steps in (9_000, 10_000, 11_000):
         write(tmp_path, steps, keep=2)
-    newest, second = checkpoint_files(tmp_path)
+    newest = newest_checkpoint(tmp_path).path
     assert content_of(newest) == (Checkpoint(newest, 11_000, {"about": 11_000}, b"state"), b"parameters")
     assert steps_in(tmp_path) == [11_000, 10_000]
     assert (tmp_path / "checkpoint_of_mine.zip").exists()
-    newest.write_bytes(newest.read_bytes()[:-10])
-    lines: list[str] = []
-    assert newest_checkpoint(tmp_path, lines.append).path == second
-    assert [line.count("checkpoint_11000_steps.zip is not a checkpoint") for line in lines] == [1]
     monkeypatch.setattr(files, "FORMAT", 99)
-    assert newest_checkpoint(tmp_path, lines.append) is None
-    assert "its format is 1, and this version of sb3_ano reads format 99" in lines[2]
+    assert newest_checkpoint(tmp_path) is None
+    assert "its format is 1, and this version of sb3_ano reads format 99" in capsys.readouterr().out

@@ -15,12 +15,3 @@ def without(monkeypatch):
             monkeypatch.delitem(sys.modules, f"sb3_ano.envs.{backend}_backend", raising=False)
 
     return hide
-
-
-@pytest.fixture
-def closed_later():
-    """Close environments at the end of the test."""
-    envs = []
-    yield lambda env: envs.append(env) or env
-    for env in envs:
-        env.close()
