@@ -12,6 +12,7 @@ import yaml
 import sb3_ano.cli
 from sb3_ano.zoo import cli
 from sb3_ano.zoo.parsing import PLOTS
+from tests.envs.backends import needs_envpool
 from tests.zoo.conftest import ROOT, rejected
 
 # The zoo leaves the environments of a run that could not start to the end of the process.
@@ -19,7 +20,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-ANO = "--algo ano --env CartPole-v1"
+ANO, CHEETAH = "--algo ano --env CartPole-v1", "--algo ano --env HalfCheetah-v4"
+POOL = f"{CHEETAH} -params n_envs:2 \"backend:'envpool'\""
 
 
 def python(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess:
@@ -65,24 +67,31 @@ def test_a_custom_file_and_a_custom_shape_are_used(zoo, tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         ("--algo ano --env CartPol-v1", "CartPol-v1 not found in gym registry, you maybe meant CartPole-v1?"),
-        (f"{ANO} -params clip_rang:0.2", "-params: unknown key 'clip_rang' for ANO, did you mean"),
+        ("--algo ano -params xyzzy:1", "-params: unknown key 'xyzzy' for ANO; allowed are"),
         ("--algo ppo -params nsteps:8", "-params: unknown key 'nsteps' for PPO, did you mean 'n_steps'?\n"),  # users Z22
+        ("--algo spo -params \"shaping:'ano'\"", "unknown key 'shaping' for SPO"),
         ("enjoy --nonsense", "unrecognized arguments: --nonsense ('python -m sb3_ano.zoo enjoy --help' shows the options)"),
-        (f"{ANO} -params \"shaping:'anno'\"", "shaping='anno' is unknown; allowed are"),
-        (f"{ANO} -params n_envs:0", "-params: n_envs=0 is not allowed"),
+        ("--algo ano -params \"shaping:'anno'\"", "shaping='anno' is unknown; allowed are"),
+        ("--algo ano -params 'shaping:lambda x: x'", "allowed are names, such as"),
         ("--algo ano -params shaping:spo", "name 'spo' is not defined: options KEY:VALUE take Python values, such as"),
         ("--algo ano -params clip_range=0.3", "options KEY:VALUE take Python values, such as clip_range:0.3"),
-        (f"{ANO} -params 'shaping:lambda x: x'", "allowed are names, such as"),
-        (f"{ANO} -n 512 --device bogus", "bogus"),  # users Z7
-        (f"{ANO} -optimize --sampler bogus", "invalid choice: 'bogus'"),  # users Z4
-        (f"{ANO} -optimize --n-trials 1 -params nsteps:3", "unknown key 'nsteps'"),
-        (f"{ANO} -optimize --storage a.txt", "--storage a.txt cannot be opened: Could not parse SQLAlchemy URL"),
+        ("--algo ano -params n_envs:0", "n_envs=0 is not allowed"),
+        (f"{CHEETAH} -params \"backend:'envpol'\"", "backend='envpol' is unknown, did you mean 'envpool'?"),
+        (f"{POOL} \"env_wrapper:'gymnasium.wrappers.ClipAction'\"", "wrapper_class is not allowed with backend 'envpool'"),
+        (f"{POOL} --vec-env subproc", "vec_env_cls is not allowed with backend 'envpool'; backend 'gymnasium' takes it"),
+        ("--algo ano -n 512 --device bogus", "bogus"),  # users Z7
+        ("--algo ano -optimize --sampler bogus", "invalid choice: 'bogus'"),  # users Z4
+        ("--algo ano -optimize --n-trials 1 -params nsteps:3", "unknown key 'nsteps'"),
+        ("--algo ano -optimize --storage a.txt", "--storage a.txt cannot be opened: Could not parse SQLAlchemy URL"),
+        ("--algo sac --resume", "--resume needs an on-policy algorithm; sac is none"),
+        ("--algo ano --resume -optimize", "a search continues with its --storage and --study-name"),
         ("load_from_hub --algo ppo --env CartPole-v1 -f x", "`pickle.load` is insecure"),
         ("enjoy --algo ppo --env CartPole-v1 --no-render", "`pickle.load` is insecure"),
         (f"enjoy {ANO} -f nothing", "folder was not found"),
     ],
     ids=str,
 )
+@needs_envpool
 def test_bad_input_is_one_clear_line(arguments, message, zoo, tmp_path):
     assert message in rejected(arguments)
     assert list(tmp_path.iterdir()) == [], "a run that could not start leaves nothing"

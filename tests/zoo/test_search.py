@@ -46,7 +46,9 @@ def config_of(number, algo="ano"):
 
 @pytest.mark.parametrize("algo", [algo for algo in ALGORITHMS if "mask" not in algo])  # CartPole has no masks
 def test_a_search_leaves_a_report_and_hyperparameters_that_train(algo):
-    printed = run(f"train --algo {algo} --env CartPole-v1 -optimize --n-trials 2 {QUICK}").output.splitlines()
+    options = f"-optimize --n-trials 2 --n-jobs 2 --optimization-log-path evaluated {QUICK}"
+    printed = run(f"train --algo {algo} --env CartPole-v1 {options}").output.splitlines()
+    assert len(list(Path("evaluated").glob("trial_*/best_model.zip"))) == 2
     assert [path.name for path in Path(f"logs/{algo}").iterdir()] == ["searches"], "no directory of a run"
     report = Path(f"logs/{algo}/searches/CartPole-v1")
     assert {path.name for path in report.iterdir()} == {"best.yml", *FIGURES, "study.db", "trials.csv"}
@@ -85,6 +87,13 @@ def test_any_trial_trains_with_its_hyperparameters_whatever_the_file_says_now():
         run(f"{train} -params gamma:0.25")
         runs = [config_of(2 * number + which) for which in (1, 2)]
         assert runs == [trial, trial | {"gamma": 0.25}], "the file gives way to the trial, the trial to the command line"
+    for options, message in {
+        f"-optimize --study-name s --storage {JOURNAL} -n 1024": "with 512 steps and 1 evaluations per trial, which cannot be",
+        f"--study-name s --storage {JOURNAL} --trial-id 2": "--trial-id 2 of --study-name s is not in study.log",
+        f"--study-name t --storage {JOURNAL} --trial-id 0": "--trial-id 0 of --study-name t is not in study.log",
+        "--study-name t --trial-id 0": "study.db cannot be opened: (sqlite3.OperationalError) unable to open",
+    }.items():
+        assert message in rejected(f"{TRAIN} {options}")
 
 
 @pytest.mark.slow
@@ -104,12 +113,6 @@ def test_the_network_of_a_cnn_is_not_searched():
     for policy in ("CnnPolicy", "MlpPolicy"):
         manager._unsearched = {"policy": policy}
         assert ("policy_kwargs" in manager._sample(optuna.create_study().ask())) == (policy == "MlpPolicy")
-
-
-def test_jobs_share_the_budget():
-    run_search("--n-jobs 2 --optimization-log-path evaluated", n_trials=4)
-    assert len(list(Path("evaluated").glob("trial_*/best_model.zip"))) == 4
-    assert len({trial.params["learning_rate"] for trial in study_of().trials}) == 4
 
 
 @pytest.mark.slow
@@ -136,20 +139,6 @@ def test_a_diverging_trial_is_pruned_an_interrupted_search_reports_and_rewards_h
     assert "1 of 3 trials are complete" in output
     assert len(set(gammas)) == 3
     assert all(agent == rewards for agent, rewards in gammas)
-
-
-def test_trials_that_are_not_comparable_or_not_there_are_rejected_in_one_line():
-    run_search(n_trials=0)
-    for options, message in (
-        (
-            f"-optimize --storage {JOURNAL} -n 1024",
-            "with 512 steps and 1 evaluations per trial, which cannot be compared with",
-        ),
-        (f"--trial-id 0 --storage {JOURNAL}", "--trial-id 0 of --study-name CartPole-v1 is not in study.log"),
-        ("--trial-id 0 --study-name s", "study.db cannot be opened: (sqlite3.OperationalError) unable to open"),
-        (f"--trial-id 0 --study-name s --storage {JOURNAL}", "--trial-id 0 of --study-name s is not in study.log"),
-    ):
-        assert message in rejected(f"{TRAIN} {options}")
 
 
 @pytest.mark.slow

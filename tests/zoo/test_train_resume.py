@@ -142,14 +142,6 @@ def test_a_run_does_not_swallow_other_options(other, finished, zoo):
     assert "start a new run with -i" in errors
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--algo sac --resume", "--resume needs an on-policy algorithm; sac is none"),
-        ("--algo ano --resume -optimize", "a search continues with its --storage and --study-name"),
-        ("--algo ano --resume", "run.json is not a JSON file"),
-    ],
-)
-def test_impossible_options_are_rejected(options, message, zoo):
+def test_a_damaged_record_is_named(zoo):
     (written_run("CartPole-v1_1") / "CartPole-v1" / "run.json").write_text('{"arguments": [')
-    assert message in rejected(f"train {options}")
+    assert "run.json is not a JSON file" in rejected(f"train {WHICH} --resume")
