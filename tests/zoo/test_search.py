@@ -46,9 +46,7 @@ def config_of(number, algo="ano"):
 
 @pytest.mark.parametrize("algo", [algo for algo in ALGORITHMS if "mask" not in algo])  # CartPole has no masks
 def test_a_search_leaves_a_report_and_hyperparameters_that_train(algo):
-    options = f"-optimize --n-trials 2 --n-jobs 2 --optimization-log-path evaluated {QUICK}"
-    printed = run(f"train --algo {algo} --env CartPole-v1 {options}").output.splitlines()
-    assert len(list(Path("evaluated").glob("trial_*/best_model.zip"))) == 2
+    printed = run(f"train --algo {algo} --env CartPole-v1 -optimize --n-trials 2 {QUICK}").output.splitlines()
     assert [path.name for path in Path(f"logs/{algo}").iterdir()] == ["searches"], "no directory of a run"
     report = Path(f"logs/{algo}/searches/CartPole-v1")
     assert {path.name for path in report.iterdir()} == {"best.yml", *FIGURES, "study.db", "trials.csv"}
@@ -113,6 +111,12 @@ def test_the_network_of_a_cnn_is_not_searched():
     for policy in ("CnnPolicy", "MlpPolicy"):
         manager._unsearched = {"policy": policy}
         assert ("policy_kwargs" in manager._sample(optuna.create_study().ask())) == (policy == "MlpPolicy")
+
+
+def test_jobs_share_the_budget():
+    run_search("--n-jobs 2 --optimization-log-path evaluated", n_trials=4)
+    assert len(list(Path("evaluated").glob("trial_*/best_model.zip"))) == 4
+    assert len({trial.params["learning_rate"] for trial in study_of().trials}) == 4
 
 
 @pytest.mark.slow
