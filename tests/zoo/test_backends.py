@@ -68,13 +68,11 @@ def test_sb3s_atari_wrapper_in_a_file_becomes_the_protocol_of_the_backend(hyperp
 @pytest.mark.parametrize("env_id", ["HalfCheetah-v4", "PongNoFrameskip-v4"])
 def test_an_agent_is_shown_with_gymnasium_in_the_same_spaces(env_id):
     register_atari(env_id)
-
-    def make(shows: bool) -> tuple:
+    made = {}
+    for shows in (False, True):
         settings = {"hyperparams": {"backend": "envpool"}, "env_kwargs": {"render_mode": "rgb_array"}}
         env = rl_zoo3.utils.create_test_env(env_id, 2, should_render=shows, **settings)
         env.close()
-        return type(env.unwrapped).__name__, (env.num_envs, env.observation_space, env.action_space)
-
-    (hidden, spaces), (shown, same_spaces) = make(False), make(True)
-    assert (hidden, shown) == ("EnvPoolVecEnv", "DirectVecEnv")
-    assert spaces == same_spaces
+        made[type(env.unwrapped).__name__] = env.num_envs, env.observation_space, env.action_space
+    assert list(made) == ["EnvPoolVecEnv", "DirectVecEnv"]
+    assert made["EnvPoolVecEnv"] == made["DirectVecEnv"]

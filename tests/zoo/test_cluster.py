@@ -59,32 +59,25 @@ def mean_return(directory):
 
 
 @pytest.mark.slow
-def test_cartpole_is_solved_on_three_nodes(cluster, tmp_path):
+def test_cartpole_is_solved_on_three_nodes_also_if_one_is_lost(cluster, tmp_path):
     returns = []
     for seed in range(5):
         directory = tmp_path / str(seed)
         directory.mkdir()
-        finish(start(directory, f"--cluster {cluster.address} --env-runners 2 --learners 2 -n 120000 --seed {seed}"))
+        options = f"--cluster {cluster.address} --env-runners 2 --learners 2 -n 120000 --checkpoint-freq 4000 --seed {seed}"
+        process = start(directory, options)
+        if seed == 0:
+            wait_for(directory / RUN / "checkpoints" / "rllib", process)
+            cluster.remove_node(cluster.nodes[0], allow_graceful=False)
+            cluster.add_node(num_cpus=1)
+        output = finish(process)
         steps, mean = mean_return(directory)
-        assert 120_000 <= steps < 121_000
+        assert 120_000 <= steps < 121_000, output
+        # The log has every step of the agent once, except for episodes that had not ended.
+        assert 0.9 * steps < sum(length for _, length in episodes(directory)) <= steps
+        assert not (directory / RUN / "checkpoints").exists()
         returns.append(mean)
     assert sum(mean >= 450.0 for mean in returns) >= 4, returns
-
-
-@pytest.mark.slow
-def test_a_lost_node_is_survived(cluster, tmp_path):
-    options = f"--cluster {cluster.address} --env-runners 2 --learners 2 -n 40000 --checkpoint-freq 4000"
-    process = start(tmp_path, options)
-    wait_for(tmp_path / RUN / "checkpoints" / "rllib", process)
-    cluster.remove_node(cluster.nodes[0], allow_graceful=False)
-    cluster.add_node(num_cpus=1)
-    output = finish(process)
-    steps, mean = mean_return(tmp_path)
-    assert 40_000 <= steps < 41_000, output
-    # The log has every step of the agent once, except for episodes that had not ended.
-    assert 0.9 * steps < sum(length for _, length in episodes(tmp_path)) <= steps
-    assert mean > 60.0
-    assert not (tmp_path / RUN / "checkpoints").exists()
 
 
 @pytest.mark.slow
