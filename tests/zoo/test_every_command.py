@@ -19,11 +19,9 @@ from tests.hub.hub_server import running_hub
 from tests.zoo.conftest import ROOT
 
 # What makes a training short, and the same for all algorithms.
-SHORT = {
-    "CartPole-v1": "-n 512 --eval-freq 128 --eval-episodes 2 -params n_envs:2 n_steps:64 batch_size:64",
-    "Hopper-v4": "-n 512 --eval-freq 128 --eval-episodes 2 -params n_envs:2 n_steps:64 batch_size:64",
-    "BreakoutNoFrameskip-v4": "-n 512 --eval-freq 256 --eval-episodes 2 -params n_envs:1 n_steps:256 batch_size:64",
-}
+COMMON = "-n 512 --eval-freq 128 --eval-episodes 2 -params batch_size:64"
+SHORT = dict.fromkeys(("CartPole-v1", "Hopper-v4"), f"{COMMON} n_envs:2 n_steps:64")
+SHORT["BreakoutNoFrameskip-v4"] = f"{COMMON} n_envs:1 n_steps:256"  # an episode of which takes most of the training
 # The zoo has no settings for TRPO on Atari.
 ATARI_WRAPPER = "stable_baselines3.common.atari_wrappers.AtariWrapper"
 TRPO_ON_ATARI = f"atari: {{env_wrapper: [{ATARI_WRAPPER}], frame_stack: 4, policy: CnnPolicy, n_timesteps: 1000}}"

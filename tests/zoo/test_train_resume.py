@@ -17,8 +17,6 @@ from tests.common import parameters
 from tests.envs.backends import needs_envpool
 from tests.zoo.conftest import rejected
 
-#: Steps between checkpoints, of which a rollout has 256.
-EVERY = 300
 COMMON = "--eval-freq 900 --eval-episodes 1 --seed 5 --device cpu --verbose 1"
 WHICH = "--algo ano --env CartPole-v1"
 SMALL = "n_steps:64 batch_size:64"
@@ -49,7 +47,7 @@ def final_state(directory: Path, env_id: str) -> dict[str, Any]:
 @pytest.mark.parametrize("when", ["checkpoints", pytest.param("moments", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("env_id", ["CartPole-v1", pytest.param("HalfCheetah-v5", marks=pytest.mark.slow)])
 def test_a_killed_training_resumes_as_if_it_had_not_been(env_id, when, run_until, tmp_path):
-    command = f"train --algo ano --env {env_id} {COMMON} --checkpoint-freq {EVERY} {TASKS[env_id]}"
+    command = f"train --algo ano --env {env_id} {COMMON} --checkpoint-freq 300 {TASKS[env_id]}"  # rollouts have 256 steps
     whole = run_until(command, tmp_path / "whole", None)
     assert whole.status == 0, whole.output
     moments = np.random.default_rng(2026).uniform(0.0, 0.8 * whole.seconds, (6, 4))  # also before the start and after the end
