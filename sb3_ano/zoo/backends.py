@@ -78,11 +78,10 @@ def take_backend(hyperparams: dict[str, Any], env_id: str) -> Backend | None:
     return backend
 
 
+@functools.cache
 def register_backends() -> None:
     """Teach the zoo's ``create_test_env`` the key ``backend``; without the key it does what it did."""
     original = rl_zoo3.utils.create_test_env
-    if hasattr(original, "__wrapped__"):
-        return
     signature = inspect.signature(original)
 
     @functools.wraps(original)

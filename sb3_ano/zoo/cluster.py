@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,12 @@ from ray.rllib.connectors.env_to_module import MeanStdFilter
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS
 from ray.tune import register_env
-from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from torch import nn
 from tqdm import tqdm
 
-from sb3_ano._io import replace_directory, require_reachable
+from sb3_ano._io import replace_directory, require_reachable, write_file
 from sb3_ano.algorithms.schedules import read
 from sb3_ano.rllib import SETTINGS, ANOConfig, copy_to_rllib, copy_to_sb3, trained_steps
 from sb3_ano.zoo.manager import OwnManager
@@ -47,7 +46,7 @@ class ClusterManager(OwnManager):
     :param options: keyword arguments of :class:`~sb3_ano.zoo.manager.OwnManager`
     """
 
-    def __init__(self, *args: Any, cluster: str, env_runners: int, learners: int, **options: Any) -> None:
+    def __init__(self, *args: Any, cluster: str, env_runners: int = 2, learners: int = 0, **options: Any) -> None:
         super().__init__(*args, **options)
         if cluster not in ("", "auto"):
             require_reachable("--cluster", cluster)
@@ -101,53 +100,42 @@ class ClusterManager(OwnManager):
                 algorithm.restore_from_path(str(checkpoint.absolute()))
             else:
                 copy_to_rllib(model, algorithm)
-            rows: list[tuple[float, float, float]] = []
-            with self._episode_log(trained_steps(algorithm) > 0) as (writer, start):
+            log = Path(self.save_path, "cluster.monitor.csv")
+            if trained_steps(algorithm) > 0 and log.exists():
+                rows = log.read_text().splitlines(keepends=True)
+            else:
+                rows = [f"#{json.dumps({'t_start': time.time(), 'env_id': self.env_name.gym_id})}\n", "r,l,t\n"]
 
-                def save() -> None:
-                    if self.record:
-                        with replace_directory(checkpoint) as directory:
-                            algorithm.save_to_path(str(directory.absolute()))
-                    while rows:  # so that the log ends where the checkpoint does
-                        reward, length, end = rows.pop(0)
-                        writer.write_row({"r": round(reward, 6), "l": int(length), "t": round(end - start, 6)})
+            def save() -> None:
+                if self.record:
+                    with replace_directory(checkpoint) as directory:
+                        algorithm.save_to_path(str(directory.absolute()))
+                write_file(log, "".join(rows))  # so that it ends where the checkpoint does
 
-                with contextlib.suppress(KeyboardInterrupt):
-                    self._iterate(algorithm, rows, save)
-                save()
+            with contextlib.suppress(KeyboardInterrupt):
+                self._iterate(algorithm, rows, save)
+            save()
             copy_to_sb3(algorithm, model)
         finally:
             algorithm.stop()
 
-    @contextlib.contextmanager
-    def _episode_log(self, continues: bool) -> Iterator[tuple[ResultsWriter, float]]:
-        """Yield the monitor file for the episodes of all environments, and when it was begun.
-
-        :param continues: whether to append to the file that is there
-        """
-        path = Path(self.save_path, "cluster.monitor.csv")
-        continues = continues and path.exists()
-        start = json.loads(path.read_text().partition("\n")[0][1:])["t_start"] if continues else time.time()
-        header = {"t_start": start, "env_id": self.env_name.gym_id}
-        with contextlib.closing(ResultsWriter(str(path), header, override_existing=not continues)) as writer:
-            yield writer, start
-
-    def _iterate(self, algorithm: Any, rows: list[tuple[float, float, float]], save: Callable[[], None]) -> None:
+    def _iterate(self, algorithm: Any, rows: list[str], save: Callable[[], None]) -> None:
         """Train until the number of steps is reached.
 
         :param algorithm: algorithm of RLlib
-        :param rows: list to which the return, the length and the time of each episode are added
+        :param rows: lines of the monitor file, to which the return, the length and the time of each episode are added
         :param save: function that writes checkpoint and log
         """
         freq, steps, saved = self.record.get("checkpoint_freq"), trained_steps(algorithm), time.time()
-        saved_at = steps
+        saved_at, start = steps, json.loads(rows[0][1:])["t_start"]
         with tqdm(total=self.n_timesteps, initial=steps, unit="step", disable=not self.show_progress) as progress:
             while steps < self.n_timesteps:
                 results = algorithm.train().get(ENV_RUNNER_RESULTS)
                 if results is None:  # RLlib replaces environment runners that fail, a few times
                     raise OSError("all environment runners fail; 'train' without --cluster shows the errors of environments")
                 # Pairs of return and length, of which RLlib unpacks a list if there is only one
-                rows += [(*pair, time.time()) for pair in np.reshape(results.get(_EPISODES, []), (-1, 2)).tolist()]
+                pairs, end = np.reshape(results.get(_EPISODES, []), (-1, 2)).tolist(), time.time() - start
+                rows += [f"{total:.6f},{int(length)},{end:.6f}\n" for total, length in pairs]
                 steps = trained_steps(algorithm)
                 progress.update(steps - progress.n)
                 progress.set_postfix(reward=f"{results.get('episode_return_mean', float('nan')):.1f}")

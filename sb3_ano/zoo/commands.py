@@ -45,18 +45,9 @@ def run_command(name: str, arguments: Sequence[str], program: str) -> None:
             importlib.import_module(module)  # before names are replaced, so that it keeps no replacement
         if "--trust-remote-code" in arguments:
             stack.enter_context(mock.patch.dict(os.environ, TRUST_REMOTE_CODE="1"))  # which children inherit
-        fixes.apply_fixes(
-            stack, [fixes.single_runs] if name == "all_plots" else () if name == "train" or name in PLOTS else fixes.FIXES
-        )
-
-        def prepared(options: Options) -> argparse.Namespace:
-            options.take("trust_remote_code")
-            if isinstance(env := getattr(options.values, "env", None), str):
-                register_atari(env)
-            _prepare(options, stack)
-            return options.values
-
-        stack.enter_context(added_options(name, arguments, program, prepared))
+        few = dict.fromkeys(PLOTS, ()) | {"train": (fixes.agents_without_masks,), "all_plots": (fixes.single_runs,)}
+        fixes.apply_fixes(stack, few.get(name, fixes.FIXES))
+        stack.enter_context(added_options(name, arguments, program, functools.partial(_prepare, stack)))
         if name in _SCRIPTS:
             # With fewer environments than in training, minibatches can have odd sizes, which does not matter for acting.
             warnings.filterwarnings("ignore", "batch_size=.* does not divide the rollout", UserWarning)
@@ -71,24 +62,25 @@ def run_command(name: str, arguments: Sequence[str], program: str) -> None:
 def _own_manager(options: Options) -> Callable[..., Any]:
     """Return the manager of this package's algorithms, on a cluster if the user wants one."""
     address = options.take("cluster")
-    numbers = {name: options.take(name) for name in ("env_runners", "learners")}
-    given = {name: number for name, number in numbers.items() if number is not None}
-    for name, number in given.items():
-        if address is None or number < 0:
-            allowed = "needs --cluster" if address is None else "is not allowed; allowed are integers from 0"
-            raise ValueError(f"--{name.replace('_', '-')} {number} {allowed}")
+    taken = {name: options.take(name) for name in ("env_runners", "learners")}
+    numbers = {name: number for name, number in taken.items() if number is not None}
+    if (numbers and address is None) or min(numbers.values(), default=0) < 0:
+        raise ValueError("--env-runners and --learners are integers from 0, and need --cluster")
     if address is None:
         return OwnManager
     if options.values.algo != "ano" or options.values.optimize_hyperparameters:
         raise ValueError("--cluster trains ano only, and does not search hyperparameters")
     from sb3_ano.zoo.cluster import ClusterManager  # imports Ray
 
-    return functools.partial(ClusterManager, cluster=address, **{"env_runners": 2, "learners": 0, **given})
+    return functools.partial(ClusterManager, cluster=address, **numbers)
 
 
-def _prepare(options: Options, stack: ExitStack) -> None:
-    """Set up what a command needs according to its options, or do its work and exit."""
+def _prepare(stack: ExitStack, options: Options) -> argparse.Namespace:
+    """Set up what a command needs according to its options, and return the zoo's; or do the command's work and exit."""
     command, values = options.command, options.values
+    options.take("trust_remote_code")
+    if isinstance(env := getattr(values, "env", None), str):
+        register_atari(env)
     has_display = sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     is_own = getattr(values, "algo", None) in ALGORITHMS
     if command in ("record_video", "record_training", "push_to_hub"):
@@ -105,7 +97,6 @@ def _prepare(options: Options, stack: ExitStack) -> None:
         print("There is no display to show the agent on, so only its returns are printed; record_video makes a video")
         values.no_render = True
     elif command == "train":
-        fixes.agents_without_masks(stack)
         plan = plan_training(options)
         manager = functools.partial(make_manager, own=_own_manager(options), others=Manager, **plan)
         fixes.replace(stack, rl_zoo3.train, "ExperimentManager", manager)
@@ -120,3 +111,4 @@ def _prepare(options: Options, stack: ExitStack) -> None:
 
         (hub_commands.push if command == "push_to_hub" else hub_commands.load)(values)
         raise SystemExit(0)
+    return values

@@ -111,9 +111,8 @@ def missing_metadata(stack: ExitStack) -> None:
     """Add ``generate_metadata``, which ``push_to_hub`` imports; sb3-team-hf-integration 3.0 has renamed it."""
     # The package has a function of the module's name, which hides the module.
     module: Any = sys.modules["huggingface_sb3.push_to_hub"]
-    if not hasattr(module, "generate_metadata"):
-        generate, name = module._generate_metadata, "generate_metadata"
-        stack.enter_context(mock.patch.object(module, name, lambda *args: generate(*args).to_dict(), create=True))
+    generate = module._generate_metadata
+    stack.enter_context(mock.patch.object(module, "generate_metadata", lambda *args: generate(*args).to_dict(), create=True))
 
 
 def missing_optional_file(stack: ExitStack) -> None:

@@ -47,8 +47,6 @@ def check_hyperparameters(
         raise ValueError(f"{source}: the key {missing[0]!r} is missing; the zoo needs it for every environment")
     shaping, n_envs = settings.get("shaping", "ano"), settings.get("n_envs", 1)
     if not all(isinstance(name, str) for name in (shaping if isinstance(shaping, list | tuple) else [shaping])):
-        raise ValueError(
-            f"{source}: shaping={shaping!r} is not allowed; allowed are names, such as 'spo' or 'module:function'"
-        )
+        raise ValueError(f"{source}: shaping={shaping!r} is not allowed; allowed are names, such as 'module:function'")
     if not isinstance(n_envs, int) or n_envs < 1:
         raise ValueError(f"{source}: n_envs={n_envs!r} is not allowed; allowed are positive integers")

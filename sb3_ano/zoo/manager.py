@@ -47,9 +47,7 @@ class Manager(ExperimentManager):
     :param options: keyword arguments of the zoo's manager
     """
 
-    # The zoo sets them in its constructor.
-    custom_hyperparams: dict[str, Any] | None
-    monitor_kwargs: dict[str, Any]
+    custom_hyperparams: dict[str, Any] | None  # set by the zoo's constructor
 
     def __init__(self, *args: Any, record: dict[str, Any] | None = None, resumed: Path | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -63,20 +61,17 @@ class Manager(ExperimentManager):
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
         """Set up the experiment; a run that cannot start leaves no directory, which ``enjoy`` would take for a run."""
-        directory = Path(self.save_path)
-        is_new = not directory.exists()
+        directory, new = Path(self.save_path), contextlib.ExitStack()
+        if not directory.exists():
+            new.callback(shutil.rmtree, directory, ignore_errors=True)
         # Without a checkpoint the run restarts, and so do its files.
         self.continues = self.resumed is not None and newest_checkpoint(self.checkpoints, lambda line: None) is not None
-        with no_empty_directories(directory.parent), contextlib.ExitStack() as stack:
+        with no_empty_directories(directory.parent), new, contextlib.ExitStack() as stack:
             for writer in (Monitor, ResultsWriter) if self.continues else ():
                 # The first one passes its own default on to the second one, which pools of environments use alone.
                 replace(stack, writer, "__init__", functools.partialmethod(writer.__init__, override_existing=False))
-            try:
-                result = super().setup_experiment()
-            except BaseException:
-                if is_new:
-                    shutil.rmtree(directory, ignore_errors=True)
-                raise
+            result = super().setup_experiment()
+            new.pop_all()  # the directory stays
         if result is not None and self.record and isinstance(result[0], OnPolicyAlgorithm):
             every, resume = self.record["checkpoint_freq"], self.resumed is not None
             self.callbacks.append(TrainingCheckpoints(self.checkpoints, every, resume=resume, verbose=self.verbose))
@@ -103,7 +98,7 @@ class Manager(ExperimentManager):
         self.backend = take_backend(hyperparams, self.env_name.gym_id)
         result = super()._preprocess_hyperparams(hyperparams)
         if self.continues and self.vec_env_class is vec_env.SubprocVecEnv:  # in whose processes nothing is replaced
-            self.monitor_kwargs = {**self.monitor_kwargs, "override_existing": False}
+            self.monitor_kwargs.update(override_existing=False)
         return result
 
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> vec_env.VecEnv:
@@ -216,8 +211,7 @@ def plan_training(options: Options) -> dict[str, Any]:
     resume, freq = options.take("resume"), options.take("checkpoint_freq")
     run = _newest_run(options.values) if resume else None
     if run is None:
-        has_checkpoints = freq is None or freq > 0
-        return {"record": {"arguments": options.arguments, "checkpoint_freq": freq} if has_checkpoints else None}
+        return {"record": {"arguments": options.arguments, "checkpoint_freq": freq} if freq is None or freq > 0 else None}
     record = read_json(record_of(run))
     started = {**vars(options.parse(record["arguments"])), "seed": record["seed"]}
     given = {name: value for name, value in options.given().items() if name not in _WHICH}
@@ -225,13 +219,11 @@ def plan_training(options: Options) -> dict[str, Any]:
         if name not in _SHOWN and value != started[name]:  # it would be another run
             kept = f"is not what {run} was started with ({' '.join(record['arguments'])}); a resumed run keeps its options"
             raise ValueError(f"--{name.replace('_', '-')} {value} {kept}; to train its agent further, start a new run with -i")
-    if freq is not None and freq < 1:
-        raise ValueError(f"--checkpoint-freq {freq} is not allowed with --resume; allowed are positive integers")
     if record["finished"]:
         print(f"{run} has finished: there is nothing to resume")
         raise SystemExit(0)
     vars(options.values).update({name: value for name, value in {**started, **given}.items() if name not in _WHICH})
-    return {"record": {**record, "checkpoint_freq": freq or record["checkpoint_freq"]}, "resumed": run}
+    return {"record": {**record, "checkpoint_freq": record["checkpoint_freq"] if freq is None else freq}, "resumed": run}
 
 
 def _newest_run(values: argparse.Namespace) -> Path | None:
@@ -243,11 +235,7 @@ def _newest_run(values: argparse.Namespace) -> Path | None:
     directory, name = Path(values.log_folder) / values.algo, EnvironmentName(values.env)
     numbered = {path: re.fullmatch(rf"{re.escape(name)}_(\d+)(_.*)?", path.name) for path in directory.glob(f"{name}_*")}
     runs = [(int(match[1]), path.stat().st_mtime, path) for path, match in numbered.items() if match and path.is_dir()]
-    newest = max(runs)[-1] if runs else None
-    if newest is not None and record_of(newest).exists():
+    if runs and record_of(newest := max(runs)[-1]).exists():
         return newest
-    reason = (
-        f"{newest} was interrupted early, or has no checkpoints" if newest else f"{directory} holds no run of {values.env}"
-    )
-    print(f"{reason}: a new run starts")
+    print(f"{directory} holds no run of {values.env}, or the newest one has no checkpoints: a new run starts")
     return None

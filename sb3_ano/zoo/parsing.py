@@ -77,14 +77,11 @@ def added_options(
 def _add_options(add: Callable[..., Any], command: str) -> None:
     if command == "train":
         add("--resume", action="store_true", help="resume the newest run of --algo and --env from its last checkpoint")
-        meaning = "environment steps between checkpoints, 0 for no checkpoints (default: a checkpoint per minute)"
-        add("--checkpoint-freq", metavar="STEPS", type=int, help=meaning)
-        meaning = "train with RLlib on the Ray cluster at ADDRESS; without an address on the one that runs here, or a new one"
-        add("--cluster", metavar="ADDRESS", nargs="?", const="", help=meaning)
+        add("--checkpoint-freq", metavar="STEPS", type=int, help="steps between checkpoints, 0: none (default: one a minute)")
+        add("--cluster", metavar="ADDRESS", nargs="?", const="", help="train on this Ray cluster, or one that runs here")
         add("--env-runners", metavar="N", type=int, help="processes that step environments, with --cluster (default: 2)")
         add("--learners", metavar="N", type=int, help="processes that train, with --cluster (default: 0, the main process)")
     elif command in PLOTS:
         add("--figure", metavar="FILE", help="save the plot to FILE instead of showing it: png, svg, pdf, ...")
     else:
-        meaning = "load files that can run code of their author: pickles, Python objects in YAML; same as TRUST_REMOTE_CODE=1"
-        add("--trust-remote-code", action="store_true", help=meaning)
+        add("--trust-remote-code", action="store_true", help="load files that can run code of their author, such as pickles")

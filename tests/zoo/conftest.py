@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,13 +16,13 @@ from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import pytest
-import rl_zoo3.train
-import rl_zoo3.utils
 from stable_baselines3.common.monitor import Monitor, ResultsWriter
 
 from sb3_ano.zoo import cli, commands, register  # noqa: F401  # what a command would import
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Variables of the environment that commands set.
+VARIABLES = ("PATH", "MUJOCO_GL", "TRUST_REMOTE_CODE")
 
 
 class Finished(NamedTuple):
@@ -64,19 +65,22 @@ def zoo(tmp_path, monkeypatch) -> Callable[..., Finished]:
 
 @pytest.fixture(autouse=True)
 def nothing_stays_replaced() -> Iterator[None]:
-    """A command that ends leaves the zoo and the standard library as they were."""
-
-    def state() -> tuple[object, ...]:
-        parser, utils = argparse.ArgumentParser, rl_zoo3.utils
-        zoos = rl_zoo3.train.ExperimentManager, utils.get_latest_run_id, utils.get_saved_hyperparams, utils.create_test_env
-        variables = [os.environ.get(name) for name in ("PATH", "MUJOCO_GL", "TRUST_REMOTE_CODE")]
-        writers = Monitor.__init__, ResultsWriter.__init__
-        return parser.parse_args, parser.error, subprocess.call, plt.show, *writers, *zoos, *variables
-
+    """A command that ends, and a fix, leaves the zoo and the standard library as they were."""
     register()
-    before = state()
+    zoos = [module for name, module in sys.modules.items() if name.startswith(("rl_zoo3", "huggingface_sb3", "requests"))]
+    before = {owner: dict(vars(owner)) for owner in (argparse.ArgumentParser, subprocess, Monitor, ResultsWriter, *zoos)}
+    show, variables = plt.show, [os.environ.get(name) for name in VARIABLES]
     yield
-    assert state() == before
+    assert (plt.show, [os.environ.get(name) for name in VARIABLES]) == (show, variables)
+    for owner, names in before.items():
+        assert {name: vars(owner)[name] for name in names} == names
+
+
+@pytest.fixture
+def stack() -> Iterator[contextlib.ExitStack]:
+    """Fixes are applied for the duration of a test."""
+    with contextlib.ExitStack() as stack:
+        yield stack
 
 
 def run_there(directory: Path, command: str) -> None:

@@ -12,6 +12,7 @@ import yaml
 import sb3_ano.cli
 from sb3_ano.zoo import cli
 from sb3_ano.zoo.parsing import PLOTS
+from tests.envs.backends import needs_envpool
 from tests.zoo.conftest import ROOT, rejected
 
 # The zoo leaves the environments of a run that could not start to the end of the process.
@@ -19,7 +20,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-ANO = "--algo ano --env CartPole-v1"
+ANO, CHEETAH = "--algo ano --env CartPole-v1", "--algo ano --env HalfCheetah-v4"
+POOL = f"{CHEETAH} -params n_envs:2 \"backend:'envpool'\""
 
 
 def python(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess:
@@ -54,7 +56,8 @@ def test_a_custom_file_and_a_custom_shape_are_used(zoo, tmp_path, monkeypatch):
     radii = "clip_range: lin_0.2, clip_range_high: lin_0.3"
     small = "policy: MlpPolicy, n_timesteps: 64, n_steps: 32, batch_size: 32"
     Path("my.yml").write_text(f"CartPole-v1: {{{small}, shaping: 'zoo_shapes:mine', {radii}}}")
-    zoo(f"train {ANO} -conf my.yml --eval-freq -1")
+    zoo(f"train {ANO} -conf my.yml --eval-freq -1 --checkpoint-freq 0")
+    assert not [path for path in Path("logs").rglob("*") if path.name in ("run.json", "checkpoints")]
     zoo(f"enjoy {ANO} -f logs --no-render -n 60")
     zoos = Path(rl_zoo3.__file__).parent / "hyperparams" / "ppo.yml"
     assert f"Loading hyperparameters from: {zoos}" in zoo(f"train {ANO} -n 64 --eval-freq -1 -conf {zoos}").output
@@ -63,26 +66,32 @@ def test_a_custom_file_and_a_custom_shape_are_used(zoo, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("trian --algo ano", "unknown command 'trian', did you mean 'train'?"),
         ("--algo ano --env CartPol-v1", "CartPol-v1 not found in gym registry, you maybe meant CartPole-v1?"),
-        (f"{ANO} -params clip_rang:0.2", "-params: unknown key 'clip_rang' for ANO, did you mean"),
+        ("--algo ano -params xyzzy:1", "-params: unknown key 'xyzzy' for ANO; allowed are"),
         ("--algo ppo -params nsteps:8", "-params: unknown key 'nsteps' for PPO, did you mean 'n_steps'?\n"),  # users Z22
+        ("--algo spo -params \"shaping:'ano'\"", "unknown key 'shaping' for SPO"),
         ("enjoy --nonsense", "unrecognized arguments: --nonsense ('python -m sb3_ano.zoo enjoy --help' shows the options)"),
-        (f"{ANO} -params \"shaping:'anno'\"", "shaping='anno' is unknown; allowed are"),
-        (f"{ANO} -params n_envs:0", "-params: n_envs=0 is not allowed"),
+        ("--algo ano -params \"shaping:'anno'\"", "shaping='anno' is unknown; allowed are"),
+        ("--algo ano -params 'shaping:lambda x: x'", "allowed are names, such as"),
         ("--algo ano -params shaping:spo", "name 'spo' is not defined: options KEY:VALUE take Python values, such as"),
         ("--algo ano -params clip_range=0.3", "options KEY:VALUE take Python values, such as clip_range:0.3"),
-        (f"{ANO} -params 'shaping:lambda x: x'", "allowed are names, such as"),
-        (f"{ANO} -n 512 --device bogus", "bogus"),  # users Z7
-        (f"{ANO} -optimize --sampler bogus", "invalid choice: 'bogus'"),  # users Z4
-        (f"{ANO} -optimize --n-trials 1 -params nsteps:3", "unknown key 'nsteps'"),
-        (f"{ANO} -optimize --storage a.txt", "--storage a.txt cannot be opened: Could not parse SQLAlchemy URL"),
+        ("--algo ano -params n_envs:0", "n_envs=0 is not allowed"),
+        (f"{CHEETAH} -params \"backend:'envpol'\"", "backend='envpol' is unknown, did you mean 'envpool'?"),
+        (f"{POOL} \"env_wrapper:'gymnasium.wrappers.ClipAction'\"", "wrapper_class is not allowed with backend 'envpool'"),
+        (f"{POOL} --vec-env subproc", "vec_env_cls is not allowed with backend 'envpool'; backend 'gymnasium' takes it"),
+        ("--algo ano -n 512 --device bogus", "bogus"),  # users Z7
+        ("--algo ano -optimize --sampler bogus", "invalid choice: 'bogus'"),  # users Z4
+        ("--algo ano -optimize --n-trials 1 -params nsteps:3", "unknown key 'nsteps'"),
+        ("--algo ano -optimize --storage a.txt", "--storage a.txt cannot be opened: Could not parse SQLAlchemy URL"),
+        ("--algo sac --resume", "--resume needs an on-policy algorithm; sac is none"),
+        ("--algo ano --resume -optimize", "a search continues with its --storage and --study-name"),
         ("load_from_hub --algo ppo --env CartPole-v1 -f x", "`pickle.load` is insecure"),
         ("enjoy --algo ppo --env CartPole-v1 --no-render", "`pickle.load` is insecure"),
         (f"enjoy {ANO} -f nothing", "folder was not found"),
     ],
     ids=str,
 )
+@needs_envpool
 def test_bad_input_is_one_clear_line(arguments, message, zoo, tmp_path):
     assert message in rejected(arguments)
     assert list(tmp_path.iterdir()) == [], "a run that could not start leaves nothing"
@@ -153,22 +162,19 @@ from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_SAMPLER
 from sb3_ano.zoo import register
 
-tables = rl_zoo3.ALGOS, HYPERPARAMS_SAMPLER
 owners = argparse.ArgumentParser, subprocess, rl_zoo3.train, rl_zoo3.exp_manager, rl_zoo3.utils, ExperimentManager
+tables = rl_zoo3.ALGOS, HYPERPARAMS_SAMPLER, *map(vars, owners)
 
 def state():
-    return [dict(table) for table in tables], [dict(vars(owner)) for owner in owners]
+    return [dict(table) for table in tables]
 
-old_tables, before = state()
+before = state()
 register()
-new_tables, after = state()
+after = state()
 register()
-assert state() == (new_tables, after)
-for old, new in zip(old_tables, new_tables):
-    assert set(new) - set(old) == {"ano", "spo", "papo", "ano_lstm", "ano_mask", "ano_lstm_mask"}
-    assert all(new[name] is old[name] for name in old)
+assert state() == after
 changed = {name for old, new in zip(before, after) for name in {*old, *new} if old.get(name) is not new.get(name)}
-assert changed == {"ExperimentManager", "create_test_env"}, changed
+assert changed == {"ano", "spo", "papo", "ano_lstm", "ano_mask", "ano_lstm_mask", "ExperimentManager", "create_test_env"}
 assert type(rl_zoo3.train.ExperimentManager(argparse.Namespace(), "ppo", "CartPole-v1", "logs")) is ExperimentManager
 
 sys.argv = "train --algo spo --env CartPole-v1 -n 64 --eval-freq -1 -params n_steps:16 batch_size:16".split()

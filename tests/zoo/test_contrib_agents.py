@@ -9,7 +9,6 @@ import torch
 from gymnasium import spaces
 from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 
-from sb3_ano import RecurrentANO
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano.hub import load_safe, save_safe
 from sb3_ano.hub.codec import CLASSES
@@ -19,6 +18,11 @@ from tests.hub.agents import rewrite
 from tests.tiny_envs import BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, OneAllowed, masked_vec_env
 
 CONTRIB = [name for name in ALGORITHMS if "_" in name]
+SPACES = {
+    "Mlp": (BOX_OBSERVATIONS, spaces.Discrete(5)),
+    "MultiInput": (DICT_OBSERVATIONS, spaces.MultiDiscrete([3, 2])),
+    "Cnn": (IMAGE_OBSERVATIONS, spaces.MultiBinary(3)),
+}
 
 
 @pytest.mark.parametrize("algo", CONTRIB)
@@ -37,20 +41,31 @@ def test_train_resume_enjoy_and_record_use_masks_and_states(algo, zoo, monkeypat
     assert list(Path("logs").rglob("*.mp4"))
 
 
-@pytest.mark.parametrize("kind", ["Mlp", "MultiInput", "Cnn"])
+def agent(algo, kind="Mlp", **options):
+    is_recurrent = "lstm" in algo
+    lstm = {"lstm_hidden_size": 8, "n_lstm_layers": 2} if is_recurrent else {}
+    policy, env = f"{kind}{'Lstm' * is_recurrent}Policy", masked_vec_env(*SPACES[kind])
+    return ALGORITHMS[algo].algorithm(policy, env, **SMALL, policy_kwargs={"net_arch": [8], **lstm}, **options)
+
+
+@pytest.mark.parametrize("kind", SPACES)
 @pytest.mark.parametrize("algo", CONTRIB)
-def test_the_safe_format_brings_back_actions_and_states(algo, kind, tmp_path):
-    observations = {"Mlp": BOX_OBSERVATIONS, "MultiInput": DICT_OBSERVATIONS, "Cnn": IMAGE_OBSERVATIONS}[kind]
-    env = masked_vec_env(observations, spaces.MultiDiscrete([3, 2]))
-    lstm, options = ("Lstm", {"lstm_hidden_size": 8, "net_arch": [8]}) if "lstm" in algo else ("", {})
-    cls = ALGORITHMS[algo].algorithm
-    model = cls(f"{kind}{lstm}Policy", env, **{**SMALL, "batch_size": 64}, policy_kwargs=options).learn(64)
-    save_safe(model, tmp_path / "agent")
-    loaded = load_safe(tmp_path / "agent", env=env)
-    assert type(loaded) is cls
+def test_the_safe_format_brings_back_actions_and_states_and_counts_rollouts(algo, kind, tmp_path, monkeypatch):
+    options = {"rollout_buffer_class": MaskableRolloutBuffer} if (algo, kind) == ("ano_mask", "Mlp") else {}
+    model = agent(algo, kind, **options)
+    stored = vars(model.rollout_buffer)
+    arrays = [*stored.values(), *(stored["observations"].values() if kind == "MultiInput" else ())]
+    taken = sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+    save_safe(model.learn(64), tmp_path / "agent")
+    monkeypatch.setattr("sb3_ano.hub.safe_format.MAX_ROLLOUT_BYTES", taken - 1)
+    with pytest.raises(SafeFormatError, match="asks for rollouts of n_steps=32 x 2 environments"):
+        load_safe(tmp_path / "agent")
+    monkeypatch.setattr("sb3_ano.hub.safe_format.MAX_ROLLOUT_BYTES", 3 * taken)
+    loaded = load_safe(tmp_path / "agent", env=model.env)
+    assert type(loaded) is type(model)
     assert torch.equal(parameters(loaded), parameters(model))
-    observation = env.reset()
-    actions_and_states = (agent.predict(observation, deterministic=True) for agent in (loaded, model))
+    observation = model.env.reset()
+    actions_and_states = (each.predict(observation, deterministic=True) for each in (loaded, model))
     np.testing.assert_equal(*actions_and_states)
     assert not torch.equal(parameters(loaded.learn(64)), parameters(model))
 
@@ -58,12 +73,10 @@ def test_the_safe_format_brings_back_actions_and_states(algo, kind, tmp_path):
 @pytest.mark.parametrize("algo", CONTRIB)
 @pytest.mark.parametrize("policy", ["MlpPolicy", *(name for name in CLASSES["policy"] if "." in name)])
 def test_the_safe_format_rejects_the_policy_of_another_algorithm(algo, policy, tmp_path):
-    cls = ALGORITHMS[algo].algorithm
-    if CLASSES["policy"][policy] in cls.policy_aliases.values() or (algo == "ano_lstm" and "MaskableMlpLstm" in policy):
+    allowed = ALGORITHMS[algo].algorithm.policy_aliases.values()
+    if CLASSES["policy"][policy] in allowed or (algo == "ano_lstm" and "MaskableMlpLstm" in policy):
         return  # allowed; the masks are left out
-    own = next(iter(cls.policy_aliases))
-    options = {"lstm_hidden_size": 8} if "lstm" in algo else {}
-    save_safe(cls(own, masked_vec_env(BOX_OBSERVATIONS, spaces.Discrete(3)), policy_kwargs=options), tmp_path / "agent")
+    save_safe(agent(algo), tmp_path / "agent")
     rewrite(tmp_path / "agent", {"policy": policy})
     with pytest.raises(SafeFormatError):
         load_safe(tmp_path / "agent")
@@ -79,28 +92,7 @@ def test_the_safe_format_rejects_the_policy_of_another_algorithm(algo, policy, t
     ],
 )
 def test_the_safe_format_bounds_lstms_before_they_take_memory(name, value, message, tmp_path):
-    env = masked_vec_env(BOX_OBSERVATIONS, spaces.Discrete(3))
-    save_safe(RecurrentANO("MlpLstmPolicy", env, policy_kwargs={"lstm_hidden_size": 8}), tmp_path / "agent")
+    save_safe(agent("ano_lstm"), tmp_path / "agent")
     rewrite(tmp_path / "agent", {f"arguments/policy_kwargs/{name}": value})
     with pytest.raises(SafeFormatError, match=message):
         load_safe(tmp_path / "agent")
-
-
-@pytest.mark.parametrize("actions", [spaces.Discrete(5), spaces.MultiDiscrete([3, 2]), spaces.MultiBinary(3)], ids=str)
-@pytest.mark.parametrize(
-    ("algo", "options"),
-    [
-        *[(algo, {"policy_kwargs": {"lstm_hidden_size": 8, "n_lstm_layers": 2}}) for algo in ("ano_lstm", "ano_lstm_mask")],
-        *[("ano_mask", {"rollout_buffer_class": buffer}) for buffer in (None, MaskableRolloutBuffer)],
-    ],
-)
-def test_the_safe_format_counts_all_arrays_of_a_rollout(algo, options, actions, tmp_path, monkeypatch):
-    cls = ALGORITHMS[algo].algorithm
-    model = cls(next(iter(cls.policy_aliases)), masked_vec_env(BOX_OBSERVATIONS, actions), **SMALL, **options)
-    save_safe(model, tmp_path / "agent")
-    taken = sum(array.nbytes for array in vars(model.rollout_buffer).values() if isinstance(array, np.ndarray))
-    monkeypatch.setattr("sb3_ano.hub.safe_format.MAX_ROLLOUT_BYTES", taken - 1)
-    with pytest.raises(SafeFormatError, match="asks for rollouts of n_steps=32 x 2 environments"):
-        load_safe(tmp_path / "agent")
-    monkeypatch.setattr("sb3_ano.hub.safe_format.MAX_ROLLOUT_BYTES", 3 * taken)
-    load_safe(tmp_path / "agent")

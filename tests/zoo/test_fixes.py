@@ -1,10 +1,9 @@
-"""Each fix removes its fault while a command runs, and ends with it."""
+"""Each fix removes its fault while a command runs; ``nothing_stays_replaced`` checks that it ends with it."""
 
 import os
 import shutil
 import subprocess
 import sys
-from contextlib import ExitStack
 
 import pytest
 import rl_zoo3.exp_manager
@@ -14,17 +13,6 @@ from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundE
 from huggingface_sb3 import EnvironmentName
 
 from sb3_ano.zoo import fixes
-
-
-@pytest.fixture
-def stack():
-    """Fixes are applied for the duration of a test."""
-    modules = [module for name, module in sys.modules.items() if name.startswith(("rl_zoo3", "huggingface_sb3", "subprocess"))]
-    before = [dict(vars(module)) for module in modules]
-    with ExitStack() as stack:
-        yield stack
-        assert [dict(vars(module)) for module in modules] != before
-    assert [dict(vars(module)) for module in modules] == before, "a fix ends with its command"
 
 
 def test_an_agent_is_found_in_the_newest_run_that_has_one(stack, tmp_path):
@@ -79,12 +67,12 @@ def test_children_of_the_zoo_are_started_with_our_command_line(stack, monkeypatc
     assert f"error: The {tmp_path}/papo folder was not found" in capfd.readouterr().err
 
 
-def test_ffmpeg_is_found_where_there_is_none(monkeypatch, tmp_path):
+def test_ffmpeg_is_found_where_there_is_none(monkeypatch, stack, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with ExitStack() as stack:
-        fixes.missing_ffmpeg(stack)
-        assert subprocess.run(["ffmpeg", "-version"], capture_output=True, text=True).stdout.startswith("ffmpeg version")
-        found = shutil.which("ffmpeg")
-        fixes.missing_ffmpeg(stack)
-        assert shutil.which("ffmpeg") == found, "another one is left alone"
+    fixes.missing_ffmpeg(stack)
+    assert subprocess.run(["ffmpeg", "-version"], capture_output=True, text=True).stdout.startswith("ffmpeg version")
+    found = shutil.which("ffmpeg")
+    fixes.missing_ffmpeg(stack)
+    assert shutil.which("ffmpeg") == found, "another one is left alone"
+    stack.close()
     assert os.environ["PATH"] == str(tmp_path)

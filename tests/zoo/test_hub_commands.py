@@ -18,7 +18,6 @@ from tests.zoo.conftest import rejected, run
 
 ENV = "Pendulum-v1"
 TRAINING = "-n 256 --eval-freq -1 --seed 1 -params n_envs:2 n_steps:16 batch_size:32 normalize:True"
-ALGORITHMS = ("spo", "ppo")
 LOAD = f"load_from_hub --algo spo --env {ENV} -orga {USER}"
 
 
@@ -40,22 +39,20 @@ def pushed(hub: FakeHub, algo: str = "spo") -> dict[str, bytes]:
     return hub.repositories[f"{USER}/{algo}-{ENV}"].files
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
-def test_a_push_has_what_the_zoo_reads_and_tells_of_the_training(algo, hub, tmp_path):
+def test_a_push_has_what_the_zoo_reads_and_tells_of_the_training(hub, tmp_path):
     """users Z1: it said one environment and seed 0, which are those of the push."""
-    files = pushed(hub, algo)
-    assert {f"{algo}-{ENV}.zip", "vec_normalize.pkl", "args.yml", "config.yml", "env_kwargs.yml", "README.md"} <= set(files)
-    assert yaml.unsafe_load(files["config.yml"])["n_envs"] == 2
-    assert yaml.unsafe_load(files["args.yml"])["seed"] == 1
-    assert ("sb3_ano.json" in files) == (algo == "spo")
-    if algo == "spo":
-        document, card = json.loads(files["sb3_ano.json"]), files["README.md"].decode()
-        assert (document["n_envs"], document["arguments"]["seed"]) == (2, 1)
-        assert all(text in card for text in ("256 steps, 2 environment(s)", "\n- seed: 1\n", '"n_envs": 2'))
-        (tmp_path / "saved.zip").write_bytes(files[f"spo-{ENV}.zip"])
-        attributes = read_saved_model(tmp_path / "saved.zip").attributes
-        assert (attributes["n_envs"], attributes["seed"], attributes["num_timesteps"]) == (2, 1, 256)
-        assert not [name for name, data in files.items() if str(Path.cwd()).encode() in data]
+    for algo in ("ppo", "spo"):
+        files = pushed(hub, algo)
+        assert {f"{algo}-{ENV}.zip", "vec_normalize.pkl", "env_kwargs.yml", "README.md"} <= set(files)
+        config, args = (yaml.unsafe_load(files[f"{name}.yml"]) for name in ("config", "args"))
+        assert (config["n_envs"], args["seed"], "sb3_ano.json" in files) == (2, 1, algo == "spo")
+    document, card = json.loads(files["sb3_ano.json"]), files["README.md"].decode()
+    assert (document["n_envs"], document["arguments"]["seed"]) == (2, 1)
+    assert all(text in card for text in ("256 steps, 2 environment(s)", "\n- seed: 1\n", '"n_envs": 2'))
+    (tmp_path / "saved.zip").write_bytes(files[f"spo-{ENV}.zip"])
+    attributes = read_saved_model(tmp_path / "saved.zip").attributes
+    assert (attributes["n_envs"], attributes["seed"], attributes["num_timesteps"]) == (2, 1, 256)
+    assert not [name for name, data in files.items() if str(Path.cwd()).encode() in data]
 
 
 def test_our_agent_comes_back_without_a_pickle_and_is_the_same(hub):
@@ -72,7 +69,7 @@ def test_our_agent_comes_back_without_a_pickle_and_is_the_same(hub):
     assert (loaded.parent / ENV / "vecnormalize.pkl").is_file()
 
 
-def test_a_pickle_is_loaded_only_with_the_option(hub):
+def test_a_pickle_is_loaded_only_with_the_option_and_what_is_not_there_is_one_line(hub):
     load = f"load_from_hub --algo ppo --env {ENV} -f trusted -orga {USER}"
     assert "`pickle.load` is insecure and will execute arbitrary code" in rejected(load)
     assert not Path("trusted").exists()
@@ -81,6 +78,9 @@ def test_a_pickle_is_loaded_only_with_the_option(hub):
     assert torch.equal(parameters(PPO.load(trained)), parameters(PPO.load(loaded)))
     hub.add(f"{USER}/old", {f"spo-{ENV}.zip": b"a pickle"})
     assert "use --trust-remote-code" in rejected(f"{LOAD} -f old -name old"), "an agent of ours without the safe format"
+    for line in (LOAD, f"{load} --trust-remote-code"):
+        assert "Repository Not Found" in rejected(f"{line} -f nothing -name nothing")
+        assert not Path("nothing").exists()
 
 
 def test_runs_are_numbered_and_replaced_only_by_force_and_as_a_whole(hub):
@@ -97,13 +97,6 @@ def test_runs_are_numbered_and_replaced_only_by_force_and_as_a_whole(hub):
     assert {path.name for path in note.parents[1].iterdir()} == {f"{ENV}_1", f"{ENV}_2"}
     run(f"{LOAD} -f numbered --exp-id 1 --force")
     assert (note.exists(), (note.parent / f"{ENV}.zip").is_file()) == (False, True)
-
-
-@pytest.mark.parametrize(("algo", "options"), [("spo", ""), ("ppo", "--trust-remote-code")])
-def test_a_repository_that_is_not_there_is_one_clear_line(algo, options, hub):
-    errors = rejected(f"load_from_hub --algo {algo} --env {ENV} -f nothing -orga {USER} -name nothing {options}")
-    assert re.search(r"no such repository|Repository Not Found", errors)
-    assert not Path("nothing").exists()
 
 
 @pytest.mark.parametrize(

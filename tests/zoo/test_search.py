@@ -85,6 +85,13 @@ def test_any_trial_trains_with_its_hyperparameters_whatever_the_file_says_now():
         run(f"{train} -params gamma:0.25")
         runs = [config_of(2 * number + which) for which in (1, 2)]
         assert runs == [trial, trial | {"gamma": 0.25}], "the file gives way to the trial, the trial to the command line"
+    for options, message in {
+        f"-optimize --study-name s --storage {JOURNAL} -n 1024": "with 512 steps and 1 evaluations per trial, which cannot be",
+        f"--study-name s --storage {JOURNAL} --trial-id 2": "--trial-id 2 of --study-name s is not in study.log",
+        f"--study-name t --storage {JOURNAL} --trial-id 0": "--trial-id 0 of --study-name t is not in study.log",
+        "--study-name t --trial-id 0": "study.db cannot be opened: (sqlite3.OperationalError) unable to open",
+    }.items():
+        assert message in rejected(f"{TRAIN} {options}")
 
 
 @pytest.mark.slow
@@ -136,20 +143,6 @@ def test_a_diverging_trial_is_pruned_an_interrupted_search_reports_and_rewards_h
     assert "1 of 3 trials are complete" in output
     assert len(set(gammas)) == 3
     assert all(agent == rewards for agent, rewards in gammas)
-
-
-def test_trials_that_are_not_comparable_or_not_there_are_rejected_in_one_line():
-    run_search(n_trials=0)
-    for options, message in (
-        (
-            f"-optimize --storage {JOURNAL} -n 1024",
-            "with 512 steps and 1 evaluations per trial, which cannot be compared with",
-        ),
-        (f"--trial-id 0 --storage {JOURNAL}", "--trial-id 0 of --study-name CartPole-v1 is not in study.log"),
-        ("--trial-id 0 --study-name s", "study.db cannot be opened: (sqlite3.OperationalError) unable to open"),
-        (f"--trial-id 0 --study-name s --storage {JOURNAL}", "--trial-id 0 of --study-name s is not in study.log"),
-    ):
-        assert message in rejected(f"{TRAIN} {options}")
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import os
 import sys
 from argparse import Namespace
 from collections import OrderedDict
-from contextlib import ExitStack
 
 import pytest
 import rl_zoo3.utils
@@ -16,16 +15,13 @@ from sb3_ano.zoo.fixes import unsafe_settings
 
 @pytest.fixture
 def read(tmp_path, monkeypatch):
-    """Writes settings and reads them with the zoo's function while a command runs."""
+    """Writes settings and reads them with the zoo's function."""
     monkeypatch.delenv("TRUST_REMOTE_CODE", raising=False)
 
-    def read_settings(config: str, args: str = "env_kwargs: null\n", *, fixed: bool = True) -> dict:
+    def read_settings(config: str, args: str = "env_kwargs: null\n") -> dict:
         (tmp_path / "config.yml").write_text(config)
         (tmp_path / "args.yml").write_text(args)
-        with ExitStack() as stack:
-            if fixed:
-                unsafe_settings(stack)
-            return rl_zoo3.utils.get_saved_hyperparams(str(tmp_path))[0]
+        return rl_zoo3.utils.get_saved_hyperparams(str(tmp_path))[0]
 
     return read_settings
 
@@ -58,7 +54,8 @@ ODD |= {"a long text": ("a: " + "x" * 200_000, "it is not a file of up to 100,00
 
 @pytest.mark.parametrize("file", ["config", "args"])
 @pytest.mark.parametrize("kind", [*HOSTILE, *ODD])
-def test_settings_that_would_run_code_are_rejected(file, kind, read, tmp_path):
+def test_settings_that_would_run_code_are_rejected(file, kind, read, stack, tmp_path):
+    unsafe_settings(stack)
     content, reason = ODD.get(kind) or (HOSTILE[kind], "")
     hostile = content.format(target=tmp_path / "made")
     message = rf"(?s){file}\.yml is not YAML as the zoo writes it: {reason}.* use --trust-remote-code"
@@ -68,24 +65,23 @@ def test_settings_that_would_run_code_are_rejected(file, kind, read, tmp_path):
     assert not {"antigravity", "rl_zoo3.benchmark"} & set(sys.modules)
 
 
-def test_the_list_of_agents_is_read_safely(tmp_path):
+def test_the_list_of_agents_is_read_safely(stack, tmp_path):
     settings = tmp_path / "ano" / "CartPole-v1_1" / "CartPole-v1"
     settings.mkdir(parents=True)
     (settings / "args.yml").write_text(HOSTILE["a call"].format(target=tmp_path / "made"))
-    with ExitStack() as stack:
-        unsafe_settings(stack)
-        with pytest.raises(ValueError, match="use --trust-remote-code"):
-            rl_zoo3.utils.get_trained_models(str(tmp_path))
+    unsafe_settings(stack)
+    with pytest.raises(ValueError, match="use --trust-remote-code"):
+        rl_zoo3.utils.get_trained_models(str(tmp_path))
     assert not (tmp_path / "made").exists()
 
 
-@pytest.mark.parametrize("fixed", [True, False])
-def test_trusted_settings_and_those_of_the_zoo_itself_are_read_as_they_are(fixed, read, monkeypatch):
-    monkeypatch.setenv("TRUST_REMOTE_CODE", "1" if fixed else "")
-    assert read("a: !!python/name:os.getcwd\n", fixed=fixed)["a"] is os.getcwd
+def test_trusted_settings_are_read_as_they_are(read, stack, monkeypatch):
+    unsafe_settings(stack)
+    monkeypatch.setenv("TRUST_REMOTE_CODE", "1")
+    assert read("a: !!python/name:os.getcwd\n")["a"] is os.getcwd
 
 
-def test_what_the_zoo_writes_is_read_as_before(read):
+def test_what_the_zoo_writes_is_read_as_before(read, stack):
     written = OrderedDict(
         policy="MlpPolicy",
         policy_kwargs={"activation_fn": torch.nn.Tanh, "net_arch": (64, 64)},
@@ -99,6 +95,7 @@ def test_what_the_zoo_writes_is_read_as_before(read):
         vec_env_wrapper="stable_baselines3.common.vec_env.VecFrameStack",
     )
     files = yaml.dump(written), yaml.dump(OrderedDict(vars(Namespace(env_kwargs=None, env="x"))))
-    before = read(*files, fixed=False)
+    before = read(*files)
+    unsafe_settings(stack)
     assert read(*files) == before
     assert before["policy_kwargs"]["activation_fn"] is torch.nn.Tanh
