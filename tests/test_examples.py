@@ -13,7 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from tests.hub.hub_server import running_hub
 
@@ -89,6 +91,22 @@ def test_the_blocks_of_the_page_run(page, tmp_path):
         run = [sys.executable, "-c", SESSION]
         done = subprocess.run(run, cwd=tmp_path, env=variables, input=json.dumps(found), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+
+
+@pytest.mark.parametrize("name", ["first_agent", "step_size"])
+def test_the_notebook_runs(name, tmp_path, monkeypatch):
+    """In a kernel of its own; what its cells call ``shortened`` is replaced as in the blocks above."""
+    notebook = nbformat.read(ROOT / f"examples/notebooks/{name}.ipynb", as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in cells), "outputs are stripped"
+    for cell in cells:
+        old, new = cell.metadata.get("shortened", " -> ").split(" -> ")
+        assert old in cell.source
+        cell.source = cell.source.replace(old, new) if old else cell.source
+    for variable, value in environment(MPLBACKEND="module://matplotlib_inline.backend_inline").items():
+        monkeypatch.setenv(variable, value)
+    NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert any("image/png" in output.get("data", {}) for cell in cells for output in cell.outputs)
 
 
 def test_the_reasons_for_not_running_a_block_are_known():
