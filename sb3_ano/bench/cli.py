@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_a
             return options.function(options) or 0
         except ModuleNotFoundError as error:
             package = str(error.name).partition(".")[0]
+            if package == "wandb":  # no extra brings it
+                raise ValueError("wandb is not installed; install it with: pip install wandb") from error
             raise missing_extra({"ray": "ray", "tensorboard": "zoo"}.get(package, "bench"), package) from error
 
     return run(command, "interrupted; the same command resumes from here")
@@ -73,9 +75,9 @@ def _parser(program: str) -> Parser:
     add("--reps", type=_positive_integer, default=2000, help="resamples of the bootstrap")
     add("--seed", type=int, default=0, help="seed of the bootstrap")
 
-    add = command("export", _export, "write results as CSV or TensorBoard logs")
+    add = command("export", _export, "write results as CSV, TensorBoard or Weights & Biases logs")
     add("results", type=Path, nargs="+", help="directories of 'run --out'")
-    add("--to", choices=["csv", "tensorboard"], default="csv", help="format")
+    add("--to", choices=["csv", "tensorboard", "wandb"], default="csv", help="format")
     add("--out", type=Path, required=True, help="directory to write; CSV rows that are there are kept")
 
     add = command("import", _import, "read Monitor files (SB3, RL Zoo) and TensorBoard logs of CleanRL as runs")

@@ -1,7 +1,7 @@
-"""Results in other formats: CSV and TensorBoard; and runs of other programs as results."""
+"""Results in other formats: CSV, TensorBoard and Weights & Biases; and runs of other programs as results."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def export(path: Path, out: Path, to: str = "csv") -> str:
 
     :param path: directory of results
     :param out: directory to write
-    :param to: ``"csv"`` or ``"tensorboard"``
+    :param to: ``"csv"``, ``"tensorboard"`` or ``"wandb"``
     :return: message for the user
     :raises ValueError: if runs are damaged
     :raises ModuleNotFoundError: if the package of the format is not installed
@@ -49,8 +49,9 @@ def export(path: Path, out: Path, to: str = "csv") -> str:
         points = [key | point for key, run in rows for point in _curve(run).to_dict("records")]
         merge_csv(pd.DataFrame(points), out / "curves.csv", [*KEY, "timesteps"])
         return f"{path}: {len(runs)} runs; {out}/runs.csv has {count}"
+    write = _to_tensorboard if to == "tensorboard" else _to_wandb
     for run in runs:
-        _to_tensorboard(run, out)
+        write(run, out)
     return f"{path}: {len(runs)} runs in {out}"
 
 
@@ -100,20 +101,33 @@ def merge_csv(table: pd.DataFrame, file: Path, key: list[str]) -> int:
     return len(table)
 
 
-def _to_tensorboard(run: RunFiles, out: Path) -> None:
-    """Write all episodes, evaluations and updates, in the order of the steps."""
-    tensorboard = importlib.import_module("torch.utils.tensorboard")
+def _scalars(run: RunFiles) -> Iterator[tuple[str, float, int]]:
+    """Yield tag, value and step of all episodes, evaluations and updates, in the order of the steps."""
     tables = [
         run.episodes().rename(columns={"r": RETURN_TAG, "l": "charts/episodic_length"}).drop(columns="t"),
         run.evaluations()[["timesteps", "mean"]].rename(columns={"mean": "eval/mean_reward"}),
         run.updates().rename(columns={"time/total_timesteps": "timesteps"}),
     ]
     rows = pd.concat([table.melt("timesteps").dropna() for table in tables if len(table)])
-    rows = rows.sort_values("timesteps", kind="stable")[["variable", "value", "timesteps"]]
+    yield from rows.sort_values("timesteps", kind="stable")[["variable", "value", "timesteps"]].itertuples(index=False)
+
+
+def _to_tensorboard(run: RunFiles, out: Path) -> None:
+    tensorboard = importlib.import_module("torch.utils.tensorboard")
     # A second event file would double all points.
     with replace_directory(out / run.path.name) as directory, tensorboard.SummaryWriter(str(directory)) as writer:
-        for tag, value, step in rows.itertuples(index=False):
+        for tag, value, step in _scalars(run):
             writer.add_scalar(tag, value, int(step))
+
+
+def _to_wandb(run: RunFiles, out: Path) -> None:
+    wandb = importlib.import_module("wandb")
+    out.mkdir(parents=True, exist_ok=True)
+    config = {key: value for key, value in run.document.items() if key != "sha256"}
+    started = wandb.init(name=run.path.name, id=run.path.name, dir=str(out), config=config, reinit=True)
+    for tag, value, step in _scalars(run):
+        started.log({tag: value, "global_step": int(step)})
+    started.finish()
 
 
 def import_logs(

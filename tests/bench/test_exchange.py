@@ -64,9 +64,10 @@ def test_tensorboard_logs_go_out_come_back_in_and_are_reported_by_their_training
     assert "theirs" in (out / "report" / "summary.md").read_text()
 
 
-def test_a_missing_package_is_one_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
+@pytest.mark.parametrize(("to", "install"), [("wandb", "wandb"), ("tensorboard", "'sb3-ano[zoo]'")])
+def test_a_missing_package_is_one_line(tmp_path, capsys, monkeypatch, to, install):
+    monkeypatch.setitem(sys.modules, to, None)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     results = write_results(tmp_path / "results", RUNS[:1])
-    assert main(["export", str(results), "--to", "tensorboard", "--out", str(tmp_path / "logs")]) == 2
-    assert "error: tensorboard is not installed; install it with: pip install 'sb3-ano[zoo]'" in capsys.readouterr().err
+    assert main(["export", str(results), "--to", to, "--out", str(tmp_path / "logs")]) == 2
+    assert f"error: {to} is not installed; install it with: pip install {install}" in capsys.readouterr().err

@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import re
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -231,3 +234,31 @@ def test_models_are_compared_by_a_reward_model_at_temperatures(files, capsys):
     assert table["temperature"].tolist() == [0.0, 1.0]
     assert table["tie"].tolist() == [8, 8]  # the same model with the same seed
     assert "reward_model reward" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_model_served_by_transformers_judges(files, capsys):
+    """Its words are no verdicts, but its replies are those of a real server."""
+    model(".", noise=0.0)
+    served = tokenizer()
+    template = served.chat_template
+    served.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    served.save_pretrained("model")
+    served.chat_template = template
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [Path(sys.executable).with_name("transformers"), "serve", "--device", "cpu", "--port", str(port)]
+    process = subprocess.Popen([*command, "--host", "127.0.0.1"], env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    arguments = ["compare", "up.jsonl", "three.jsonl", "--judge_model", str(files / "model"), "--out", "out"]
+    arguments += ["--base_url", f"http://127.0.0.1:{port}/v1", "--max_tokens", "4"]
+    try:
+        assert main(arguments) == 0  # the client waits until the server listens
+    finally:
+        process.kill()
+        process.wait()
+    report = capsys.readouterr().out
+    table = pd.read_csv("out/win_rates.csv").iloc[0]
+    assert (table["unparseable"], table["requests"]) == (6, 12)
+    assert main(arguments) == 0  # without the server
+    assert capsys.readouterr().out.splitlines()[4:] == report.splitlines()[4:]
