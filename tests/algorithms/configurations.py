@@ -24,7 +24,7 @@ from tests.algorithms.custom_policies import (
     Striding,
     Unused,
     Viewing,
-    WithCustomNets,
+    WithResidualNets,
     overriding,
 )
 from tests.common import parameters
@@ -81,7 +81,7 @@ EXTRACTORS = {
 }
 
 
-POLICIES = {"default": None, **{kind.__name__: kind for kind in (WithCustomNets, Overriding)}}
+POLICIES = {"default": None, **{kind.__name__: kind for kind in (WithResidualNets, Overriding)}}
 
 
 def first_parameter(model: Any) -> nn.Parameter:
@@ -320,7 +320,7 @@ COMPILED = CONFIGURATIONS.flatmap(
     lambda config: st.fixed_dictionaries(
         {
             **{name: st.just(value) for name, value in config.items()},
-            "policy": st.sampled_from(["default", "WithCustomNets"]),
+            "policy": st.sampled_from(["default", "WithResidualNets"]),
             "extractor": st.sampled_from(["default", "default", "Viewing", "Striding", "Normalizing", "Reversing"]),
             "optimizer": st.sampled_from(["default", "betas", "fused"]),
             "before": st.sampled_from(["nothing", "frozen critic", "frozen actor"]),

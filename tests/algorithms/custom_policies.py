@@ -17,10 +17,10 @@ class Viewing(BaseFeaturesExtractor):
 
     def __init__(self, space: spaces.Space) -> None:
         super().__init__(space, features_dim=6)
-        self.linear = nn.Linear(int(np.prod(space.shape)), 6)
+        self.linear, self.scale = nn.Linear(int(np.prod(space.shape)), 6), nn.Parameter(torch.tensor(1.5))
 
     def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(self.linear(observations.view(len(observations), -1)))
+        return torch.tanh(self.scale * self.linear(observations.view(len(observations), -1)))
 
 
 class Striding(Viewing):
@@ -29,7 +29,7 @@ class Striding(Viewing):
     def forward(self, observations: torch.Tensor) -> torch.Tensor:
         size = observations[0].numel()
         rows = observations.as_strided((len(observations), size), (size, 1))
-        return torch.tanh(self.linear(rows * torch.linspace(-1.0, 1.0, size)))
+        return torch.tanh(self.scale * self.linear(rows * torch.linspace(-1.0, 1.0, size)))
 
 
 class Normalizing(FlattenExtractor):
@@ -109,11 +109,11 @@ class Scaled(nn.Module):
         return self.scale * self.layers(x)
 
 
-class WithCustomNets(ActorCriticPolicy):
+class WithResidualNets(ActorCriticPolicy):
     def _build_mlp_extractor(self) -> None:
         super()._build_mlp_extractor()
         self.mlp_extractor.policy_net = Residual(*self.mlp_extractor.policy_net)
-        self.mlp_extractor.value_net = Scaled(self.mlp_extractor.value_net)
+        self.mlp_extractor.value_net = Residual(*self.mlp_extractor.value_net)
 
 
 def overriding(name: str, function: Callable) -> type[ActorCriticPolicy]:

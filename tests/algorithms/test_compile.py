@@ -162,7 +162,8 @@ def anneal_and_spoil(model: ANO) -> None:
 
 @pytest.mark.filterwarnings("ignore:a minibatch was skipped")
 def test_coefficients_and_skipped_minibatches_need_one_graph(traced):
-    options = {**SMALL, "batch_size": 16, "ent_coef": 0.1}
+    # With this seed, the very first minibatch is skipped, before which Adam has made no step.
+    options = {**SMALL, "batch_size": 16, "ent_coef": 0.1, "seed": 1}
     callback = Callback(after=anneal_and_spoil)
     for model in both(lambda **each: ANO("MlpPolicy", "CartPole-v1", **options, **each).learn(320, callback=callback)):
         assert model.n_skipped_minibatches == 20
