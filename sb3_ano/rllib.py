@@ -96,8 +96,7 @@ class ANOConfig(PPOConfig):
             raise ValueError("RLlib's old API stack is not supported; leave api_stack() as it is")
         super().validate()
         for shape in as_pair(self.shaping):
-            if (complaint := measure(shape).complaint) is not None:
-                raise ValueError(complaint)
+            measure(shape).require_trainable()
         if not is_importable(self.shaping):
             raise ValueError(f"shaping={name_of(self.shaping)!r} cannot be imported by its name, as the learners do")
         for name in ("clip_param", "clip_range_high", "desired_kl"):

@@ -1,5 +1,6 @@
 """Small seeded environments. (SB3's own FakeImageEnv differs from itself between two runs with one seed.)"""
 
+import itertools
 from copy import deepcopy
 from typing import Any
 
@@ -7,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env import VecEnv
 
 BOX_OBSERVATIONS = spaces.Box(-1.0, 1.0, (4,), np.float32)
 IMAGE_OBSERVATIONS = spaces.Box(0, 255, (36, 36, 1), np.uint8)
@@ -40,40 +41,32 @@ class TinyEnv(gym.Env):
         return self._observation, reward, False, self._steps >= self.length, {}
 
 
-class BadNumberEnv(TinyEnv):
-    """Returns ``number`` in place of an observation or reward at step ``at`` of its life."""
-
-    def __init__(self, what: str, number: float, at: int, observation_space: spaces.Space = BOX_OBSERVATIONS) -> None:
-        super().__init__(observation_space, spaces.Discrete(2))
-        self.what, self.number, self.at = what, number, at
-        self._life = 0
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-        observation, reward, terminated, truncated, info = super().step(action)
-        self._life += 1
-        if self._life == self.at:
-            if self.what == "reward":
-                reward = self.number
-            elif isinstance(observation, dict):
-                observation["place"][1] = self.number
-            else:
-                observation[1] = self.number
-        return observation, reward, terminated, truncated, info
-
-
 def tiny_vec_env(observation_space: spaces.Space, action_space: spaces.Space, n_envs: int = 2) -> VecEnv:
     """Seeded when the model is; spaces are copied, so that two models never share a generator."""
     return make_vec_env(lambda: TinyEnv(deepcopy(observation_space), deepcopy(action_space)), n_envs)
 
 
 def vec_env_with_bad_number(
-    index: int, what: str, number: float, at: int, n_envs: int = 4, observation_space: spaces.Space = BOX_OBSERVATIONS
+    index: int, what: str, number: float, at: int, observation_space: spaces.Space = BOX_OBSERVATIONS, wrap: Any = None
 ) -> VecEnv:
-    """``n_envs`` environments, of which the one at ``index`` goes wrong at step ``at``."""
-    never = 10**9
-    return DummyVecEnv(
-        [lambda i=i: BadNumberEnv(what, number, at if i == index else never, observation_space) for i in range(n_envs)]
-    )
+    """Four environments, of which the one at ``index`` goes wrong at step ``at``; 0 is its reset."""
+    env = tiny_vec_env(observation_space, spaces.Discrete(2), 4)
+    env = env if wrap is None else wrap(env)
+    reset, step, steps = env.reset, env.step_wait, itertools.count()
+
+    def spoiled(observations: Any, rewards: Any, dones: Any, infos: Any) -> tuple:
+        if next(steps) == at:
+            if what == "reward":
+                rewards[index] = number
+            elif dones[index]:
+                infos[index]["terminal_observation"][1] = number
+            else:
+                (observations["place"] if isinstance(observations, dict) else observations)[index, 1] = number
+        return observations, rewards, dones, infos
+
+    env.reset = lambda: spoiled(reset(), None, np.zeros(4), None)[0]
+    env.step_wait = lambda: spoiled(*step())
+    return env
 
 
 def n_choices(space: spaces.Space) -> int:

@@ -11,7 +11,7 @@ from sb3_ano.algorithms.base import ShapedPolicyAlgorithm
 from sb3_ano.algorithms.buffers import RolloutSamples
 from sb3_ano.algorithms.loading import SavedModel
 from sb3_ano.algorithms.update import ClipRange
-from sb3_ano.shaping import SHAPINGS, Shaping, ShapingLike, as_pair, fingerprint, is_importable, measure, name_of, surrogate
+from sb3_ano.shaping import SHAPINGS, ShapingLike, as_pair, fingerprint, is_importable, measure, name_of, surrogate
 
 
 class ANO(ShapedPolicyAlgorithm):
@@ -44,7 +44,11 @@ class ANO(ShapedPolicyAlgorithm):
     def shaping(self, shaping: ShapingLike) -> None:
         shape = as_pair(shaping)
         for part in dict.fromkeys(shape):
-            _check_shape(part)
+            properties = measure(part)
+            properties.require_trainable()
+            if properties.enclosure_complaint is not None:
+                reason = f"{properties.enclosure_complaint}; the objective is not a lower bound of r A there"
+                warnings.warn(reason, stacklevel=3)
         vars(self)["shaping"] = shaping
         self._shape = shape
         #: ``"ano"``, ``"module:function"``, or two of those for a pair
@@ -74,8 +78,7 @@ class ANO(ShapedPolicyAlgorithm):
         return -objective.mean()
 
     def _has_stock_loss(self) -> bool:
-        known = SHAPINGS.values()
-        return super()._has_stock_loss() and all(any(shape is built_in for built_in in known) for shape in self._shape)
+        return super()._has_stock_loss() and all(shape in SHAPINGS.values() for shape in self._shape)
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "shaping", "_shape"]
@@ -101,11 +104,3 @@ class ANO(ShapedPolicyAlgorithm):
                 f"{saved.path} was trained with shaping={name!r}; the given shaping= is another function", stacklevel=3
             )
         return {"shaping": shaping}
-
-
-def _check_shape(shape: Shaping) -> None:
-    properties = measure(shape)
-    if properties.complaint is not None:
-        raise ValueError(properties.complaint)
-    if properties.enclosure_complaint is not None:
-        warnings.warn(f"{properties.enclosure_complaint}; the objective is not a lower bound of r A there", stacklevel=4)

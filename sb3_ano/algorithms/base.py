@@ -85,6 +85,8 @@ class ShapedPolicyAlgorithm(RolloutMixin):
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = PPO.policy_aliases
     #: Base class of the policies that are allowed.
     policy_base: ClassVar[type[BasePolicy]] = ActorCriticPolicy
+    #: Rollout buffers for plain observations and for Dict.
+    _default_buffers: ClassVar[tuple[type[RolloutBuffer], type[RolloutBuffer]]] = FlatRolloutBuffer, DictFlatRolloutBuffer
 
     # The arguments are read from PPO's own signature, so that they stay PPO's, in its order and with its defaults.
     @arguments.inherit_signature(PPO)
@@ -154,7 +156,7 @@ class ShapedPolicyAlgorithm(RolloutMixin):
             self.learning_rate = learning_rate
         arguments.require_batches(self)
         if self.rollout_buffer_class is None:
-            self.rollout_buffer_class = self._default_buffer()
+            self.rollout_buffer_class = self._default_buffers[isinstance(self.observation_space, spaces.Dict)]
         self._updater: Updater | None = None
         super()._setup_model()
         FlatAdam.install(self.policy)
@@ -165,9 +167,6 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         reason = customization(self.policy) if self.precision == "bfloat16" else None
         if reason is not None:
             warnings.warn(f"precision='bfloat16' has no effect, because {reason}", stacklevel=3)
-
-    def _default_buffer(self) -> type[RolloutBuffer]:
-        return DictFlatRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else FlatRolloutBuffer
 
     def _check_arguments(self) -> None:
         """Check the arguments, which are attributes that a user or SB3's ``load`` may have changed; convert the radii.

@@ -10,11 +10,8 @@ from sb3_contrib import MaskablePPO, RecurrentPPO
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from sb3_contrib.common.recurrent.buffers import RecurrentRolloutBuffer
-from sb3_contrib.common.recurrent.policies import (
-    RecurrentActorCriticPolicy,
-)
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
-from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import obs_as_tensor
@@ -54,6 +51,7 @@ class MaskableANO(ANO):
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = MaskablePPO.policy_aliases
     policy_base: ClassVar[type[BasePolicy]] = MaskableActorCriticPolicy
+    _default_buffers = MaskedRolloutBuffer, DictMaskedRolloutBuffer
     _use_masking = True
 
     @inherit_signature(ANO, positional=MaskablePPO)
@@ -75,9 +73,6 @@ class MaskableANO(ANO):
             super()._setup_model()
         finally:
             self.policy_class = kind
-
-    def _default_buffer(self) -> type[RolloutBuffer]:
-        return DictMaskedRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else MaskedRolloutBuffer
 
     def learn(  # type: ignore[override]
         self,
@@ -112,8 +107,8 @@ class MaskableANO(ANO):
         return policy.predict(observation, state, episode_start, deterministic, action_masks=action_masks)
 
     def _make_actor(self, env: VecEnv) -> Any:
-        fast = super()._make_actor(env)
-        return _MaskedActor(fast, env, self.action_space) if self._use_masking else fast
+        inner = super()._make_actor(env)  # NumPy's or PyTorch's, or that of RecurrentANO
+        return _MaskedActor(inner, env, self.action_space) if self._use_masking else inner
 
 
 class RecurrentANO(ANO):
@@ -130,6 +125,7 @@ class RecurrentANO(ANO):
         "MultiInputLstmPolicy": MultiInputLstmPolicy,
     }
     policy_base: ClassVar[type[BasePolicy]] = RecurrentActorCriticPolicy
+    _default_buffers = SequenceRolloutBuffer, DictSequenceRolloutBuffer
     _last_lstm_states: RNNStates
     _next_lstm_states: RNNStates
 
@@ -148,9 +144,6 @@ class RecurrentANO(ANO):
         buffer.reset()
         zeros = torch.zeros(lstm.num_layers, self.n_envs, lstm.hidden_size, device=self.device)
         self._last_lstm_states = self._next_lstm_states = RNNStates((zeros, zeros), (zeros, zeros))
-
-    def _default_buffer(self) -> type[RolloutBuffer]:
-        return DictSequenceRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else SequenceRolloutBuffer
 
     def _compiles(self) -> bool:
         return False
@@ -171,18 +164,11 @@ class RecurrentMaskableANO(MaskableANO, RecurrentANO):
         "MultiInputLstmPolicy": MaskableMultiInputLstmPolicy,
     }
     policy_base: ClassVar[type[BasePolicy]] = MaskedLstmPolicy
+    _default_buffers = MaskedSequenceRolloutBuffer, DictMaskedSequenceRolloutBuffer  # type: ignore[assignment]
 
     @inherit_signature(ANO, positional=RecurrentPPO)
     def __init__(self, **arguments: Any):
         ANO.__init__(self, **arguments)
-
-    def _default_buffer(self) -> type[RolloutBuffer]:
-        is_dict = isinstance(self.observation_space, spaces.Dict)
-        return DictMaskedSequenceRolloutBuffer if is_dict else MaskedSequenceRolloutBuffer
-
-    def _make_actor(self, env: VecEnv) -> Any:
-        recurrent = RecurrentANO._make_actor(self, env)
-        return _MaskedActor(recurrent, env, self.action_space) if self._use_masking else recurrent
 
 
 def with_masks(model: Any, env: VecEnv) -> Any:

@@ -3,8 +3,6 @@
 from typing import Any
 
 import torch
-from gymnasium import spaces
-from stable_baselines3.common.buffers import RolloutBuffer
 
 from sb3_ano.algorithms.arguments import inherit_signature
 from sb3_ano.algorithms.base import ShapedPolicyAlgorithm
@@ -36,6 +34,8 @@ class PAPO(ShapedPolicyAlgorithm):
     :param max_epoch_kl: limit of an epoch's mean KL, beyond which the epoch is the last one of its update; None for no limit
     """
 
+    _default_buffers = TDRolloutBuffer, DictTDRolloutBuffer
+
     @inherit_signature(ShapedPolicyAlgorithm, without="desired_kl")
     def __init__(
         self,
@@ -54,11 +54,8 @@ class PAPO(ShapedPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        if not isinstance(self.rollout_buffer, super()._default_buffer()):
+        if not isinstance(self.rollout_buffer, FlatRolloutBuffer):
             raise ValueError(f"rollout_buffer_class={self.rollout_buffer_class!r} gives PAPO no td_errors; leave it as it is")
-
-    def _default_buffer(self) -> type[RolloutBuffer]:
-        return DictTDRolloutBuffer if isinstance(self.observation_space, spaces.Dict) else TDRolloutBuffer
 
     def policy_loss(
         self, log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange, samples: RolloutSamples

@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 from sb3_ano.llm.config import GANOConfig, ShapedGRPOConfig, ShapedPPOConfig, check
 from sb3_ano.llm.data import check_columns
 from sb3_ano.llm.resume import EpochSampler, load_rollout, load_weights, save_rollout
-from sb3_ano.shaping import MAX_LOG_RATIO, SHAPINGS, ano, as_pair, measure, name_of, ppo, surrogate
+from sb3_ano.shaping import MAX_LOG_RATIO, ano, as_pair, measure, name_of, ppo, surrogate
 
 
 class ShapedGRPOTrainer(GRPOTrainer):
@@ -64,8 +64,7 @@ class ShapedGRPOTrainer(GRPOTrainer):
         args.shaping = str(name_of(shaping))  # for logs and checkpoints
         self.shape = as_pair(shaping)
         for shape in self.shape:
-            if shape not in SHAPINGS.values() and (complaint := measure(shape).complaint) is not None:
-                raise ValueError(complaint)
+            measure(shape).require_trainable()
         check(args, self.shape)
         self._replaces_clip = not (self.shape.f is self.shape.g is ppo)
         self._kl_in_reward = args.kl_in == "reward" and args.beta != 0.0

@@ -50,23 +50,25 @@ class ShapeProperties:
     inflections: int
     redescending: bool
 
-    @property
-    def complaint(self) -> str | None:
-        """The reason why the shape cannot train a policy: non-finite, not anchored, or no positive slope at 0; or None."""
+    def require_trainable(self) -> None:
+        """Check that the shape can train a policy, which it can without enclosure, too.
+
+        :raises ValueError: if value or slope is NaN or Inf, the shape is not anchored, or its slope at 0 is not positive
+        """
         if self.not_finite is not None:
             x, value, slope = self.not_finite
-            return f"shaping={self.name!r} is not finite at x = {x:.12g}: h(x) = {value:g} with slope {slope:g}; clamp x"
+            at = f"x = {x:.12g}: h(x) = {value:g} with slope {slope:g}"
+            raise ValueError(f"shaping={self.name!r} is not finite at {at}; clamp x")
         if abs(self.at_zero) > _TOLERANCE:
-            return (
+            raise ValueError(
                 f"shaping={self.name!r} violates anchoring: h(0) = {self.at_zero:g}, allowed is 0. A shape is a function h(x) "
                 "of the deviation in radii; wrap a function f(ratio, eps) with f(1) = 1 by from_ratio"
             )
-        if self.slope_at_zero > 0.0:
-            return None
-        return (
-            f"shaping={self.name!r} has the slope {self.slope_at_zero:g} at x = 0, allowed are slopes above 0: "
-            "otherwise updates do not follow the advantages"
-        )
+        if not self.slope_at_zero > 0.0:
+            raise ValueError(
+                f"shaping={self.name!r} has the slope {self.slope_at_zero:g} at x = 0, allowed are slopes above 0: "
+                "otherwise updates do not follow the advantages"
+            )
 
     @property
     def enclosure_complaint(self) -> str | None:
@@ -90,9 +92,9 @@ def check(shaping: ShapingLike) -> ShapeProperties | tuple[ShapeProperties, ...]
     shape = resolve(shaping)
     measured = tuple(map(measure, shape if isinstance(shape, ShapingPair) else [shape]))
     for properties in measured:
-        complaint = properties.complaint or properties.enclosure_complaint
-        if complaint is not None:
-            raise ValueError(complaint)
+        properties.require_trainable()
+        if properties.enclosure_complaint is not None:
+            raise ValueError(properties.enclosure_complaint)
     return measured if isinstance(shape, ShapingPair) else measured[0]
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticCnnPolicy, ActorCriticPolicy, MultiInputActorCriticPolicy
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
 
@@ -86,7 +85,7 @@ class Trained:
         model.train = record_and_train
         change = chosen(config, "callback")
         steps = model.n_steps * model.n_envs
-        model.learn(steps, callback=None if change is None else Callback(change))
+        model.learn(steps, callback=None if change is None else Callback(**change))
         chosen(config, "between")(model)
         model.learn(steps, reset_num_timesteps=False)
         self.after = all_parameters(model)
@@ -97,7 +96,7 @@ def all_parameters(model: Any) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.policy.parameters()])
 
 
-COMPARED = ("actions", "values", "log_probs", "rewards", "advantages")
+COMPARED = ("actions", "values", "log_probs", "rewards", "advantages", "returns", "episode_starts")
 
 
 def assert_equals_sb3(config: Configuration, **options: Any) -> Trained | None:
@@ -148,23 +147,6 @@ def traced_only() -> Iterator[list[dict[str, Any]]]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(torch, "compile", trace)
         yield graphs
-
-
-class Around(BaseCallback):
-    """Change a model before and after each rollout."""
-
-    def __init__(self, before: Callable[[Any], Any] = bool, after: Callable[[Any], Any] = bool) -> None:
-        super().__init__()
-        self.before, self.after = before, after
-
-    def _on_step(self) -> bool:
-        return True
-
-    def _on_rollout_start(self) -> None:
-        self.before(self.model)
-
-    def _on_rollout_end(self) -> None:
-        self.after(self.model)
 
 
 def relative_difference(one: Any, other: Any) -> float:

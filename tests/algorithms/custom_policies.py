@@ -17,10 +17,10 @@ class Viewing(BaseFeaturesExtractor):
 
     def __init__(self, space: spaces.Space) -> None:
         super().__init__(space, features_dim=6)
-        self.linear = nn.Linear(int(np.prod(space.shape)), 6)
+        self.linear, self.scale = nn.Linear(int(np.prod(space.shape)), 6), nn.Parameter(torch.tensor(1.5))
 
     def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(self.linear(observations.view(len(observations), -1)))
+        return torch.tanh(self.scale * self.linear(observations.view(len(observations), -1)))
 
 
 class Striding(Viewing):
@@ -29,7 +29,7 @@ class Striding(Viewing):
     def forward(self, observations: torch.Tensor) -> torch.Tensor:
         size = observations[0].numel()
         rows = observations.as_strided((len(observations), size), (size, 1))
-        return torch.tanh(self.linear(rows * torch.linspace(-1.0, 1.0, size)))
+        return torch.tanh(self.scale * self.linear(rows * torch.linspace(-1.0, 1.0, size)))
 
 
 class Normalizing(FlattenExtractor):
@@ -116,21 +116,6 @@ class WithResidualNets(ActorCriticPolicy):
         self.mlp_extractor.value_net = Residual(*self.mlp_extractor.value_net)
 
 
-class WithScaledNets(ActorCriticPolicy):
-    def _build_mlp_extractor(self) -> None:
-        super()._build_mlp_extractor()
-        self.mlp_extractor.policy_net = Scaled(self.mlp_extractor.policy_net)
-
-
-class Overriding(ActorCriticPolicy):
-    def predict_values(self, obs: Any) -> torch.Tensor:
-        return super().predict_values(obs) + 1.0
-
-    def evaluate_actions(self, obs: Any, actions: torch.Tensor) -> tuple:
-        values, log_prob, _ = super().evaluate_actions(obs, actions)
-        return 2.0 * values, log_prob, None
-
-
 def overriding(name: str, function: Callable) -> type[ActorCriticPolicy]:
     """A policy class whose method ``name`` is ``function(method, *arguments)``."""
     original = getattr(ActorCriticPolicy, name)
@@ -139,3 +124,6 @@ def overriding(name: str, function: Callable) -> type[ActorCriticPolicy]:
         return function(functools.partial(original, self), *args, **kwargs)
 
     return type(name, (ActorCriticPolicy,), {name: method})
+
+
+Overriding = overriding("evaluate_actions", lambda f, *x: (lambda values, log_prob, _: (2.0 * values, log_prob, None))(*f(*x)))

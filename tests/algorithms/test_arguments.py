@@ -45,17 +45,14 @@ BAD = [
     ("clip_range", -0.2, ValueError, "clip_range=-0.2 .*allowed are"),
     ("clip_range", math.nan, ValueError, "clip_range=nan .*allowed are"),
     ("clip_range", "0.2", TypeError, "clip_range='0.2' is of type str; allowed are"),
-    ("clip_range", None, TypeError, "clip_range=None is of type NoneType"),
     ("clip_range_high", "lin_inf", ValueError, "clip_range_high='lin_inf'"),
     ("clip_range_vf", True, TypeError, "clip_range_vf=True is of type bool"),
     ("desired_kl", -0.01, ValueError, "desired_kl=-0.01"),
-    ("ent_coef", "auto", TypeError, "ent_coef='auto' is of type str; allowed are finite numbers"),
     ("ent_coef", math.nan, ValueError, "ent_coef=nan .*finite"),
     ("vf_coef", -0.5, ValueError, "vf_coef=-0.5 .*finite numbers from 0"),
     ("vf_coef", math.inf, ValueError, "vf_coef=inf .*finite numbers from 0"),
     # review users U18
     ("max_grad_norm", None, TypeError, "max_grad_norm=None is of type NoneType; allowed are numbers from 0, inf"),
-    ("max_grad_norm", math.nan, ValueError, "max_grad_norm=nan .*allowed are"),
     ("target_kl", -1, ValueError, "target_kl=-1 is not allowed; allowed are None and numbers above 0"),
     ("normalize_advantage", 1, TypeError, "normalize_advantage=1 is of type int; allowed are True and False"),
     ("use_sde", 0, TypeError, "use_sde=0 is of type int; allowed are True and False"),
@@ -92,6 +89,7 @@ BAD_OF_PAPO = [
     ("max_epoch_kl", 0.0, ValueError, "max_epoch_kl=0.0 .*allowed are"),
     ("shaping", "ano", TypeError, "unexpected keyword argument 'shaping'"),
     ("desired_kl", 0.01, TypeError, "unexpected keyword argument 'desired_kl'"),
+    ("rollout_buffer_class", RolloutBuffer, ValueError, "gives PAPO no td_errors; leave it as it is"),
 ]
 
 
@@ -171,7 +169,6 @@ def test_training_without_an_environment_says_what_to_do(cls, tmp_path):  # revi
     loaded.set_env("CartPole-v1")  # review users U21
     assert loaded.learn(32).num_timesteps == 32
     assert re.fullmatch(rf"{cls.__name__}\((shaping=.ano., )?clip_range=ConstantSchedule\(val=0.2\)\)", repr(loaded))
-    assert cls.load(tmp_path / "model", env="CartPole-v1").learn(32).num_timesteps == 32
 
 
 @pytest.mark.parametrize("name", ["clip_range", "clip_range_high", "clip_range_vf", "desired_kl", "learning_rate"])
@@ -223,26 +220,14 @@ class Toy(ShapedPolicyAlgorithm):
         return -((self.power * log_ratio).exp() * advantages).mean()
 
 
-@pytest.fixture
-def toy(monkeypatch) -> type[ShapedPolicyAlgorithm]:
-    monkeypatch.setitem(_registry.ALGORITHMS, "toy", _registry.Entry(Toy, "a toy"))
-    return _registry.ALGORITHMS["toy"].algorithm
-
-
-def test_an_added_algorithm_trains_saves_and_loads(toy, tmp_path):
-    assert _registry.ALGORITHMS["toy"].own_arguments == tuple(sorted((*SHARED, "power")))
-
-    whole = toy("MlpPolicy", "CartPole-v1", **SMALL, power=0.5).learn(192)
-    assert not torch.equal(parameters(whole), parameters(toy("MlpPolicy", "CartPole-v1", **SMALL).learn(192)))
+def test_an_added_algorithm_trains_saves_and_loads(tmp_path):
+    assert _registry.Entry(Toy, "a toy").own_arguments == tuple(sorted((*SHARED, "power")))
+    whole = model(Toy, power=0.5).learn(192)
+    assert not torch.equal(parameters(whole), parameters(model(Toy).learn(192)))
     whole.save(tmp_path / "model")
-    loaded = toy.load(tmp_path / "model", env=whole.get_env())
+    loaded = Toy.load(tmp_path / "model", env=whole.get_env())
     assert loaded.power == 0.5
     assert torch.equal(parameters(loaded), parameters(whole))
     loaded.learn(64)
     with pytest.raises(ValueError, match=r"was saved by Toy; load it with Toy\.load"):
         ANO.load(tmp_path / "model")
-
-
-def test_papo_needs_buffers_with_td_errors():
-    with pytest.raises(ValueError, match="gives PAPO no td_errors; leave it as it is"):
-        model(PAPO, rollout_buffer_class=RolloutBuffer)

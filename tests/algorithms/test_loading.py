@@ -15,8 +15,8 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
 
-from sb3_ano import ANO, SPO
-from sb3_ano.shaping import ano, from_ratio, spo
+from sb3_ano import ANO
+from sb3_ano.shaping import from_ratio, spo
 from tests.algorithms.comparison import relative_difference, traced_only
 from tests.common import ALGORITHMS, SMALL, parameters, pseudo_huber
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env
@@ -166,21 +166,10 @@ def test_a_file_without_the_shape_is_refused(name, tmp_path):  # review core 12
         ANO.load(tmp_path / "model", shaping="ano")
 
 
-def test_equal_shapes_give_equal_trainings():
-    default, spo_by_name = (parameters(trained(shaping=shaping)) for shaping in ("ano", "spo"))
-    for options in ({}, {"shaping": ano}, {"shaping": ("ano", "ano")}):
-        assert torch.equal(parameters(trained(**options)), default)
-    assert torch.equal(parameters(trained(SPO)), spo_by_name)
-    assert not torch.equal(default, spo_by_name)
-
-
 @pytest.mark.parametrize(
     ("shaping", "error", "message"),
     [
-        (lambda x: x + 1, ValueError, "violates anchoring: h\\(0\\) = 1, allowed is 0.*from_ratio"),
-        (lambda ratio, eps: ratio, TypeError, "from_ratio"),
         # review users U12, U13
-        (lambda x: x.clamp(max=1.0).detach(), ValueError, "<lambda>' has the slope 0 at x = 0, allowed are slopes above 0"),
         (("ano", torch.log1p), ValueError, "shaping='torch:log1p' is not finite at x = -1"),
         (3, TypeError, "shaping=3 is not a shape; allowed are"),
     ],
@@ -188,19 +177,11 @@ def test_equal_shapes_give_equal_trainings():
 def test_bad_shapes_are_named_with_what_is_allowed(shaping, error, message):
     with pytest.raises(error, match=message):
         ANO("MlpPolicy", "CartPole-v1", shaping=shaping)
-    model = ANO("MlpPolicy", "CartPole-v1", **SMALL)
+    with pytest.warns(UserWarning, match="shaping='torch:sin' violates enclosure: h\\(-64\\) = -0.92"):
+        model = ANO("MlpPolicy", "CartPole-v1", **SMALL, shaping="torch:sin")
     with pytest.raises(error, match=message):  # review users U16
         model.shaping = shaping
-    assert model.shaping == model.shaping_name == "ano"
-
-
-def leaky(x):
-    return x.clamp(min=-5.0, max=1.0)
-
-
-def test_a_shape_above_the_identity_is_warned_about():
-    with pytest.warns(UserWarning, match="violates enclosure: h\\(-64\\) = -5"):
-        ANO("MlpPolicy", "CartPole-v1", shaping=leaky)
+    assert model.shaping == model.shaping_name == "torch:sin"
 
 
 @pytest.mark.parametrize("shape", ["ano", ("ppo", pseudo_huber)], ids=["the same", "pair"])
@@ -307,8 +288,6 @@ def test_attributes_are_excluded_included_and_replaced(tmp_path):
         tmp_path / "model", custom_objects={"learning_rate": 5e-4, "clip_range": LinearSchedule(0.3, 0.1, 1.0)}
     )
     assert (replaced.lr_schedule(1.0), replaced.clip_range(0.0)) == (5e-4, pytest.approx(0.1))
-    with pytest.raises(ValueError, match="policy kwargs do not equal"):
-        ANO.load(tmp_path / "model", policy_kwargs={"net_arch": [3]})
 
 
 @pytest.mark.parametrize("torch_compile", [False, True])
@@ -324,8 +303,3 @@ def test_saved_tensors_are_those_of_sb3_each_with_memory_of_its_own(torch_compil
             return archive.getinfo("policy.pth").file_size
 
     assert save(ANO, torch_compile=torch_compile) == pytest.approx(save(PPO), rel=0.01)
-
-
-def test_an_environment_with_other_spaces_is_refused(saved):
-    with pytest.raises(ValueError, match="do not match"):
-        ANO.load(str(saved), env=tiny_vec_env(BOX_OBSERVATIONS, spaces.Discrete(5)))

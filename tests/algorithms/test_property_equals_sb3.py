@@ -77,7 +77,7 @@ ALONE = [
 ]
 
 
-# The findings of review core: 4 (WithResidualNets, WithScaledNets, forward_actor and forward of an instance), 5 (hooks on
+# The findings of review core: 4 (WithResidualNets, forward_actor and forward of an instance), 5 (hooks on
 # gradients), 6 (optimizer.step, optimizer hook, weight_decay, maximize, evaluate_actions of an instance), 7 (attributes), 8
 # (callbacks: data, parameters, other net), 12 (log_std, draws).
 @pytest.mark.parametrize(("axis", "value"), ALONE)
@@ -149,7 +149,7 @@ IN_TORCH = [
     {"share": False},
     {"gsde": "plain"},
     {"observations": "index"},
-    {"policy": "WithScaledNets"},
+    {"policy": "WithResidualNets"},
     {"before": "hook on a net"},
     {"before": "different activations"},
     {"precision": "bfloat16"},

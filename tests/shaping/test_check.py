@@ -77,7 +77,6 @@ REJECTED = {
     ),
     # It cannot improve the policy (review users U12).
     "detached": (lambda x: x.clamp(max=1.0).detach(), "has the slope 0 at x = 0, allowed are slopes above 0"),
-    "-|x|": (lambda x: -x.abs(), "has the slope 0 at x = 0"),
     "descent": (lambda x: -x - x.abs(), "has the slope -1 at x = 0"),
     "reduction": (lambda x: x.sum(), "not elementwise"),
     "numpy": (np.tanh, r"cannot be called as h\(x\) with a tensor"),

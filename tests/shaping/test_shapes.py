@@ -1,36 +1,12 @@
 """The shapes, and the ways to name one."""
 
 import functools
-import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sb3_ano.shaping import ShapingPair, ano, from_ratio, is_importable, name_of, ppo, resolve, spo
 from tests.common import pseudo_huber
-
-
-def slope(shape, x: float) -> float:
-    at = torch.tensor(x, dtype=torch.float64, requires_grad=True)
-    return torch.autograd.grad(shape(at), at)[0].item()
-
-
-@given(x=st.floats(-1e3, 1e3))
-def test_slope_of_ano_has_the_factored_form_of_the_appendix(x):
-    z = min(max(x - 1.0, -500.0), 500.0)
-    q = 2.0**-z
-    if z > -200:  # q^4 overflows beyond
-        expected = 45 / 16 * (q**3 + q**2 + 2 * q) / ((1 + q**2) * (1 + q) ** 2) * math.expm1(-z * math.log(2.0))
-    else:
-        expected = 45 / 16
-    assert slope(ano, z + 1.0) == pytest.approx(expected, rel=1e-9, abs=1e-15)
-
-
-def test_slope_of_ano_keeps_its_digits_where_it_redescends():
-    z = 40.0  # the leading terms of the appendix: 45/32 (2 * 2^-2z - 4 * 2^-z)
-    assert slope(ano, 1.0 + z) == pytest.approx(45 / 32 * (2 * 2 ** (-2 * z) - 4 * 2**-z), rel=1e-9)
 
 
 def test_resolve_takes_names_paths_callables_and_pairs(monkeypatch):

@@ -8,19 +8,20 @@ import pytest
 import torch
 
 from sb3_ano.shaping import SHAPINGS, ratio_form, surrogate
-from tests.common import needs_compiler
 
 SAMPLES = 100_000
 
 
 def phi(z):
-    return torch.log1p(2.0 ** (-2.0 * z)) + 4.0 / (1.0 + 2.0 ** (-z))
+    """Of tensors, and of numbers with many digits."""
+    log1p = torch.log1p if isinstance(z, torch.Tensor) else mpmath.log1p
+    return log1p(2.0 ** (-2.0 * z)) + 4.0 / (1.0 + 2.0 ** (-z))
 
 
 PAPER_F = {
     "ppo": lambda r, eps: torch.minimum(r, 1 + eps),
     "spo": lambda r, eps: -((r - 1 - eps) ** 2) / (2 * eps) + eps / 2 + 1,
-    "ano": lambda r, eps: 45 * eps / (32 * math.log(2)) * (phi(torch.full_like(r, -1.0)) - phi((r - 1 - eps) / eps)) + 1,
+    "ano": lambda r, eps: 45 * eps / (32 * math.log(2)) * (phi(0.0 * r - 1.0) - phi((r - 1 - eps) / eps)) + 1,
     "identity": lambda r, eps: r,
 }
 
@@ -58,28 +59,19 @@ def test_surrogate_equals_the_papers_objective(name):
 
 
 def mp_objective(log_ratio: float, advantage: float, name: str, eps: float):
-    """Value and d/d log r in 60 digits, from the paper's equations."""
+    """Value and d/d log r in 60 digits."""
+
+    def objective(x):
+        r, e, f = mpmath.exp(x), mpmath.mpf(eps), PAPER_F[name]
+        return min((2 - f(2 - r, e)) * advantage, f(r, e) * advantage)
+
     with mpmath.workdps(60):
-        ln2, e = mpmath.log(2), mpmath.mpf(eps)
-
-        def mp_phi(z):
-            return mpmath.log1p(mpmath.power(2, -2 * z)) + 4 / (1 + mpmath.power(2, -z))
-
-        def f(r):
-            if name == "spo":
-                return -((r - 1 - e) ** 2) / (2 * e) + e / 2 + 1
-            return 45 * e / (32 * ln2) * (mp_phi(mpmath.mpf(-1)) - mp_phi((r - 1 - e) / e)) + 1
-
-        def objective(x):
-            r = mpmath.exp(x)
-            return min((2 - f(2 - r)) * advantage, f(r) * advantage)
-
         return objective(mpmath.mpf(log_ratio)), mpmath.diff(objective, mpmath.mpf(log_ratio))
 
 
 @pytest.mark.parametrize("name", ["ano", "spo"])
 @pytest.mark.parametrize("advantage", [1.7, -0.6])
-@pytest.mark.parametrize("log_ratio", [-19.0, -8.0, -3.0, -1e-7, 1e-9, 1e-4, 2.5, 5.0, 12.0, 19.0])
+@pytest.mark.parametrize("log_ratio", [-19.0, -8.0, -3.0, -1e-7, 1e-9, 1e-4, 2.0, 2.5, 5.0, 12.0, 19.0])
 def test_surrogate_equals_mpmath_far_outside_the_region_and_next_to_one(name, advantage, log_ratio):
     x = torch.tensor([log_ratio], dtype=torch.float64, requires_grad=True)
     objective = surrogate(x, torch.tensor([advantage], dtype=torch.float64), name, eps_low=0.2, eps_high=0.2)
@@ -105,22 +97,6 @@ def test_surrogate_is_finite_for_every_finite_log_ratio_and_the_same_under_autoc
         assert gradient.isfinite().all() or dtype == torch.float16
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert torch.equal(surrogate(*arguments, eps_low=eps, eps_high=eps), value)
-
-
-# aot_eager traces value and gradient without generating code, which is what takes long.
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, needs_compiler])])
-@pytest.mark.parametrize("name", SHAPINGS)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiled_surrogate_is_finite_and_equals_the_eager_one(name, backend):
-    torch.compiler.reset()
-    compiled = torch.compile(surrogate, fullgraph=True, backend=backend)
-    log_ratio = torch.tensor([-1e4, -100, -1, 0, 1, 21, 100, 1e4] * 2, requires_grad=True)
-    arguments = log_ratio, torch.tensor([-1.0, 1.0]).repeat_interleave(8), name
-    radii = {"eps_low": torch.tensor(0.2), "eps_high": torch.tensor(0.3)}
-    found, expected = (value_and_gradient(function(*arguments, **radii), log_ratio) for function in (compiled, surrogate))
-    for ours, eager in zip(found, expected, strict=True):
-        assert ours.isfinite().all()
-        torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-5)
 
 
 def test_a_pair_gives_each_sign_of_the_advantage_its_own_shape_in_value_and_gradient():
