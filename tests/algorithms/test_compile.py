@@ -13,7 +13,8 @@ from sb3_ano import ANO, RecurrentANO
 from tests.algorithms.comparison import relative_difference, traced_only
 from tests.algorithms.configurations import Callback
 from tests.algorithms.custom_policies import Counting, Normalizing, Overriding
-from tests.algorithms.test_equals_sb3_ppo import CASES, PAIRS, after_three_rollouts, make, tolerance
+from tests.algorithms.test_equals_sb3_contrib import CASES, PAIRS, after_three_rollouts, make
+from tests.algorithms.test_equals_sb3_ppo import tolerance
 from tests.common import ALGORITHMS, SMALL, needs_compiler, parameters
 
 

@@ -1,4 +1,4 @@
-"""Policies with LSTMs and masks: variants, masks, files and messages; test_equals_sb3_ppo.py has their plain trainings."""
+"""Policies with LSTMs and masks: variants, masks, files and messages; test_equals_sb3_contrib.py has their plain trainings."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from sb3_ano import MaskableANO, RecurrentANO, RecurrentMaskableANO
 from sb3_ano.algorithms.contrib import with_masks
 from tests.algorithms.comparison import relative_difference
 from tests.algorithms.configurations import CHANGES, Callback
-from tests.algorithms.test_equals_sb3_ppo import CASES, DISCRETE, SETTINGS, THEIRS, after_three_rollouts, make, taken
+from tests.algorithms.test_equals_sb3_contrib import CASES, DISCRETE, SETTINGS, THEIRS, after_three_rollouts, make, taken
 from tests.common import parameters
 from tests.tiny_envs import BOX_OBSERVATIONS, MaskedEnv, OneAllowed, masked_vec_env, n_choices
 

@@ -13,7 +13,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from sb3_ano import ANO, SPO
 from tests.algorithms.configurations import Callback
 from tests.algorithms.custom_policies import Overriding
-from tests.algorithms.test_equals_sb3_ppo import make
+from tests.algorithms.test_equals_sb3_contrib import make
 from tests.common import ALGORITHMS, SMALL, parameters
 
 SETTINGS = {"n_steps": 64, "batch_size": 16, "n_epochs": 2, "seed": 0}
