@@ -73,7 +73,7 @@ VALUES = {
     "algorithm": [("SPO", "shaping="), ("PAPO", "arguments has the unknown key")],
     "format_version": [
         *[(version, "is not of an agent in the safe format") for version in (0, True)],
-        (10**6, "is of format version 1000000; this sb3_ano reads 1: install a newer one"),
+        (10**6, "has format version 1000000; install a newer sb3_ano: this one reads 1"),
     ],
     "arguments/n_steps": [
         (HUGE, "asks for rollouts of n_steps=1000000000000"),
