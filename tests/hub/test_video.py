@@ -25,9 +25,7 @@ def test_the_video_shows_every_frame_at_the_environments_speed_and_plays_in_brow
 
 
 class Breaks(gym.Wrapper):
-    """Render two frames."""
-
-    frames = 2
+    """Render so many frames."""
 
     def render(self):
         self.frames -= 1
@@ -36,18 +34,11 @@ class Breaks(gym.Wrapper):
         return super().render()
 
 
-@pytest.mark.parametrize(
-    ("env", "reason"),
-    [
-        (
-            lambda: gym.make("CartPole-v1"),
-            "UserWarning: The render mode is None, but this method assumes it is `rgb_array` to ",
-        ),
-        (lambda: Breaks(gym.make("CartPole-v1", render_mode="rgb_array")), "OSError: no graphics library"),
-    ],
-)
-def test_without_frames_the_push_continues_and_says_why(env, reason, cartpole, pack, capsys):
-    folder = pack(cartpole, env(), video=True)
-    assert capsys.readouterr().out.startswith(f"no video: the environment does not render: {reason}")
+@pytest.mark.parametrize("frames", [0, 2])
+def test_without_frames_the_push_continues_and_says_why(frames, cartpole, pack, capsys):
+    env = Breaks(gym.make("CartPole-v1", render_mode="rgb_array"))
+    env.frames = frames
+    folder = pack(cartpole, env, video=True)
+    assert capsys.readouterr().out == "no video: the environment does not render: OSError: no graphics library\n"
     assert not (folder / "replay.mp4").exists()
     assert "<video" not in (folder / "README.md").read_text()
