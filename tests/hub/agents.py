@@ -7,12 +7,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from stable_baselines3.common.policies import ActorCriticPolicy
 
 from sb3_ano import ANO
 from tests.common import SMALL
-from tests.tiny_envs import TinyEnv
 
 #: Options of a push that takes a moment.
 QUICK = {"n_eval_episodes": 1, "video": False, "verbose": 0}
@@ -24,15 +22,6 @@ class CustomPolicy(ActorCriticPolicy):
     def __init__(self, *arguments, anything=None, **options):
         super().__init__(*arguments, **options)
         self.anything = anything
-
-
-class RegisteredElsewhere(TinyEnv):
-    """An environment of another package."""
-
-    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  # gymnasium's way
-
-    def __init__(self, render_mode: str | None = None, text: str = "") -> None:
-        super().__init__(spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(2))
 
 
 class Reversed(gym.ObservationWrapper):

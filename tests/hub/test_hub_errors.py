@@ -35,38 +35,19 @@ def test_a_push_that_cannot_succeed_stops_before_anything_is_done(cartpole, hub,
 
 
 @pytest.mark.parametrize(
-    ("repository", "error", "message"),
+    ("call", "pattern", "status"),
     [
-        ("half", SafeFormatError, "somebody/half/policy.safetensors"),
-        ("links", SafeFormatError, "is not a JSON file"),
-        ("pickles", ValueError, "no agent in the safe format .*runs any code .*hf_hub_download and ANO.load"),
+        (lambda model, path: download_run("somebody/agent", path), "GET .*/resolve/.*/policy.safetensors", DROP),
+        (lambda model, path: push_to_hub(model, "somebody/agent", **QUICK), "POST .*/commit/main", 500),
+        (lambda model, path: push_to_hub(model, "somebody/new", **QUICK), "POST /api/repos/create", 403),
     ],
 )
-def test_what_is_wrong_with_a_repository_is_one_line(repository, error, message, pushed):
-    """A pickle is not even downloaded. A link in a repository is a file with text."""
-    files = pushed.repositories["somebody/agent"].files
-    pushed.add("somebody/half", {"sb3_ano.json": files["sb3_ano.json"]})
-    pushed.add("somebody/links", {**files, "sb3_ano.json": b"../../../../etc/passwd"})
-    pushed.add("somebody/pickles", {"ano-x.zip": b"a pickle", "vec_normalize.pkl": b"a pickle"})
-    with one_line(error, message):
-        load_from_hub(f"somebody/{repository}")
-    assert not any(name.endswith((".zip", ".pkl")) for name in pushed.fetched)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "status"),
-    [("GET .*/resolve/.*/policy.safetensors", DROP), ("POST .*/commit/main", 500), ("POST /api/repos/create", 403)],
-)
-def test_what_fails_leaves_directory_and_repository_as_they_were(pattern, status, pushed, pendulum, tmp_path):
-    head = pushed.repositories["somebody/agent"].head
+def test_what_fails_leaves_directory_and_repository_as_they_were(call, pattern, status, pushed, pendulum, tmp_path):
+    before = {name: repository.head for name, repository in pushed.repositories.items()}
     pushed.fail = {pattern: status}
-    calls = [lambda: download_run("somebody/agent", tmp_path / "agents" / "agent")]
-    if pattern.startswith("POST"):
-        calls = [lambda: push_to_hub(pendulum, "somebody/new" if "create" in pattern else "somebody/agent", **QUICK)]
     with pytest.raises((OSError, errors.HTTPError)):
-        calls[0]()
-    assert pushed.repositories["somebody/agent"].head == head
-    assert "somebody/new" not in pushed.repositories
+        call(pendulum, tmp_path / "agents" / "agent")
+    assert {name: repository.head for name, repository in pushed.repositories.items()} == before
     assert not list(tmp_path.glob("agents/*"))
 
 
@@ -84,13 +65,17 @@ def test_a_repository_that_changes_meanwhile_is_not_overwritten(pushed, cartpole
     assert "new.txt" in repository.files
 
 
-def test_names_never_become_paths(hub, packed):
+def test_only_files_of_the_format_are_fetched_and_errors_name_the_repository(hub, packed):
+    """Names never become paths, and pickles are not even downloaded."""
     names = ("../evil.zip", "/tmp/evil.zip", "..\\evil.zip", "evil\x00.zip", "./sb3_ano.json", "sb3_ano.json/../../evil")
-    hostile = dict.fromkeys(names, b"evil")
-    hub.add("somebody/hostile", hostile)
-    with one_line(ValueError, "holds no agent"):
+    files = dict.fromkeys((*names, "ano-x.zip", "vec_normalize.pkl"), b"evil")
+    hub.add("somebody/hostile", files)
+    with one_line(ValueError, "no agent in the safe format .*runs any code .*hf_hub_download and ANO.load"):
         load_from_hub("somebody/hostile")
     assert not hub.fetched, "a file was requested"
-    hub.add("somebody/hostile", {**hostile, **packed})
+    hub.add("somebody/hostile", files | {"sb3_ano.json": packed["sb3_ano.json"]})
+    with one_line(SafeFormatError, "somebody/hostile/policy.safetensors"):
+        load_from_hub("somebody/hostile")
+    hub.add("somebody/hostile", files | packed)
     load_from_hub("somebody/hostile")
     assert hub.fetched == {"sb3_ano.json", "policy.safetensors", "results.json"}
