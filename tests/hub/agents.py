@@ -65,18 +65,15 @@ def rewrite(folder, changes):
     """Set values in the JSON by their places, such as ``arguments/gamma`` or ``("arguments", "gamma")``."""
     content = document(folder)
     for place, value in changes.items():
-        put(content, place, value)
+        owner, (*parents, last) = content, place.split("/") if isinstance(place, str) else place
+        for parent in parents:
+            owner = owner[int(parent) if parent.isdigit() else parent]
+        last = int(last) if last.isdigit() else last
+        if value is MISSING:
+            del owner[last]
+        else:
+            owner[last] = value
     write_document(folder, content)
-
-
-def put(content, place, value):
-    *parents, last = [int(key) if key.isdigit() else key for key in (place.split("/") if isinstance(place, str) else place)]
-    for parent in parents:
-        content = content[parent]
-    if value is MISSING:
-        del content[last]
-    else:
-        content[last] = value
 
 
 def stack(observations):
@@ -86,16 +83,19 @@ def stack(observations):
     return np.stack(observations)
 
 
+def answers(model, observations):
+    """Actions, values and log-probabilities of an agent, with random numbers that depend on nothing else."""
+    torch.manual_seed(0)
+    if model.use_sde:
+        model.policy.reset_noise()
+    with torch.no_grad():
+        return [answer.numpy() for answer in model.policy(model.policy.obs_to_tensor(observations)[0])]
+
+
 def acts_like(loaded, model, n=200):
-    """Tell whether two agents take the same actions, sampled ones included."""
+    """Tell whether two agents answer the same, sampled actions included."""
     observations = stack([model.observation_space.sample() for _ in range(n)])
-    actions = []
-    for agent in (model, loaded):
-        torch.manual_seed(0)
-        if agent.use_sde:
-            agent.policy.reset_noise()
-        actions.append([agent.predict(observations, deterministic=deterministic)[0] for deterministic in (True, False)])
-    return all(np.array_equal(one, other) for one, other in zip(*actions, strict=True))
+    return all(map(np.array_equal, answers(loaded, observations), answers(model, observations)))
 
 
 def is_one_line(message):

@@ -20,7 +20,7 @@ from sb3_ano.hub import SafeFormatError, load_safe
 from sb3_ano.hub.safe_format import SAFE_FILES
 from tests.hub.agents import document, one_line, rewrite, write_document
 from tests.hub.hostile import common
-from tests.hub.hostile.common import HUGE, TENSOR_FILES, everything_in, judged, refused_by, write_tensors
+from tests.hub.hostile.common import HUGE, TENSOR_FILES, everything_in, judged, refused_by, with_header, write_tensors
 
 WATCHED = {
     "import pickle; pickle.loads(bytes.fromhex('{pickle}'))": ["pickle.find_class", "canary w"],
@@ -39,11 +39,6 @@ def test_the_watch_sees_what_no_file_may_do(sound, folder):
             assert all(any(event in each for each in seen) for event in events), seen
 
 
-def with_header(header, data=b""):
-    content = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(content)) + content + data
-
-
 def entry(shape, begin, end, dtype="F32"):
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
@@ -56,10 +51,8 @@ def changed(path, change):
 
 
 TEXTS = {
-    "empty": b"",
     "not UTF-8": b'{"format": "\xff\xfe"}',
     "deep lists": b"[" * 1_000_000,
-    "a number of many digits": b'{"format_version": ' + b"9" * 100_000 + b"}",
     "a list": b"[]",
     "too large": b"{}" + b" " * 3_999_999,
     "half a surrogate": b'{"format": "\\ud800"}',
@@ -67,12 +60,9 @@ TEXTS = {
 TENSORS = {
     "nothing": b"",
     "a length beyond everything": struct.pack("<Q", 2**63) + b"{}" * 100,
-    "no JSON": with_header(b"\xff" * 64),
     "deep JSON": with_header(b'{"a":' * 10_000),
     "terabytes without data": with_header({"value_net.bias": entry([HUGE], 0, 4 * HUGE)}),
-    "terabytes with little data": with_header({"value_net.bias": entry([HUGE], 0, 4)}, b"\0" * 4),
     "overflowing shape": with_header({"value_net.bias": entry([2**33, 2**33], 0, 4)}, b"\0" * 4),
-    "overlapping": with_header({"a": entry([2], 0, 8), "b": entry([2], 4, 12)}, b"\0" * 12),
     "an unknown type": with_header({"a": entry([1], 0, 4, "OBJECT")}, b"\0" * 4),
     "names with line breaks": with_header({"a\nb\x1b[31m": entry([1], 0, 4)}, b"\0" * 4),
     "a name of a megabyte": with_header({"x" * 2**20: entry([1], 0, 4)}, b"\0" * 4),
@@ -84,7 +74,6 @@ CHANGES = {
     "half precision": lambda tensors, key: tensors.update({key: tensors[key].half()}),
     "missing": lambda tensors, key: tensors.pop(key),
     "one more": lambda tensors, key: tensors.update({"evil": torch.zeros(1)}),
-    "larger": lambda tensors, key: tensors.update({key: torch.zeros(1_000_000)}),
 }
 # What stands in the place of a file.
 NODES = {
@@ -121,8 +110,7 @@ def test_what_is_no_file_of_the_format_is_rejected(kind, name, watched, folder):
 
 def test_pickles_and_code_next_to_the_files_are_not_looked_at(watched, folder, sound):
     """A sound agent does nothing that is watched."""
-    acts = watched(sound)["acts"]
-    assert judged(watched(sound), acts) == "acts the same"
+    acts = judged(watched(sound))
     pickles = ("vec_normalize.pkl", "model.zip", "policy.pth", "ano-CartPole-v1.zip", "data", "pytorch_variables.pth")
     planted = dict.fromkeys(pickles, common.evil_pickle(folder))
     planted |= dict.fromkeys(("config.yml", "args.yml"), b"!!python/object/apply:os.system ['touch canary']\n")
@@ -134,8 +122,11 @@ def test_pickles_and_code_next_to_the_files_are_not_looked_at(watched, folder, s
         content["files"][name] = {"size": 8, "sha256": ""}
     write_document(folder, content)
     before = everything_in(folder.parent)
-    assert judged(watched(folder), acts) == "acts the same"
+    assert judged(watched(folder)) == acts == watched(sound)["acts"]
     assert everything_in(folder.parent) == before
+    weights = changed(folder / "policy.safetensors", lambda tensors, key: tensors.update({key: 2 * tensors[key]}))
+    write_tensors(folder, "policy.safetensors", weights)
+    assert watched(folder)["acts"] != acts, "the comparison sees another agent"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +180,7 @@ def test_no_weights_are_made_orthogonal_to_be_replaced(sound, monkeypatch):
 @pytest.mark.parametrize("name", SAFE_FILES)
 def test_damage_is_always_noticed(name, watched, folder, sound):
     """Damage without intent: cuts and flipped bits, the fingerprints as they were."""
-    whole, acts = (folder / name).read_bytes(), watched(sound)["acts"]
+    whole, acts = (folder / name).read_bytes(), judged(watched(sound))
     # Of the JSON, the last character may be missed.
     for size in spots(len(whole) - 2, 6):
         (folder / name).write_bytes(whole[:size])
@@ -197,9 +188,9 @@ def test_damage_is_always_noticed(name, watched, folder, sound):
     for position in [7, 8, 9, *spots(len(whole), 20)]:
         spoilt = whole[:position] + bytes([whole[position] ^ 1 << position % 8]) + whole[position + 1 :]
         (folder / name).write_bytes(spoilt)
-        result = judged(watched(folder), acts)
+        result = judged(watched(folder))
         # The same JSON in other letters, such as 1E-05, acts the same.
-        is_same = name == "sb3_ano.json" and result == "acts the same" and json.loads(spoilt) == json.loads(whole)
+        is_same = name == "sb3_ano.json" and result == acts and json.loads(spoilt) == json.loads(whole)
         assert result == "refused" or is_same
 
 

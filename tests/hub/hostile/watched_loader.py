@@ -13,11 +13,10 @@ import traceback
 import warnings
 from pathlib import Path
 
-import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 from sb3_ano.hub import load_safe
-from tests.hub.agents import stack
+from tests.hub.agents import answers, stack
 
 _FORBIDDEN = (
     "pickle.", "marshal.", "exec", "os.", "subprocess.", "socket.", "shutil.", "ctypes.", "code.", "webbrowser.", "urllib.",
@@ -72,18 +71,12 @@ def load(folder: str, code: str) -> dict:
 
 
 def digest(model) -> str:
-    """Return a digest of an agent's spaces and of its actions on observations of the sound agent's space."""
+    """Return a digest of an agent's spaces and of its answers to observations of the sound agent's space."""
     parts = [str(model.observation_space), str(model.action_space)]
     venv = model.get_vec_normalize_env()
     try:
-        tensors, _ = model.policy.obs_to_tensor(observations if venv is None else venv.normalize_obs(observations))
-        for deterministic in (True, False):
-            torch.manual_seed(0)
-            if model.use_sde:
-                model.policy.reset_noise()
-            with torch.no_grad():
-                numbers = model.policy(tensors, deterministic)  # actions, values, log-probabilities
-            parts += [number.numpy().tobytes().hex() for number in numbers]
+        given = observations if venv is None else venv.normalize_obs(observations)
+        parts += [answer.tobytes().hex() for answer in answers(model, given)]
         model.predict(observations)
     except Exception as error:
         parts.append(f"raises {error!r}")
