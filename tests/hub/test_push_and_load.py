@@ -144,3 +144,9 @@ def test_a_run_is_made_of_the_safe_format_alone(pushed, pendulum, tmp_path):
     assert (config["n_envs"], config["normalize"]["clip_obs"], settings) == (2, 5.0, {})
     with pytest.raises(FileExistsError):
         download_run(REPOSITORY, run)
+
+
+def test_a_missing_package_is_named_with_its_extra():
+    code = "import sys; sys.modules['safetensors'] = None\nimport sb3_ano.hub; sb3_ano.hub.save_safe"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.strip().endswith("safetensors is not installed; install it with: pip install 'sb3-ano[hub]'")

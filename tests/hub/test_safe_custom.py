@@ -3,7 +3,6 @@
 import pytest
 import torch
 from gymnasium import spaces
-from stable_baselines3 import PPO
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
@@ -117,15 +116,12 @@ class Derived(ANO):
     """A subclass, which the format does not know."""
 
 
-@pytest.mark.parametrize(
-    ("cls", "space"), [(PPO, None), (Derived, None), (ANO, spaces.Text(3)), (ANO, spaces.Tuple([spaces.Discrete(2)]))]
-)
-def test_what_cannot_be_stored_is_named_and_nothing_is_written(cls, space, tmp_path):
-    model = trained(cls, steps=0)
-    message = f"model is of class {cls.__name__}; allowed are SPO, PAPO, ANO"
-    if space is not None:
-        model.observation_space, message = space, "cannot be stored; allowed are Box, Discrete"
-    with pytest.raises(TypeError, match=message):
+def test_what_cannot_be_stored_is_named_and_nothing_is_written(tmp_path):
+    with pytest.raises(TypeError, match="model is of class Derived; allowed are SPO, PAPO, ANO"):
+        save_safe(trained(Derived, steps=0), tmp_path / "agent")
+    model = trained(steps=0)
+    model.observation_space = spaces.Tuple([spaces.Discrete(2)])
+    with pytest.raises(TypeError, match="cannot be stored; allowed are Box, Discrete"):
         save_safe(model, tmp_path / "agent")
     assert list(tmp_path.iterdir()) == []
 

@@ -1,13 +1,9 @@
 """An agent in the safe format comes back as it was, to the last digit."""
 
-import hashlib
 import importlib
 import json
 import stat
-import subprocess
-import sys
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -137,14 +133,12 @@ def test_schedules_and_built_in_shapes_come_back(schedule, shaping, tmp_path):
     np.testing.assert_allclose([loaded.clip_range(each) for each in progress], expected, rtol=1e-12, atol=1e-18)
 
 
-@pytest.mark.parametrize("argument", ["activation_fn", "optimizer_class"])
-def test_classes_come_back_by_name_and_are_where_it_says(argument, tmp_path):
-    for name in CLASSES[argument]:
+@pytest.mark.parametrize("argument", CLASSES)
+def test_classes_come_back_by_name_and_are_where_it_says(argument):
+    for name, cls in CLASSES[argument].items():
+        assert decode(encode(cls, argument, {}), argument, {}) is cls
         module, _, attribute = name.rpartition(".")
-        options = {argument: getattr(importlib.import_module(module), attribute)}
-        folder = save_safe(trained(steps=0, policy_kwargs=options), tmp_path / "agent")
-        assert document(folder)["arguments"]["policy_kwargs"] == {argument: {"$class": name}}
-        assert load_safe(folder).policy_kwargs == options
+        assert not module or getattr(importlib.import_module(module), attribute) is cls
 
 
 KEYS = st.text().filter(lambda key: not key.startswith("$"))
@@ -181,9 +175,6 @@ def test_the_files_are_plain_json_and_tensors(tmp_path):
     content = document(folder)
     assert (content["algorithm"], content["policy"], content["shaping"]["name"]) == ("ANO", "CnnPolicy", "ano")
     assert content["versions"]["torch"] == torch.__version__
-    for name in names - {"sb3_ano.json"}:
-        written = (folder / name).read_bytes()
-        assert content["files"][name] == {"size": len(written), "sha256": hashlib.sha256(written).hexdigest()}
     loaded = load_safe(folder).policy
     assert loaded.pi_features_extractor.cnn[0].weight is loaded.features_extractor.cnn[0].weight
 
@@ -192,14 +183,7 @@ def test_the_files_are_plain_json_and_tensors(tmp_path):
 @needs_compiler
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch.*")
 def test_a_compiled_model_is_stored_and_resumes_like_any_other(tmp_path):
-    folders = [save_safe(trained(torch_compile=compile), tmp_path / str(compile)) for compile in (True, False)]
-    found, expected = (load_file(folder / "policy.safetensors") for folder in folders)
-    assert found.keys() == expected.keys()
-    assert all(np.allclose(found[key], expected[key], atol=1e-5) for key in expected)
-    load_safe(folders[0], gym.make("CartPole-v1")).learn(32)
-
-
-def test_a_missing_package_is_named_with_its_extra():
-    code = "import sys; sys.modules['safetensors'] = None\nimport sb3_ano.hub; sb3_ano.hub.save_safe"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stderr.strip().endswith("safetensors is not installed; install it with: pip install 'sb3-ano[hub]'")
+    model = trained(torch_compile=True)
+    loaded = load_safe(save_safe(model, tmp_path / "agent"), "CartPole-v1")
+    assert torch.equal(parameters(loaded), parameters(model))
+    loaded.learn(32)
