@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector.utils import batch_space
 from stable_baselines3.common.policies import ActorCriticPolicy
 
 from sb3_ano import ANO
@@ -76,13 +77,6 @@ def rewrite(folder, changes):
     write_document(folder, content)
 
 
-def stack(observations):
-    """Batch observations, of a Dict space as of any other."""
-    if isinstance(observations[0], dict):
-        return {key: np.stack([each[key] for each in observations]) for key in observations[0]}
-    return np.stack(observations)
-
-
 def answers(model, observations):
     """Actions, values and log-probabilities of an agent, with random numbers that depend on nothing else."""
     torch.manual_seed(0)
@@ -94,7 +88,7 @@ def answers(model, observations):
 
 def acts_like(loaded, model, n=200):
     """Tell whether two agents answer the same, sampled actions included."""
-    observations = stack([model.observation_space.sample() for _ in range(n)])
+    observations = batch_space(model.observation_space, n).sample()
     return all(map(np.array_equal, answers(loaded, observations), answers(model, observations)))
 
 

@@ -1,5 +1,6 @@
 """A local Hub, agents to put on it, and a process that loads what strangers put there."""
 
+import pickle
 import shutil
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ano import ANO
+from sb3_ano.checkpoints.rng import random_state
 from sb3_ano.envs import make_vec_env
 from sb3_ano.hub import package, save_safe
 from tests.common import SMALL
@@ -54,15 +56,20 @@ def pushed(packed, hub):
 
 @pytest.fixture
 def pack(tmp_path):
-    """A function that packages an agent. A package that fails leaves the directory as it was."""
+    """A function that packages an agent.
+
+    A package that fails leaves the directory as it was; any leaves the random generators of the process alone.
+    """
 
     def pack_in(model, env=None, name="agent", **options):
-        before = set(tmp_path.rglob("*"))
+        before, generators = set(tmp_path.rglob("*")), pickle.dumps(random_state())
         try:
             return package(model, tmp_path / name, "somebody/agent", env, **{**QUICK, **options})
         except Exception:
             assert set(tmp_path.rglob("*")) == before
             raise
+        finally:
+            assert pickle.dumps(random_state()) == generators
 
     return pack_in
 

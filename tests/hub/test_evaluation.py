@@ -107,13 +107,10 @@ FORKED = functools.partial(SubprocVecEnv, start_method="fork")
         (lambda: make_vec_env("CartPole-v1", 2, vec_env_cls=FORKED), {}, "settings that cannot be read"),
         (lambda: TransformReward(gym.make("Pendulum-v1"), abs), {}, "TransformReward{'func': .*abs>}"),
         (lambda: gym.make("Pendulum-v1", max_episode_steps=50), {}, "max_episode_steps=50"),
-        (lambda: gym.wrappers.TimeLimit(gym.make("Pendulum-v1"), 50), {}, "max_episode_steps=50"),
         (lambda: gym.make("CartPole-v1").unwrapped, {}, "max_episode_steps=None"),
         (lambda: VecNormalize(VecFrameStack(pendulums(2), 2)), {}, "VecFrameStack"),
         (lambda: VecFrameStack(VecNormalize(pendulums(2)), 2), {}, "VecFrameStack, VecNormalize"),
         (lambda: pendulums(2, env_kwargs={"max_episode_steps": 50, "g": 2.0}), {"max_episode_steps": 50, "g": 2.0}, ""),
-        (lambda: gym.make("Pendulum-v1", g=2.0, render_mode="rgb_array"), {"g": 2.0}, ""),
-        (lambda: VecNormalize(pendulums(2), norm_obs=False), {}, ""),
         pytest.param(lambda: make_vec_env("Pendulum-v1", 2, backend="envpool"), {}, "", marks=needs_envpool),
         pytest.param(
             lambda: make_vec_env("Pendulum-v1", 2, backend="envpool", env_kwargs={"version": 0}),

@@ -175,7 +175,10 @@ def test_the_files_are_plain_json_and_tensors(tmp_path):
     content = document(folder)
     assert (content["algorithm"], content["policy"], content["shaping"]["name"]) == ("ANO", "CnnPolicy", "ano")
     assert content["versions"]["torch"] == torch.__version__
-    loaded = load_safe(folder).policy
+    loaded = load_safe(folder, tiny_vec_env(IMAGE_OBSERVATIONS, BOX_ACTIONS))  # transposed as they were
+    assert loaded.observation_space.shape == model.observation_space.shape == (1, 36, 36)
+    assert loaded.get_vec_normalize_env().ret_rms.var == statistics["ret_rms.var"]
+    loaded = loaded.policy
     assert loaded.pi_features_extractor.cnn[0].weight is loaded.features_extractor.cnn[0].weight
 
 

@@ -11,7 +11,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ano.hub import SafeFormatError, load_normalization, load_safe, save_safe
 from tests.hub.agents import MISSING, one_line, rewrite, trained
-from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env
+from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, tiny_vec_env
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,6 @@ def test_normalization_comes_back_as_from_sb3s_pickle(policy, observations, opti
         action = np.full((2, 2), 0.3, np.float32)
         for one, other in zip(found.step(action)[:3], expected.step(action)[:3], strict=True):
             np.testing.assert_equal(one, other)
-
-
-def test_images_whose_rewards_are_normalized_are_transposed_as_they_were(tmp_path):
-    model = trained(env=VecNormalize(tiny_vec_env(IMAGE_OBSERVATIONS, BOX_ACTIONS), norm_obs=False), policy="CnnPolicy")
-    loaded = load_safe(save_safe(model, tmp_path / "agent"), tiny_vec_env(IMAGE_OBSERVATIONS, BOX_ACTIONS))
-    assert loaded.observation_space.shape == model.observation_space.shape == (1, 36, 36)
-    assert loaded.get_vec_normalize_env().ret_rms.var == model.get_vec_normalize_env().ret_rms.var
 
 
 def test_without_statistics_there_are_none_to_load(tmp_path):

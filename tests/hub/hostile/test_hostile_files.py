@@ -129,15 +129,13 @@ def test_pickles_and_code_next_to_the_files_are_not_looked_at(watched, folder, s
     assert watched(folder)["acts"] != acts, "the comparison sees another agent"
 
 
-@pytest.mark.parametrize(
-    "name", ["file", "nowhere", "loop", "x" * 5000, "a\0b"], ids=["file", "nowhere", "loop", "long", "null"]
-)
-def test_paths_that_are_no_directory_are_one_line(name, tmp_path):
+def test_paths_that_are_no_directory_are_one_line(tmp_path):
     """Review safety, unclear errors."""
     (tmp_path / "file").write_text("no directory")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with one_line(SafeFormatError, "sb3_ano.json"):
-        load_safe(f"{tmp_path}/{name}")
+    for name in ("file", "nowhere", "loop", "x" * 5000, "a\0b"):
+        with one_line(SafeFormatError, "sb3_ano.json"):
+            load_safe(f"{tmp_path}/{name}")
 
 
 def test_a_file_of_holes_is_refused_before_memory_is_taken(watched, folder):

@@ -14,16 +14,8 @@ from tests.hub.hostile.common import HUGE, judged, places, refused_by, watched_p
 
 # Names that lead to code, in every place that takes a name.
 NAMES = ["os.system", "os:system", "canary_module:shape", "torch.nn.modules.module.Module", "../../evil", "__main__.x"]
-NAMED_PLACES = {
-    "algorithm": "algorithm='",
-    "policy": "policy='",
-    "arguments/policy_kwargs/activation_fn": "there is no ActorCriticPolicy with these arguments",
-    "arguments/rollout_buffer_class": "rollout_buffer_class='",
-    "arguments/learning_rate": "learning_rate='",
-    "observation_space/type": "observation_space.type='",
-    "observation_space/dtype": "observation_space.dtype='",
-    "shaping/name": "which is not built in and is never imported",
-}
+NAMED_PLACES = ["algorithm", "policy", "observation_space/type", "observation_space/dtype"]
+NAMED_PLACES += ["arguments/learning_rate", "arguments/rollout_buffer_class"]
 # Objects that stand for code, in every place that takes a class. To others than classes, a policy has an answer of its own.
 PLAIN = "allowed are"
 TAGS = [
@@ -37,11 +29,7 @@ TAGS = [
     ({"$float": "__import__('os')"}, "is not allowed; allowed are plain values"),
     ({"py/object": "os.system", "py/reduce": [{"py/function": "os.system"}]}, PLAIN),
 ]
-CLASS_PLACES = [
-    "arguments/policy_kwargs/activation_fn",
-    "arguments/policy_kwargs/optimizer_class",
-    "arguments/rollout_buffer_class",
-]
+CLASS_PLACES = ["arguments/policy_kwargs/activation_fn", "arguments/rollout_buffer_class"]
 
 
 def discrete(n, dtype="int64"):
@@ -126,7 +114,9 @@ VALUES = {
     "checksum": [("0" * 64, "does not match its checksum: it is damaged; if you edited it, remove the key 'checksum'")],
 }  # fmt: skip
 CASES = [
-    *[(place, name, message) for place, message in NAMED_PLACES.items() for name in NAMES],
+    *[(place, name, "") for place in NAMED_PLACES for name in NAMES],
+    *[(CLASS_PLACES[0], name, NO_POLICY) for name in NAMES],
+    *[("shaping/name", name, "which is not built in and is never imported") for name in NAMES],
     *[
         (place, value, NO_POLICY if message is PLAIN and "policy_kwargs" in place else message)
         for place in CLASS_PLACES

@@ -14,9 +14,10 @@ import warnings
 from pathlib import Path
 
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnasium.vector.utils import batch_space
 
 from sb3_ano.hub import load_safe
-from tests.hub.agents import answers, stack
+from tests.hub.agents import answers
 
 _FORBIDDEN = (
     "pickle.", "marshal.", "exec", "os.", "subprocess.", "socket.", "shutil.", "ctypes.", "code.", "webbrowser.", "urllib.",
@@ -87,8 +88,9 @@ if __name__ == "__main__":
     sound = Path(sys.argv[1])
     make = CartPoleEnv if (sound / "vec_normalize.safetensors").exists() else lambda: None
     sound_model = load_safe(sound, make())
-    sound_model.observation_space.seed(0)
-    observations = stack([sound_model.observation_space.sample() for _ in range(8)])
+    batch = batch_space(sound_model.observation_space, 8)
+    batch.seed(0)
+    observations = batch.sample()
     # What predict imports late, also when it raises.
     digest(sound_model)
     for parameter in sound_model.policy.parameters():
