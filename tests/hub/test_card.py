@@ -60,8 +60,6 @@ def test_the_hub_reads_numbers_and_words_and_the_page_says_how_the_agent_was_jud
     trained = ("- algorithm: ANO, 2,048 steps, 2 environment(s)", "- seed: 0", f"torch {metadata.version('torch')}")
     for part in (row, *trained, "zhang2026ano", "pickles: loading it runs whatever code"):
         assert part in card.text
-    settings = hyperparameters(folder)
-    assert (settings["n_steps"], settings["policy_kwargs"]) == (SMALL["n_steps"], {"net_arch": [16]})
     # users U6 d: the license is only named if the author names one.
     assert "licen" not in packed["README.md"].decode().lower()
 
@@ -133,7 +131,6 @@ def test_the_card_names_what_only_the_author_has(options, supplied, remark, warn
 
 def test_the_snippet_leaves_the_reader_only_what_an_id_and_settings_cannot_make(pack, monkeypatch):
     folder = pack(trained(env=Reversed(gym.make("Pendulum-v1")), steps=0), Reversed(gym.make("Pendulum-v1")))
-    assert "The agent's environment is `Pendulum-v1` with `Reversed`." in (folder / "README.md").read_text()
     run_snippet(folder, monkeypatch, env=make_vec_env("Pendulum-v1", wrapper_class=Reversed, seed=0, backend="gymnasium"))
     folder = pack(trained(env=gym.make("Pendulum-v1", g=2.0), steps=0))
     assert run_snippet(folder, monkeypatch)["env"].get_attr("g") == [2.0]
@@ -182,12 +179,10 @@ def test_the_run_is_published_without_anything_of_the_authors_machine(pack, tmp_
     assert zipfile.ZipFile(folder / "train_eval_metrics.zip").namelist() == logs
 
 
-def test_a_package_is_replaced_even_by_one_of_another_task_and_a_run_has_to_exist(cartpole, pendulum, pack, tmp_path):
+def test_a_package_is_replaced_even_by_one_of_another_task(cartpole, pendulum, pack, tmp_path):
     folder = pack(cartpole, run=tmp_path)
     assert pack(pendulum) == folder
     assert {path.name for path in folder.glob("*.zip")} == {"ano-Pendulum-v1.zip", "train_eval_metrics.zip"}
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        pack(cartpole, run=tmp_path / "nowhere")
     (folder / "mine.zip").touch()
     with pytest.raises(FileExistsError, match=r"mine.zip"):
         pack(cartpole)
@@ -198,15 +193,15 @@ def test_a_package_is_replaced_even_by_one_of_another_task_and_a_run_has_to_exis
         pack(cartpole)
 
 
-def test_hyperparameters_are_plain_values(pendulum, pack):
+def test_hyperparameters_are_plain_values(pack):
     schedules = {"clip_range": LinearSchedule(0.2, 0.0, 1.0), "learning_rate": LinearSchedule(1e-3, 1e-4, 0.5)}
     model = trained(steps=0, clip_range_high=0.3, policy_kwargs={"activation_fn": torch.nn.ReLU}, **schedules)
     found = hyperparameters(pack(model))
     expected = {"clip_range": "lin_0.2", "clip_range_high": 0.3, "policy_kwargs": {"activation_fn": "torch.nn.ReLU"}}
     expected |= {"learning_rate": "LinearSchedule(start=0.001, end=0.0001, end_fraction=0.5)"}
-    assert found == found | expected | {"shaping": "ano", "normalize": False, "policy": "MlpPolicy", "n_envs": 1}
+    expected |= {"shaping": "ano", "normalize": False, "policy": "MlpPolicy", "n_envs": 1, "n_steps": SMALL["n_steps"]}
+    assert found == found | expected
     assert not {"env", "device", "verbose", "seed"} & set(found)
-    assert hyperparameters(pack(pendulum))["normalize"]["clip_obs"] == 5.0
 
 
 def test_the_card_of_an_agent_with_masks_evaluates_it_with_masks(pack, monkeypatch):

@@ -1,7 +1,6 @@
 """Failures of the Hub and the connection leave nothing half done; what is wrong with a repository is one line."""
 
 import time
-from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import HfApi, errors
@@ -15,8 +14,7 @@ from tests.hub.hub_server import DROP
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
     """huggingface_hub tries again after seconds."""
-    for module in ("huggingface_hub.file_download", "huggingface_hub.utils._http"):
-        monkeypatch.setattr(f"{module}.time", SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None}))
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
 
 
 def test_a_push_that_cannot_succeed_stops_before_anything_is_done(cartpole, hub, capsys):
@@ -42,17 +40,19 @@ def test_a_push_that_cannot_succeed_stops_before_anything_is_done(cartpole, hub,
         (lambda model, path: push_to_hub(model, "somebody/new", **QUICK), "POST /api/repos/create", 403),
     ],
 )
-def test_what_fails_leaves_directory_and_repository_as_they_were(call, pattern, status, pushed, pendulum, tmp_path):
-    before = {name: repository.head for name, repository in pushed.repositories.items()}
-    pushed.fail = {pattern: status}
+def test_what_fails_leaves_directory_and_repository_as_they_were(call, pattern, status, hub, packed, pendulum, tmp_path):
+    hub.add("somebody/agent", packed)
+    before = {name: repository.head for name, repository in hub.repositories.items()}
+    hub.fail = {pattern: status}
     with pytest.raises((OSError, errors.HTTPError)):
         call(pendulum, tmp_path / "agents" / "agent")
-    assert {name: repository.head for name, repository in pushed.repositories.items()} == before
+    assert {name: repository.head for name, repository in hub.repositories.items()} == before
     assert not list(tmp_path.glob("agents/*"))
 
 
-def test_a_repository_that_changes_meanwhile_is_not_overwritten(pushed, cartpole, monkeypatch):
-    repository, info = pushed.repositories["somebody/agent"], HfApi.model_info
+def test_a_repository_that_changes_meanwhile_is_not_overwritten(hub, packed, cartpole, monkeypatch):
+    hub.add("somebody/agent", packed)
+    repository, info = hub.repositories["somebody/agent"], HfApi.model_info
 
     def then_somebody_commits(*arguments, **options):
         found = info(*arguments, **options)

@@ -99,7 +99,6 @@ def test_a_class_that_cannot_be_built_without_memory_is_compared_afterwards(tmp_
     ("objects", "error", "message"),
     [
         ({"clip_rang": 0.1}, TypeError, "has 'clip_rang', which the agent does not have; allowed are .*'clip_range'"),
-        ({"policy_kwargs.net_arc": [1]}, TypeError, r"custom_objects has 'policy_kwargs.net_arc'"),
         ({"n_steps": 0}, SafeFormatError, "n_steps=0 is not allowed"),
         ({"policy": "CustomPolicy"}, SafeFormatError, "policy='CustomPolicy' is not allowed; allowed are MlpPolicy"),
         ({"policy_kwargs": {"net_arch": [64, 32]}}, SafeFormatError, "but that of the policy that the JSON describes is"),

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.hub.agents import Canary, document, is_one_line, write_document
+from tests.hub.agents import Canary, is_one_line, rewrite
 
 ROOT = Path(__file__).parents[3]
 TENSOR_FILES = ("policy.safetensors", "vec_normalize.safetensors")
@@ -33,7 +33,7 @@ def watched_process(sound, spare=2**30):
     for name in ("canary_module", "canary_package"):
         (modules / f"{name}.py").write_text("def shape(x): return x\n")
     path = os.pathsep.join([str(modules), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "tests.hub.hostile.watched_loader", str(sound), str(spare)]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.hub.hostile.watched_loader", str(sound), str(spare)]
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as process:
 
@@ -97,9 +97,7 @@ def with_header(header, data=b""):
 def write_tensors(folder, name, content):
     """Write a file of tensors, with a fingerprint that fits."""
     (folder / name).write_bytes(content)
-    stated = document(folder)
-    stated["files"][name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    write_document(folder, stated)
+    rewrite(folder, {("files", name): {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}})
 
 
 def evil_pickle(folder):

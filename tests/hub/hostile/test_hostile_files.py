@@ -18,7 +18,7 @@ from safetensors.torch import load, save
 from sb3_ano.envs import make_vec_env
 from sb3_ano.hub import SafeFormatError, load_safe
 from sb3_ano.hub.safe_format import SAFE_FILES
-from tests.hub.agents import document, one_line, rewrite, write_document
+from tests.hub.agents import one_line, rewrite
 from tests.hub.hostile import common
 from tests.hub.hostile.common import HUGE, TENSOR_FILES, everything_in, judged, refused_by, with_header, write_tensors
 
@@ -39,8 +39,8 @@ def test_the_watch_sees_what_no_file_may_do(sound, folder):
             assert all(any(event in each for each in seen) for event in events), seen
 
 
-def entry(shape, begin, end, dtype="F32"):
-    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+def entry(shape, begin, end):
+    return {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
 
 
 def changed(path, change):
@@ -55,7 +55,6 @@ TEXTS = {
     "deep lists": b"[" * 1_000_000,
     "a list": b"[]",
     "too large": b"{}" + b" " * 3_999_999,
-    "half a surrogate": b'{"format": "\\ud800"}',
 }
 TENSORS = {
     "nothing": b"",
@@ -63,11 +62,8 @@ TENSORS = {
     "deep JSON": with_header(b'{"a":' * 10_000),
     "terabytes without data": with_header({"value_net.bias": entry([HUGE], 0, 4 * HUGE)}),
     "overflowing shape": with_header({"value_net.bias": entry([2**33, 2**33], 0, 4)}, b"\0" * 4),
-    "an unknown type": with_header({"a": entry([1], 0, 4, "OBJECT")}, b"\0" * 4),
-    "names with line breaks": with_header({"a\nb\x1b[31m": entry([1], 0, 4)}, b"\0" * 4),
-    "a name of a megabyte": with_header({"x" * 2**20: entry([1], 0, 4)}, b"\0" * 4),
+    "a name of a megabyte": with_header({"a\nb\x1b[31m" + "x" * 2**20: entry([1], 0, 4)}, b"\0" * 4),
     "a header of 17 MiB": with_header(b" " * 17 * 2**20),
-    "many tensors": with_header({str(i): entry([0], 0, 0) for i in range(20_000)}),
 }
 CHANGES = {
     "one more axis": lambda tensors, key: tensors.update({key: tensors[key].reshape(*tensors[key].shape, 1)}),
@@ -81,7 +77,6 @@ NODES = {
     "folder": lambda path: path.mkdir(),
     "pipe": os.mkfifo,
     "link out": lambda path: path.symlink_to(path.parents[1] / "elsewhere"),
-    "link to a device": lambda path: path.symlink_to("/dev/zero"),
 }
 
 
@@ -117,10 +112,8 @@ def test_pickles_and_code_next_to_the_files_are_not_looked_at(watched, folder, s
     planted |= dict.fromkeys(("__init__.py", "sitecustomize.py"), f"open({str(folder.parent / 'canary')!r}, 'w')".encode())
     for name, content in planted.items():
         (folder / name).write_bytes(content)
-    content = document(folder)
-    for name in ("../evil.safetensors", "/etc/passwd", "..", "sub/policy.safetensors", "C:\\evil", "model.zip"):
-        content["files"][name] = {"size": 8, "sha256": ""}
-    write_document(folder, content)
+    paths = ("../evil.safetensors", "/etc/passwd", "..", "sub/policy.safetensors", "C:\\evil", "model.zip")
+    rewrite(folder, {("files", name): {"size": 8, "sha256": ""} for name in paths})
     before = everything_in(folder.parent)
     assert judged(watched(folder)) == acts == watched(sound)["acts"]
     assert everything_in(folder.parent) == before

@@ -10,7 +10,6 @@ import os
 import resource
 import sys
 import traceback
-import warnings
 from pathlib import Path
 
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
@@ -54,15 +53,13 @@ def load(folder: str, code: str) -> dict:
     """Load one agent, with environments if it is normalized, so that every file is read."""
     global watching
     seen.clear()
-    outcome: dict = {"error": None, "message": ""}
+    outcome: dict = {"error": None}
     watching = Path(folder)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if code:
-                exec(code)
-            else:
-                outcome["acts"] = digest(load_safe(folder, make()))
+        if code:
+            exec(code)
+        else:
+            outcome["acts"] = digest(load_safe(folder, make()))
     except BaseException as error:
         watching = None
         kinds = [each.__name__ for each in type(error).__mro__]
