@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import platform
-import shutil
 import socket
 import stat
 import subprocess
@@ -14,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 try:
     import fcntl
@@ -120,7 +119,7 @@ def read_json(path: Path, flags: int = 0) -> dict[str, Any]:
     return content
 
 
-class DirectoryLock:
+class DirectoryLock(contextlib.AbstractContextManager[Any]):
     """Lock a directory for one writing process.
 
     The lock belongs to an open file, which child processes can inherit. It lasts until the last of them has ended.
@@ -151,9 +150,6 @@ class DirectoryLock:
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.release()
@@ -192,16 +188,14 @@ def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
 
 def commit() -> str | None:
     """Return the git commit of this source tree, with ``-dirty`` after local changes; None outside of a git checkout."""
-    git = shutil.which("git")
-    if git is None:
+    options: Any = {"cwd": Path(__file__).resolve().parent, "check": True, "capture_output": True, "text": True}
+    try:
+        # It fails for a package that is installed, which may be inside of another repository.
+        subprocess.run(["git", "ls-files", "--error-unmatch", "__init__.py"], **options)
+        described = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], **options)
+    except (OSError, subprocess.CalledProcessError):
         return None
-    command = [git, "-C", str(Path(__file__).resolve().parent)]
-    if subprocess.run([*command, "ls-files", "--error-unmatch", "__init__.py"], capture_output=True).returncode:
-        return None  # an installed package inside of another repository
-    described = subprocess.run(
-        [*command, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], capture_output=True, text=True
-    )
-    return described.stdout.strip() or None
+    return described.stdout.strip()
 
 
 def require_reachable(option: str, address: str) -> None:

@@ -9,8 +9,7 @@ import gymnasium as gym
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from sb3_ano._io import versions as installed_versions
-from sb3_ano._io import write_file
+from sb3_ano._io import versions, write_file
 from sb3_ano._registry import zoo_name
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.envs.atari import atari_protocol
@@ -109,7 +108,7 @@ def model_card(
         custom=_custom_parts(document, objects),
         model_file=model_file(name, env_id),
         hyperparameters=json.dumps(hyperparameters(document), indent=2),
-        versions=versions(task),
+        versions=task_versions(task),
     )
 
 
@@ -149,10 +148,10 @@ def write_settings(folder: Path, document: dict[str, Any], task: Task) -> None:
         write_file(folder / f"{name}.yml", yaml.safe_dump(content, sort_keys=False))
 
 
-def versions(task: Task) -> dict[str, str]:
+def task_versions(task: Task) -> dict[str, str]:
     """Return the versions of Python and of the installed packages that an agent and its task depend on."""
     packages = [*PACKAGES, _package(task.env_id) or "gymnasium", *(package for _, package in _requirements(task))]
-    return {"python": platform.python_version(), **installed_versions(packages)}
+    return {"python": platform.python_version(), **versions(packages)}
 
 
 def install_line(task: Task) -> str:

@@ -35,10 +35,8 @@ _ACTIVATIONS = (
     "CELU", "ELU", "GELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LeakyReLU", "LogSigmoid", "Mish",
     "PReLU", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Softshrink", "Softsign", "Tanh", "Tanhshrink",
 )
-_OPTIMIZERS = (
-    "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
-)
 # fmt: on
+_OPTIMIZERS = ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 _BUFFERS = (
     *(RolloutBuffer, DictRolloutBuffer, FlatRolloutBuffer, DictFlatRolloutBuffer, TDRolloutBuffer, DictTDRolloutBuffer),
     *(MaskedRolloutBuffer, DictMaskedRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer),

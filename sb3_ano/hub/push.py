@@ -92,7 +92,7 @@ def package(
                 _record(agent, work / card.VIDEO, video_length, deterministic=deterministic, seed=seed)
         card.write_settings(work, document, task)
         _copy_run(files, work, task)
-        results |= {"env_id": task.env_id, "env_kwargs": task.env_kwargs, "versions": card.versions(task)}
+        results |= {"env_id": task.env_id, "env_kwargs": task.env_kwargs, "versions": card.task_versions(task)}
         write_json(work / card.RESULTS, results)
         has_video = (work / card.VIDEO).exists()
         page = card.model_card(model, document, objects, repo_id, task, results, has_video, license)

@@ -219,9 +219,7 @@ def open_document(folder: Path) -> dict[str, Any]:
     if type(version) is not int or version < 1 or document.get("format") != FORMAT:
         raise SafeFormatError(f"{path} is not of an agent in the safe format")
     if version > FORMAT_VERSION:
-        raise SafeFormatError(
-            f"{path} is of format version {version}; this sb3_ano reads {FORMAT_VERSION}: install a newer one"
-        )
+        raise SafeFormatError(f"{path} has format version {version}; install a newer sb3_ano: this one reads {FORMAT_VERSION}")
     stated = document.pop("checksum", None)
     with translate_errors(f"{path} is not valid"):  # nested too deeply, NaN or Inf
         checksum = _checksum(document)

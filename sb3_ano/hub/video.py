@@ -33,7 +33,7 @@ def record(model: BaseAlgorithm, path: Path, length: int = 1000, *, deterministi
         path, format="FFMPEG", mode="I", fps=fps, codec="libx264", pixelformat="yuv420p", macro_block_size=2,
         output_params=["-movflags", "+faststart"],
     )  # fmt: skip
-    with software_rendering(), writer:
+    with software_rendering(), contextlib.closing(writer):  # the writer itself is not closed after an error
         env.seed(seed)
         agent, states, starts = with_masks(model, env), None, np.ones(env.num_envs, dtype=bool)
         observations: Any = env.reset()

@@ -7,12 +7,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
 from stable_baselines3.common.policies import ActorCriticPolicy
 
 from sb3_ano import ANO
 from tests.common import SMALL
-from tests.tiny_envs import TinyEnv
 
 #: Options of a push that takes a moment.
 QUICK = {"n_eval_episodes": 1, "video": False, "verbose": 0}
@@ -24,15 +23,6 @@ class CustomPolicy(ActorCriticPolicy):
     def __init__(self, *arguments, anything=None, **options):
         super().__init__(*arguments, **options)
         self.anything = anything
-
-
-class RegisteredElsewhere(TinyEnv):
-    """An environment of another package."""
-
-    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  # gymnasium's way
-
-    def __init__(self, render_mode: str | None = None, text: str = "") -> None:
-        super().__init__(spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(2))
 
 
 class Reversed(gym.ObservationWrapper):
@@ -76,37 +66,30 @@ def rewrite(folder, changes):
     """Set values in the JSON by their places, such as ``arguments/gamma`` or ``("arguments", "gamma")``."""
     content = document(folder)
     for place, value in changes.items():
-        put(content, place, value)
+        owner, (*parents, last) = content, place.split("/") if isinstance(place, str) else place
+        for parent in parents:
+            owner = owner[int(parent) if parent.isdigit() else parent]
+        last = int(last) if last.isdigit() else last
+        if value is MISSING:
+            del owner[last]
+        else:
+            owner[last] = value
     write_document(folder, content)
 
 
-def put(content, place, value):
-    *parents, last = [int(key) if key.isdigit() else key for key in (place.split("/") if isinstance(place, str) else place)]
-    for parent in parents:
-        content = content[parent]
-    if value is MISSING:
-        del content[last]
-    else:
-        content[last] = value
-
-
-def stack(observations):
-    """Batch observations, of a Dict space as of any other."""
-    if isinstance(observations[0], dict):
-        return {key: np.stack([each[key] for each in observations]) for key in observations[0]}
-    return np.stack(observations)
+def answers(model, observations):
+    """Actions, values and log-probabilities of an agent, with random numbers that depend on nothing else."""
+    torch.manual_seed(0)
+    if model.use_sde:
+        model.policy.reset_noise()
+    with torch.no_grad():
+        return [answer.numpy() for answer in model.policy(model.policy.obs_to_tensor(observations)[0])]
 
 
 def acts_like(loaded, model, n=200):
-    """Tell whether two agents take the same actions, sampled ones included."""
-    observations = stack([model.observation_space.sample() for _ in range(n)])
-    actions = []
-    for agent in (model, loaded):
-        torch.manual_seed(0)
-        if agent.use_sde:
-            agent.policy.reset_noise()
-        actions.append([agent.predict(observations, deterministic=deterministic)[0] for deterministic in (True, False)])
-    return all(np.array_equal(one, other) for one, other in zip(*actions, strict=True))
+    """Tell whether two agents answer the same, sampled actions included."""
+    observations = batch_space(model.observation_space, n).sample()
+    return all(map(np.array_equal, answers(loaded, observations), answers(model, observations)))
 
 
 def is_one_line(message):

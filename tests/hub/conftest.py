@@ -1,8 +1,10 @@
 """A local Hub, agents to put on it, and a process that loads what strangers put there."""
 
+import random
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from stable_baselines3.common.vec_env import VecNormalize
@@ -45,24 +47,26 @@ def packed(cartpole, tmp_path_factory):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.fixture
-def pushed(packed, hub):
-    """A Hub with an agent on it."""
-    hub.add("somebody/agent", packed)
-    return hub
+def random_generators():
+    return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
 
 
 @pytest.fixture
 def pack(tmp_path):
-    """A function that packages an agent. A package that fails leaves the directory as it was."""
+    """A function that packages an agent.
+
+    A package that fails leaves the directory as it was; any leaves the random generators of the process alone.
+    """
 
     def pack_in(model, env=None, name="agent", **options):
-        before = set(tmp_path.rglob("*"))
+        before, generators = set(tmp_path.rglob("*")), random_generators()
         try:
             return package(model, tmp_path / name, "somebody/agent", env, **{**QUICK, **options})
         except Exception:
             assert set(tmp_path.rglob("*")) == before
             raise
+        finally:
+            assert random_generators() == generators
 
     return pack_in
 

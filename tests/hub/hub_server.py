@@ -150,9 +150,8 @@ class Handler(BaseHTTPRequestHandler):
                 return self._commit(f"{user}/{name}", body)
             case ["models", user, name, *revision]:
                 commit, files = self._files(f"{user}/{name}", (revision or ["main"])[-1])
-                if revision[:1] == ["tree"]:
-                    oids = {name: hashlib.sha1(data).hexdigest() for name, data in files.items()}
-                    return [{"type": "file", "path": name, "size": len(files[name]), "oid": oids[name]} for name in files]
+                if revision[:1] == ["tree"]:  # which upload_folder asks for
+                    return [{"type": "file", "path": name, "size": len(files[name]), "oid": "0" * 40} for name in files]
                 siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
                 return {"id": f"{user}/{name}", "sha": commit, "siblings": siblings}
         raise Refusal(404, f"no such route: {path}")

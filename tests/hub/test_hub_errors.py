@@ -1,7 +1,6 @@
 """Failures of the Hub and the connection leave nothing half done; what is wrong with a repository is one line."""
 
 import time
-from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import HfApi, errors
@@ -15,8 +14,7 @@ from tests.hub.hub_server import DROP
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
     """huggingface_hub tries again after seconds."""
-    for module in ("huggingface_hub.file_download", "huggingface_hub.utils._http"):
-        monkeypatch.setattr(f"{module}.time", SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None}))
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
 
 
 def test_a_push_that_cannot_succeed_stops_before_anything_is_done(cartpole, hub, capsys):
@@ -35,43 +33,26 @@ def test_a_push_that_cannot_succeed_stops_before_anything_is_done(cartpole, hub,
 
 
 @pytest.mark.parametrize(
-    ("repository", "error", "message"),
+    ("call", "pattern", "status"),
     [
-        ("half", SafeFormatError, "somebody/half/policy.safetensors"),
-        ("links", SafeFormatError, "is not a JSON file"),
-        ("pickles", ValueError, "no agent in the safe format .*runs any code .*hf_hub_download and ANO.load"),
+        (lambda model, path: download_run("somebody/agent", path), "GET .*/resolve/.*/policy.safetensors", DROP),
+        (lambda model, path: push_to_hub(model, "somebody/agent", **QUICK), "POST .*/commit/main", 500),
+        (lambda model, path: push_to_hub(model, "somebody/new", **QUICK), "POST /api/repos/create", 403),
     ],
 )
-def test_what_is_wrong_with_a_repository_is_one_line(repository, error, message, pushed):
-    """A pickle is not even downloaded. A link in a repository is a file with text."""
-    files = pushed.repositories["somebody/agent"].files
-    pushed.add("somebody/half", {"sb3_ano.json": files["sb3_ano.json"]})
-    pushed.add("somebody/links", {**files, "sb3_ano.json": b"../../../../etc/passwd"})
-    pushed.add("somebody/pickles", {"ano-x.zip": b"a pickle", "vec_normalize.pkl": b"a pickle"})
-    with one_line(error, message):
-        load_from_hub(f"somebody/{repository}")
-    assert not any(name.endswith((".zip", ".pkl")) for name in pushed.fetched)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "status"),
-    [("GET .*/resolve/.*/policy.safetensors", DROP), ("POST .*/commit/main", 500), ("POST /api/repos/create", 403)],
-)
-def test_what_fails_leaves_directory_and_repository_as_they_were(pattern, status, pushed, pendulum, tmp_path):
-    head = pushed.repositories["somebody/agent"].head
-    pushed.fail = {pattern: status}
-    calls = [lambda: download_run("somebody/agent", tmp_path / "agents" / "agent")]
-    if pattern.startswith("POST"):
-        calls = [lambda: push_to_hub(pendulum, "somebody/new" if "create" in pattern else "somebody/agent", **QUICK)]
+def test_what_fails_leaves_directory_and_repository_as_they_were(call, pattern, status, hub, packed, pendulum, tmp_path):
+    hub.add("somebody/agent", packed)
+    before = {name: repository.head for name, repository in hub.repositories.items()}
+    hub.fail = {pattern: status}
     with pytest.raises((OSError, errors.HTTPError)):
-        calls[0]()
-    assert pushed.repositories["somebody/agent"].head == head
-    assert "somebody/new" not in pushed.repositories
+        call(pendulum, tmp_path / "agents" / "agent")
+    assert {name: repository.head for name, repository in hub.repositories.items()} == before
     assert not list(tmp_path.glob("agents/*"))
 
 
-def test_a_repository_that_changes_meanwhile_is_not_overwritten(pushed, cartpole, monkeypatch):
-    repository, info = pushed.repositories["somebody/agent"], HfApi.model_info
+def test_a_repository_that_changes_meanwhile_is_not_overwritten(hub, packed, cartpole, monkeypatch):
+    hub.add("somebody/agent", packed)
+    repository, info = hub.repositories["somebody/agent"], HfApi.model_info
 
     def then_somebody_commits(*arguments, **options):
         found = info(*arguments, **options)
@@ -84,13 +65,17 @@ def test_a_repository_that_changes_meanwhile_is_not_overwritten(pushed, cartpole
     assert "new.txt" in repository.files
 
 
-def test_names_never_become_paths(hub, packed):
+def test_only_files_of_the_format_are_fetched_and_errors_name_the_repository(hub, packed):
+    """Names never become paths, and pickles are not even downloaded."""
     names = ("../evil.zip", "/tmp/evil.zip", "..\\evil.zip", "evil\x00.zip", "./sb3_ano.json", "sb3_ano.json/../../evil")
-    hostile = dict.fromkeys(names, b"evil")
-    hub.add("somebody/hostile", hostile)
-    with one_line(ValueError, "holds no agent"):
+    files = dict.fromkeys((*names, "ano-x.zip", "vec_normalize.pkl"), b"evil")
+    hub.add("somebody/hostile", files)
+    with one_line(ValueError, "no agent in the safe format .*runs any code .*hf_hub_download and ANO.load"):
         load_from_hub("somebody/hostile")
     assert not hub.fetched, "a file was requested"
-    hub.add("somebody/hostile", {**hostile, **packed})
+    hub.add("somebody/hostile", files | {"sb3_ano.json": packed["sb3_ano.json"]})
+    with one_line(SafeFormatError, "somebody/hostile/policy.safetensors"):
+        load_from_hub("somebody/hostile")
+    hub.add("somebody/hostile", files | packed)
     load_from_hub("somebody/hostile")
     assert hub.fetched == {"sb3_ano.json", "policy.safetensors", "results.json"}

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from gymnasium import spaces
-from stable_baselines3 import PPO
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
@@ -100,7 +99,6 @@ def test_a_class_that_cannot_be_built_without_memory_is_compared_afterwards(tmp_
     ("objects", "error", "message"),
     [
         ({"clip_rang": 0.1}, TypeError, "has 'clip_rang', which the agent does not have; allowed are .*'clip_range'"),
-        ({"policy_kwargs.net_arc": [1]}, TypeError, r"custom_objects has 'policy_kwargs.net_arc'"),
         ({"n_steps": 0}, SafeFormatError, "n_steps=0 is not allowed"),
         ({"policy": "CustomPolicy"}, SafeFormatError, "policy='CustomPolicy' is not allowed; allowed are MlpPolicy"),
         ({"policy_kwargs": {"net_arch": [64, 32]}}, SafeFormatError, "but that of the policy that the JSON describes is"),
@@ -117,15 +115,12 @@ class Derived(ANO):
     """A subclass, which the format does not know."""
 
 
-@pytest.mark.parametrize(
-    ("cls", "space"), [(PPO, None), (Derived, None), (ANO, spaces.Text(3)), (ANO, spaces.Tuple([spaces.Discrete(2)]))]
-)
-def test_what_cannot_be_stored_is_named_and_nothing_is_written(cls, space, tmp_path):
-    model = trained(cls, steps=0)
-    message = f"model is of class {cls.__name__}; allowed are SPO, PAPO, ANO"
-    if space is not None:
-        model.observation_space, message = space, "cannot be stored; allowed are Box, Discrete"
-    with pytest.raises(TypeError, match=message):
+def test_what_cannot_be_stored_is_named_and_nothing_is_written(tmp_path):
+    with pytest.raises(TypeError, match="model is of class Derived; allowed are SPO, PAPO, ANO"):
+        save_safe(trained(Derived, steps=0), tmp_path / "agent")
+    model = trained(steps=0)
+    model.observation_space = spaces.Tuple([spaces.Discrete(2)])
+    with pytest.raises(TypeError, match="cannot be stored; allowed are Box, Discrete"):
         save_safe(model, tmp_path / "agent")
     assert list(tmp_path.iterdir()) == []
 

@@ -3,17 +3,15 @@
 import json
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ano.envs import make_vec_env
 from sb3_ano.hub import SafeFormatError, load_normalization, load_safe, save_safe
 from tests.hub.agents import MISSING, one_line, rewrite, trained
-from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env
+from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, tiny_vec_env
 
 
 @pytest.mark.parametrize(
@@ -41,29 +39,11 @@ def test_normalization_comes_back_as_from_sb3s_pickle(policy, observations, opti
             np.testing.assert_equal(one, other)
 
 
-@pytest.mark.parametrize("make", [str, gym.make, make_vec_env])
-def test_environments_are_normalized_with_statistics_that_stay(make, tmp_path):
-    model = trained(env=VecNormalize(make_vec_env("CartPole-v1", 2, backend="gymnasium")))
-    venv = load_safe(save_safe(model, tmp_path / "agent"), make("CartPole-v1")).get_vec_normalize_env()
-    assert (venv.training, venv.norm_reward, venv.norm_obs) == (False, False, True)
-    raw = np.array([[0.1, -0.2, 0.3, 0.9]])
-    assert np.array_equal(venv.normalize_obs(raw), model.get_vec_normalize_env().normalize_obs(raw))
-
-
-def test_images_whose_rewards_are_normalized_are_transposed_as_they_were(tmp_path):
-    model = trained(env=VecNormalize(tiny_vec_env(IMAGE_OBSERVATIONS, BOX_ACTIONS), norm_obs=False), policy="CnnPolicy")
-    loaded = load_safe(save_safe(model, tmp_path / "agent"), tiny_vec_env(IMAGE_OBSERVATIONS, BOX_ACTIONS))
-    assert loaded.observation_space.shape == model.observation_space.shape == (1, 36, 36)
-    assert loaded.get_vec_normalize_env().ret_rms.var == model.get_vec_normalize_env().ret_rms.var
-
-
-def test_without_statistics_there_are_none_to_load_and_other_spaces_are_rejected(tmp_path):
+def test_without_statistics_there_are_none_to_load(tmp_path):
     folder = save_safe(trained(steps=0), tmp_path / "agent")
     with one_line(SafeFormatError, "holds no statistics"):
         load_normalization(folder, tiny_vec_env(BOX_OBSERVATIONS, BOX_ACTIONS))
     assert load_safe(folder, "CartPole-v1").get_vec_normalize_env() is None
-    with one_line(ValueError, "Observation spaces do not match"):
-        load_safe(folder, "MountainCar-v0")
 
 
 # Written at commit 3baf6fd, before the format's release; the learning rate of "ano" is a custom schedule.
@@ -97,8 +77,6 @@ def test_stored_agents_act_as_they_did(name):
 
 def test_what_is_missing_has_its_default(folder):
     """review users U7: agents of before an argument was added."""
-    places = ("arguments/check_finite", "arguments/gamma", "progress/radius_factor")
-    for values, expected in (((False, 0.5, 2.0), (False, 0.5, 2.0)), ((MISSING,) * 3, (True, 0.99, 1.0))):
-        rewrite(folder, dict(zip(places, values, strict=True)))
-        model = load_safe(folder)
-        assert (model.check_finite, model.gamma, model.radius_factor) == expected
+    rewrite(folder, dict.fromkeys(("arguments/check_finite", "arguments/gamma", "progress/radius_factor"), MISSING))
+    model = load_safe(folder)
+    assert (model.check_finite, model.gamma, model.radius_factor) == (True, 0.99, 1.0)

@@ -1,7 +1,4 @@
-"""Random mutations of four sound agents: each is refused in one line, or loads and acts as before.
-
-Who leaves out the checksum of the JSON, or makes the SHA-256 of a file fit, writes another agent, which may act differently.
-"""
+"""Random mutations of four sound agents, by someone who makes the fingerprints fit: each is refused in one line, or loads."""
 
 import copy
 import json
@@ -11,14 +8,13 @@ import struct
 
 import pytest
 from gymnasium import spaces
-from safetensors.torch import load, save
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ano import ANO, PAPO, SPO
 from sb3_ano.envs import make_vec_env
 from sb3_ano.hub import save_safe
-from tests.hub.agents import trained
-from tests.hub.hostile.common import judged, watched_process, write_tensors
+from tests.hub.agents import document, trained
+from tests.hub.hostile.common import TENSOR_FILES, judged, places, watched_process, with_header, write_tensors
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env
 
 DICT = spaces.Dict({"image": IMAGE_OBSERVATIONS, "kind": spaces.Discrete(3), "place": BOX_OBSERVATIONS})
@@ -39,19 +35,11 @@ VALUES = [
 KEYS = ["$class", "$custom", "__class__", "a" * 300]
 
 
-def places(content):
-    """Every object or list with each of its keys."""
-    keys = content.keys() if isinstance(content, dict) else range(len(content)) if isinstance(content, list) else ()
-    for key in keys:
-        yield content, key
-        yield from places(content[key])
-
-
 def mutate_structure(content, generator):
     """Change up to three places of a JSON document: another value, its own scaled, nested or renamed, another's, or none."""
     for _ in range(generator.choice([1, 1, 1, 2, 3])):
-        owner, key = generator.choice(list(places(content)) or [({"": 0}, "")])
-        value, (other, place) = owner.pop(key), generator.choice(list(places(content)) or [([0], 0)])
+        _, owner, key = generator.choice(list(places(content)) or [((), {"": 0}, "")])
+        value, (_, other, place) = owner.pop(key), generator.choice(list(places(content)) or [((), [0], 0)])
         scaled = value * generator.choice([-1, 2, 10, 1000]) if isinstance(value, int | float) else [[value]]
         new = copy.deepcopy(generator.choice([*[generator.choice(VALUES)] * 4, scaled, other[place]]))
         if isinstance(owner, list):
@@ -72,26 +60,19 @@ def mutate_bytes(content, generator):
 
 
 def mutate(folder, generator):
-    """Change the JSON or the bytes of one file, and return whether checksums fit the result."""
+    """Change the JSON, or a file of tensors or its header; the checksum is left out, and the fingerprints fit."""
     path = generator.choice([folder / "sb3_ano.json", *sorted(folder.iterdir())])
-    whole, is_rewritten = path.read_bytes(), generator.random() < 0.7
-    if is_document := path.suffix == ".json":
-        begin, end = 0, len(whole)
-    else:
-        begin, end = 8, 8 + struct.unpack("<Q", whole[:8])[0]
-    if generator.random() < 0.3:
-        changed, is_rewritten = mutate_bytes(whole, generator), is_rewritten and not is_document
-    else:
-        content = json.loads(whole[begin:end])
-        if is_document and is_rewritten:
-            del content["checksum"]
+    content, data, is_structural = document(folder), b"", generator.random() < 0.7
+    if path.name in TENSOR_FILES:
+        whole = path.read_bytes()
+        end = 8 + struct.unpack("<Q", whole[:8])[0]
+        content, data = json.loads(whole[8:end]), whole[end:]
+    if is_structural:
         mutate_structure(content, generator)
-        header = json.dumps(content).encode()
-        changed = header if is_document else struct.pack("<Q", len(header)) + header + whole[end:]
-    path.write_bytes(changed)
-    if is_rewritten and not is_document:
-        write_tensors(folder, path.name, changed)
-    return is_rewritten
+    changed = with_header(content, data) if data else json.dumps(content).encode()
+    path.write_bytes(changed if is_structural else mutate_bytes(changed, generator))
+    if path.name in TENSOR_FILES:
+        write_tensors(folder, path.name, path.read_bytes())
 
 
 @pytest.mark.parametrize(
@@ -101,16 +82,11 @@ def test_mutations(agent, seed, n, tmp_path):
     sound = save_safe(AGENTS[agent](), tmp_path / "sound" / "agent")
     folder = tmp_path / "mutated"
     generator = random.Random(f"{agent} {seed}")
-    bad = []
+    results = []
     with watched_process(sound) as load_there:
-        acts = load_there(sound)["acts"]
-        for index in range(n):
+        for _ in range(n):
             shutil.copytree(sound, folder, dirs_exist_ok=True)
-            is_rewritten = mutate(folder, generator)
-            result = judged(load_there(folder), acts, is_rewritten)
-            bad += [(index, result)] * result.startswith("BAD")
-        shutil.copytree(sound, folder, dirs_exist_ok=True)
-        weights = {name: 2 * weight for name, weight in load((sound / "policy.safetensors").read_bytes()).items()}
-        write_tensors(folder, "policy.safetensors", save(weights))
-        assert judged(load_there(folder), acts, True) == "another agent"  # the comparison sees what it should
-    assert bad == []
+            mutate(folder, generator)
+            results.append(judged(load_there(folder)))
+    assert not [(index, result) for index, result in enumerate(results) if result.startswith("BAD")]
+    assert len(set(results)) > 2, "some load, and act in other ways"

@@ -18,9 +18,9 @@ from safetensors.torch import load, save
 from sb3_ano.envs import make_vec_env
 from sb3_ano.hub import SafeFormatError, load_safe
 from sb3_ano.hub.safe_format import SAFE_FILES
-from tests.hub.agents import document, one_line, rewrite, write_document
+from tests.hub.agents import one_line, rewrite
 from tests.hub.hostile import common
-from tests.hub.hostile.common import HUGE, TENSOR_FILES, everything_in, judged, refused_by, write_tensors
+from tests.hub.hostile.common import HUGE, TENSOR_FILES, everything_in, judged, refused_by, with_header, write_tensors
 
 WATCHED = {
     "import pickle; pickle.loads(bytes.fromhex('{pickle}'))": ["pickle.find_class", "canary w"],
@@ -39,13 +39,8 @@ def test_the_watch_sees_what_no_file_may_do(sound, folder):
             assert all(any(event in each for each in seen) for event in events), seen
 
 
-def with_header(header, data=b""):
-    content = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(content)) + content + data
-
-
-def entry(shape, begin, end, dtype="F32"):
-    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+def entry(shape, begin, end):
+    return {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
 
 
 def changed(path, change):
@@ -56,35 +51,25 @@ def changed(path, change):
 
 
 TEXTS = {
-    "empty": b"",
     "not UTF-8": b'{"format": "\xff\xfe"}',
     "deep lists": b"[" * 1_000_000,
-    "a number of many digits": b'{"format_version": ' + b"9" * 100_000 + b"}",
     "a list": b"[]",
     "too large": b"{}" + b" " * 3_999_999,
-    "half a surrogate": b'{"format": "\\ud800"}',
 }
 TENSORS = {
     "nothing": b"",
     "a length beyond everything": struct.pack("<Q", 2**63) + b"{}" * 100,
-    "no JSON": with_header(b"\xff" * 64),
     "deep JSON": with_header(b'{"a":' * 10_000),
     "terabytes without data": with_header({"value_net.bias": entry([HUGE], 0, 4 * HUGE)}),
-    "terabytes with little data": with_header({"value_net.bias": entry([HUGE], 0, 4)}, b"\0" * 4),
     "overflowing shape": with_header({"value_net.bias": entry([2**33, 2**33], 0, 4)}, b"\0" * 4),
-    "overlapping": with_header({"a": entry([2], 0, 8), "b": entry([2], 4, 12)}, b"\0" * 12),
-    "an unknown type": with_header({"a": entry([1], 0, 4, "OBJECT")}, b"\0" * 4),
-    "names with line breaks": with_header({"a\nb\x1b[31m": entry([1], 0, 4)}, b"\0" * 4),
-    "a name of a megabyte": with_header({"x" * 2**20: entry([1], 0, 4)}, b"\0" * 4),
+    "a name of a megabyte": with_header({"a\nb\x1b[31m" + "x" * 2**20: entry([1], 0, 4)}, b"\0" * 4),
     "a header of 17 MiB": with_header(b" " * 17 * 2**20),
-    "many tensors": with_header({str(i): entry([0], 0, 0) for i in range(20_000)}),
 }
 CHANGES = {
     "one more axis": lambda tensors, key: tensors.update({key: tensors[key].reshape(*tensors[key].shape, 1)}),
     "half precision": lambda tensors, key: tensors.update({key: tensors[key].half()}),
     "missing": lambda tensors, key: tensors.pop(key),
     "one more": lambda tensors, key: tensors.update({"evil": torch.zeros(1)}),
-    "larger": lambda tensors, key: tensors.update({key: torch.zeros(1_000_000)}),
 }
 # What stands in the place of a file.
 NODES = {
@@ -92,7 +77,6 @@ NODES = {
     "folder": lambda path: path.mkdir(),
     "pipe": os.mkfifo,
     "link out": lambda path: path.symlink_to(path.parents[1] / "elsewhere"),
-    "link to a device": lambda path: path.symlink_to("/dev/zero"),
 }
 
 
@@ -121,32 +105,30 @@ def test_what_is_no_file_of_the_format_is_rejected(kind, name, watched, folder):
 
 def test_pickles_and_code_next_to_the_files_are_not_looked_at(watched, folder, sound):
     """A sound agent does nothing that is watched."""
-    acts = watched(sound)["acts"]
-    assert judged(watched(sound), acts) == "acts the same"
+    acts = judged(watched(sound))
     pickles = ("vec_normalize.pkl", "model.zip", "policy.pth", "ano-CartPole-v1.zip", "data", "pytorch_variables.pth")
     planted = dict.fromkeys(pickles, common.evil_pickle(folder))
     planted |= dict.fromkeys(("config.yml", "args.yml"), b"!!python/object/apply:os.system ['touch canary']\n")
     planted |= dict.fromkeys(("__init__.py", "sitecustomize.py"), f"open({str(folder.parent / 'canary')!r}, 'w')".encode())
     for name, content in planted.items():
         (folder / name).write_bytes(content)
-    content = document(folder)
-    for name in ("../evil.safetensors", "/etc/passwd", "..", "sub/policy.safetensors", "C:\\evil", "model.zip"):
-        content["files"][name] = {"size": 8, "sha256": ""}
-    write_document(folder, content)
+    paths = ("../evil.safetensors", "/etc/passwd", "..", "sub/policy.safetensors", "C:\\evil", "model.zip")
+    rewrite(folder, {("files", name): {"size": 8, "sha256": ""} for name in paths})
     before = everything_in(folder.parent)
-    assert judged(watched(folder), acts) == "acts the same"
+    assert judged(watched(folder)) == acts == watched(sound)["acts"]
     assert everything_in(folder.parent) == before
+    weights = changed(folder / "policy.safetensors", lambda tensors, key: tensors.update({key: 2 * tensors[key]}))
+    write_tensors(folder, "policy.safetensors", weights)
+    assert watched(folder)["acts"] != acts, "the comparison sees another agent"
 
 
-@pytest.mark.parametrize(
-    "name", ["file", "nowhere", "loop", "x" * 5000, "a\0b"], ids=["file", "nowhere", "loop", "long", "null"]
-)
-def test_paths_that_are_no_directory_are_one_line(name, tmp_path):
+def test_paths_that_are_no_directory_are_one_line(tmp_path):
     """Review safety, unclear errors."""
     (tmp_path / "file").write_text("no directory")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with one_line(SafeFormatError, "sb3_ano.json"):
-        load_safe(f"{tmp_path}/{name}")
+    for name in ("file", "nowhere", "loop", "x" * 5000, "a\0b"):
+        with one_line(SafeFormatError, "sb3_ano.json"):
+            load_safe(f"{tmp_path}/{name}")
 
 
 def test_a_file_of_holes_is_refused_before_memory_is_taken(watched, folder):
@@ -189,7 +171,7 @@ def test_no_weights_are_made_orthogonal_to_be_replaced(sound, monkeypatch):
 @pytest.mark.parametrize("name", SAFE_FILES)
 def test_damage_is_always_noticed(name, watched, folder, sound):
     """Damage without intent: cuts and flipped bits, the fingerprints as they were."""
-    whole, acts = (folder / name).read_bytes(), watched(sound)["acts"]
+    whole, acts = (folder / name).read_bytes(), judged(watched(sound))
     # Of the JSON, the last character may be missed.
     for size in spots(len(whole) - 2, 6):
         (folder / name).write_bytes(whole[:size])
@@ -197,9 +179,9 @@ def test_damage_is_always_noticed(name, watched, folder, sound):
     for position in [7, 8, 9, *spots(len(whole), 20)]:
         spoilt = whole[:position] + bytes([whole[position] ^ 1 << position % 8]) + whole[position + 1 :]
         (folder / name).write_bytes(spoilt)
-        result = judged(watched(folder), acts)
+        result = judged(watched(folder))
         # The same JSON in other letters, such as 1E-05, acts the same.
-        is_same = name == "sb3_ano.json" and result == "acts the same" and json.loads(spoilt) == json.loads(whole)
+        is_same = name == "sb3_ano.json" and result == acts and json.loads(spoilt) == json.loads(whole)
         assert result == "refused" or is_same
 
 

@@ -5,35 +5,21 @@ process that is watched by an audit hook, with little memory, loads the result.
 """
 
 import functools
-import hashlib
-import json
 import math
 
 import pytest
 
-from tests.hub.agents import MISSING, document, put, rewrite, write_document
-from tests.hub.hostile.common import HUGE, judged, refused_by, watched_process
+from tests.hub.agents import MISSING, document, rewrite, write_document
+from tests.hub.hostile.common import HUGE, judged, places, refused_by, watched_process
 
 # Names that lead to code, in every place that takes a name.
-NAMES = [
-    "os.system", "os:system", "builtins.eval", "subprocess.Popen", "canary_module:shape", "torch.load",
-    "torch.nn.modules.module.Module", "../../evil", "__main__.x",
-]  # fmt: skip
-NAMED_PLACES = {
-    "algorithm": "algorithm='",
-    "policy": "policy='",
-    "arguments/policy_kwargs/activation_fn": "there is no ActorCriticPolicy with these arguments",
-    "arguments/rollout_buffer_class": "rollout_buffer_class='",
-    "arguments/learning_rate": "learning_rate='",
-    "observation_space/type": "observation_space.type='",
-    "observation_space/dtype": "observation_space.dtype='",
-    "shaping/name": "which is not built in and is never imported",
-}
+NAMES = ["os.system", "os:system", "canary_module:shape", "torch.nn.modules.module.Module", "../../evil", "__main__.x"]
+NAMED_PLACES = ["algorithm", "policy", "observation_space/type", "observation_space/dtype"]
+NAMED_PLACES += ["arguments/learning_rate", "arguments/rollout_buffer_class"]
 # Objects that stand for code, in every place that takes a class. To others than classes, a policy has an answer of its own.
 PLAIN = "allowed are"
 TAGS = [
     ({"$class": "os.system"}, "='os.system' is not allowed"),
-    ({"$class": "torch.nn.modules.activation.Tanh"}, "is not allowed; allowed are"),
     ({"$class": ["os.system", "touch canary"]}, "is not allowed; allowed are"),
     ({"$class": "os.system", "$args": ["touch canary"]}, "has the unknown key '$args'"),
     ({"$custom": "os:system"}, "never imported by its name"),
@@ -42,13 +28,8 @@ TAGS = [
     ({"$pickle": "gASVHAAAAAAAAACMCGJ1aWx0aW5zlIwFcHJpbnSUk5Qu"}, "is not allowed; allowed are plain values"),
     ({"$float": "__import__('os')"}, "is not allowed; allowed are plain values"),
     ({"py/object": "os.system", "py/reduce": [{"py/function": "os.system"}]}, PLAIN),
-    ("!!python/object/apply:os.system ['touch canary']", PLAIN),
 ]
-CLASS_PLACES = [
-    "arguments/policy_kwargs/activation_fn",
-    "arguments/policy_kwargs/optimizer_class",
-    "arguments/rollout_buffer_class",
-]
+CLASS_PLACES = ["arguments/policy_kwargs/activation_fn", "arguments/rollout_buffer_class"]
 
 
 def discrete(n, dtype="int64"):
@@ -71,15 +52,9 @@ OTHER_SHAPE = "the function of that name is another one now"
 # Values of another type, and keys that are missing or unknown, are in the test below this table.
 VALUES = {
     "algorithm": [("SPO", "shaping="), ("PAPO", "arguments has the unknown key")],
-    "format_version": [
-        *[(version, "is not of an agent in the safe format") for version in (0, True)],
-        (10**6, "is of format version 1000000; this sb3_ano reads 1: install a newer one"),
-    ],
-    "arguments/n_steps": [
-        (HUGE, "asks for rollouts of n_steps=1000000000000"),
-        (41_297_763, "asks for rollouts of n_steps=41297763 x 1 environments x 52 bytes"),  # review safety H4
-        (32.0, ""), (True, ""),
-    ],
+    "format_version": [(0, "is not of an agent in the safe format"), (10**6, "has format version 1000000; install a newer")],
+    # Review safety H4.
+    "arguments/n_steps": [(41_297_763, "of n_steps=41297763 x 1 environments x 52 bytes"), (32.0, ""), (True, "")],
     "arguments/gamma": [({"$float": "nan"}, "gamma=nan"), (10**400, "")],
     "arguments/clip_range": [
         ({"$schedule": "linear", "start": 1, "end": 0, "end_fraction": 0}, "clip_range.end_fraction=0"),
@@ -89,58 +64,42 @@ VALUES = {
     "arguments/rollout_buffer_kwargs": [({"buffer_size": HUGE}, "cannot be set up: TypeError")],
     "arguments/policy_kwargs/net_arch": [
         ([10**6, 10**6], "but that of the policy"),
-        ([8], "but that of the policy"),
         ([8] * 1001, "allowed are lists of up to 1000 elements"),
-        ([-8, 8], f"{NO_POLICY}RuntimeError"),
         ({"$class": "torch.nn.ReLU"}, "allowed are values that are not classes"),
     ],
-    # Both would take memory or minutes before the policy is compared.
-    "arguments/policy_kwargs/n_lstm_layers": [(1001, "policy_kwargs.n_lstm_layers=1001")],
-    "arguments/policy_kwargs/lstm_kwargs": [({"device": "cpu"}, "policy_kwargs.lstm_kwargs")],
     "observation_space": [
         (multi_discrete(2**22, 2**63 - 1, 2**63 - 2**22 + 5), TOO_LARGE),  # the sum is 4 modulo 2^64: review safety H5
         (discrete(10**30), "does not describe a Discrete: "),
         (discrete(2, dtype="float32"), "observation_space.dtype='float32' is not allowed"),
-        (discrete(2**24 + 1), TOO_LARGE),
         ({"type": "MultiBinary", "n": [2**13, 2**13]}, "observation_space.n=[8192, 8192] is not allowed"),
         (dict_of(), "observation_space.spaces={}"),
         (dict_of(*[discrete(2)] * 1001), "objects with up to 1000 spaces"),
         (dict_of(dict_of()), "is a Dict inside of a Dict"),
-        (dict_of(*[discrete(2**23)] * 3), "observation_space.spaces has more than 16777216 elements"),
         (dict_of(*[{"type": "Box", "shape": [2**23], "dtype": "float64", "low": 0, "high": 1}] * 9), "has more than 16777216"),
     ],
     "observation_space/type": [([[["x" * 100] * 10] * 10] * 10, "type=[[[")],  # review safety, errors
     "observation_space/shape": [
         ([HUGE, HUGE], ""), ([-4], ""), ([0], ""), ([4.0], ""), ([1] * 99, "does not describe a Box"),
-        ([2**24], "cannot reshape array of size 4"),
     ],
     "observation_space/dtype": [("U1000000000", ""), ("uint8", "does not describe a Box")],
-    "observation_space/low": [
-        ([0, 0, 0, "1.5"], ""),
-        (0.1, "observation_space.low=0.1 is not allowed; allowed are numbers that float32 holds exactly"),
-    ],
+    "observation_space/low": [([0, 0, 0, "1.5"], ""), (0.1, "low=0.1 is not allowed; allowed are numbers that float32 holds")],
     "action_space": [(multi_discrete(2**24, 2), TOO_LARGE), (dict_of({"type": "MultiBinary", "n": 2}), NO_POLICY)],
-    "action_space/n": [(10**9, TOO_LARGE), (10**7, "but that of the policy")],
+    "action_space/n": [(2**24 + 1, TOO_LARGE), (10**7, "but that of the policy")],
     "n_envs": [(2**20 + 1, ""), (0, ""), (1.0, "")],
-    "shaping/name": [
-        (["ano"], "shaping cannot be read: ValueError"),
-        ({"ano": 1}, "shaping"),
-        ("x" * 1000, "which is not built in and is never imported"),
-        ("spo", OTHER_SHAPE),
-    ],
-    "shaping/fingerprint": [
-        ([[0.0] * 9] * 2, OTHER_SHAPE),
-        ([[0.0] * 8] * 2, "shaping cannot be read: ValueError"),
-        ([[2**70] * 9] * 2, "shaping cannot be read: TypeError"),
-    ],
+    "shaping/name": [(["ano"], "shaping cannot be read: ValueError"), ({"ano": 1}, "shaping"), ("spo", OTHER_SHAPE)],
+    "shaping/fingerprint": [([[0.0] * 9] * 2, OTHER_SHAPE), ([[0.0] * 8] * 2, "shaping cannot be read: ValueError")],
     "vec_normalize/norm_obs_keys": [(["x" * 900] * 1000, "cannot be normalized as they were")],
     "vec_normalize/norm_obs": [(False, "but that of the observations of env"), (1, "")],
     "versions/torch": [(number, "JSON compliant") for number in (math.nan, -math.inf)],  # which nothing else looks at
     **{name: [(DEEP, name)] for name in ("policy", "arguments", "shaping", "vec_normalize")},
     ("files", "policy.safetensors"): [({"size": 2**62, "sha256": ""}, "damaged or cut off")],
+    # Review safety H8: 4.2 % of single flipped bits loaded unnoticed. Stored agents have checksums that fit.
+    "checksum": [("0" * 64, "does not match its checksum: it is damaged; if you edited it, remove the key 'checksum'")],
 }  # fmt: skip
 CASES = [
-    *[(place, name, message) for place, message in NAMED_PLACES.items() for name in NAMES],
+    *[(place, name, "") for place in NAMED_PLACES for name in NAMES],
+    *[(CLASS_PLACES[0], name, NO_POLICY) for name in NAMES],
+    *[("shaping/name", name, "which is not built in and is never imported") for name in NAMES],
     *[
         (place, value, NO_POLICY if message is PLAIN and "policy_kwargs" in place else message)
         for place in CLASS_PLACES
@@ -157,14 +116,6 @@ def test_what_is_not_allowed_is_rejected_by_name(place, value, message, watched,
     refused_by(watched, folder, message or f"{place.rpartition('/')[2]}={value!r}"[:30])
 
 
-def places(content, path=()):
-    """Every key of every object, and the first element of every list, with its value."""
-    items = content.items() if isinstance(content, dict) else enumerate(content[:1]) if isinstance(content, list) else ()
-    for key, value in items:
-        yield (*path, str(key)), value
-        yield from places(value, (*path, str(key)))
-
-
 PARTS = ["format", "format_version", "algorithm", "policy", "arguments", "progress", "observation_space", "action_space"]
 PARTS += ["n_envs", "shaping", "vec_normalize", "files"]
 NULLABLE = {"rollout_buffer_class", "seed", "vec_normalize"}
@@ -176,8 +127,8 @@ LENIENT = {"arguments", "progress"}
 def test_values_of_another_type_and_other_keys_are_rejected(part, watched, folder):
     """In every place of the JSON: a value of every other type, no value, and a key that is unknown."""
     content = document(folder)
-    for place, value in places({part: content[part]}):
-        name, takes_any = place[-1], "policy_kwargs" in place[:-1]
+    for place, owner, key in places({part: content[part]}):
+        value, name, takes_any = owner[key], place[-1], "policy_kwargs" in place[:-1]
         skipped = [value, *[None] * (name in NULLABLE), *[-1.5] * (type(value) in (int, float))]
         skipped += [MISSING] * (name.isdigit() or bool(LENIENT.intersection(place[:-1])))
         changes = [(place, other) for other in (None, "evil", ["evil"], -1.5, MISSING) if other not in skipped]
@@ -186,7 +137,7 @@ def test_values_of_another_type_and_other_keys_are_rejected(part, watched, folde
         for changed, other in changes:
             rewrite(folder, {changed: other})
             if takes_any:
-                assert not judged(watched(folder), "", is_rewritten=True).startswith("BAD")
+                assert not judged(watched(folder)).startswith("BAD")
             else:
                 message = refused_by(watched, folder, "")
                 assert "is not allowed" not in message or next(filter(str.isidentifier, reversed(changed))) in message
@@ -211,14 +162,3 @@ def test_the_largest_spaces_take_no_more_memory_than_stated(spare, message, soun
     rewrite(folder, LARGEST)
     with watched_process(sound, spare) as load_there:
         refused_by(load_there, folder, message)
-
-
-@pytest.mark.parametrize(("place", "value"), [("arguments/learning_rate", 3.1e-4), ("vec_normalize/clip_reward", 11.0)])
-def test_the_json_has_a_checksum_of_its_own(place, value, watched, folder):
-    """Review safety H8: 4.2 % of single flipped bits loaded unnoticed. By hand: the SHA-256 of everything but the checksum."""
-    content = document(folder)
-    stored = json.loads((folder / "sb3_ano.json").read_text())["checksum"]
-    assert stored == hashlib.sha256(json.dumps(content).encode()).hexdigest()
-    put(content, place, value)
-    write_document(folder, {**content, "checksum": stored})
-    refused_by(watched, folder, "does not match its checksum: it is damaged; if you edited it, remove the key 'checksum'")
