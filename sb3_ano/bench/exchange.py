@@ -123,11 +123,9 @@ def _to_tensorboard(run: RunFiles, out: Path) -> None:
 def _to_wandb(run: RunFiles, out: Path) -> None:
     wandb = importlib.import_module("wandb")
     out.mkdir(parents=True, exist_ok=True)
-    config = {key: value for key, value in run.document.items() if key != "sha256"}
-    started = wandb.init(name=run.path.name, id=run.path.name, dir=str(out), config=config, reinit=True)
-    for tag, value, step in _scalars(run):
-        started.log({tag: value, "global_step": int(step)})
-    started.finish()
+    with wandb.init(name=run.path.name, id=run.path.name, dir=str(out), config=run.document) as started:
+        for tag, value, step in _scalars(run):
+            started.log({tag: value, "global_step": int(step)})
 
 
 def import_logs(
