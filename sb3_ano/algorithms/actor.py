@@ -1,5 +1,6 @@
 """Act with a policy in one rollout: from the observations of a step to actions, values and log-probabilities."""
 
+import itertools
 import math
 from collections.abc import Callable
 from operator import is_
@@ -8,14 +9,18 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.distributions import CategoricalDistribution, DiagGaussianDistribution
+from stable_baselines3.common.distributions import (
+    CategoricalDistribution,
+    DiagGaussianDistribution,
+    MultiCategoricalDistribution,
+)
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import nn
 
 from sb3_ano._compat import registries
-from sb3_ano.algorithms.policy_evaluation import MASKED, customization, has_stock_distribution, make_evaluation
+from sb3_ano.algorithms.policy_evaluation import MASKED, choices, customization, has_stock_distribution, make_evaluation
 
 Observations: TypeAlias = np.ndarray | dict[str, np.ndarray]
 #: Actions ``(n_envs, ...)``, values ``(n_envs, 1)``, log-probabilities ``(n_envs,)``.
@@ -120,7 +125,7 @@ _ONE_THREAD = 4 * 65536
 
 
 class NumpyActor(_Actor):
-    """Act with SB3's MlpPolicy on the CPU in NumPy, whose cost per call is a tenth of PyTorch's.
+    """Act with SB3's policies without images on the CPU in NumPy, whose cost per call is a tenth of PyTorch's.
 
     If the layers are small, actor and critic are one network: their first layers see the same input, and the following ones
     are stacked into block-diagonal matrices, because a call costs more than multiplying by zeros.
@@ -131,10 +136,12 @@ class NumpyActor(_Actor):
 
     @staticmethod
     def supports(policy: ActorCriticPolicy, n_envs: int) -> bool:
-        """Tell whether this is SB3's MlpPolicy on the CPU, with Tanh or ReLU, Box observations, no gSDE, and small layers."""
-        extractor, features, space = policy.mlp_extractor, policy.features_extractor, policy.observation_space
-        if customization(policy) is not None or type(extractor) is not MlpExtractor or type(features) is not FlattenExtractor:
+        """Tell whether this is SB3's policy on the CPU, with Tanh or ReLU, no images, no gSDE, and small layers."""
+        extractor, features = policy.mlp_extractor, policy.features_extractor
+        stock = type(extractor) is MlpExtractor and type(features) in (FlattenExtractor, CombinedExtractor)
+        if customization(policy) is not None or not stock:
             return False
+        parts = features.extractors.values() if type(features) is CombinedExtractor else [features.flatten]
         networks = extractor.policy_net, extractor.value_net
         if any(type(network) is not nn.Sequential for network in networks):
             return False
@@ -145,12 +152,11 @@ class NumpyActor(_Actor):
             all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
             and len(activations) <= 1
             and activations <= _ACTIVATIONS.keys()
-            and type(features.flatten) is nn.Flatten
+            and all(type(part) is nn.Flatten for part in parts)
             and policy.share_features_extractor
             and not (getattr(policy, "use_sde", False) or policy.squash_output)
             and has_stock_distribution(policy)
-            and type(space) is spaces.Box
-            and len(space.shape) != 3
+            and _rows(policy.observation_space) is not None
             and (not gaussian or policy.log_std.shape == (policy.action_net.out_features,))
             and all(type(parameter) is nn.Parameter and parameter.dtype == torch.float32 for parameter in policy.parameters())
             and policy.device.type == "cpu"
@@ -167,11 +173,12 @@ class NumpyActor(_Actor):
             joint = [_stacked(*pair, shared_input=i == 0) for i, pair in pairs]
             if n_envs * max(layer.weight.size for layer in joint) <= _ONE_THREAD:
                 self._joint = joint
+        self._rows: Any = _rows(policy.observation_space)
         self._head_size = self._actor[-1].weight.shape[1]
         self._sample = SAMPLERS.get(type(policy.action_dist), _sb3_sampler)(policy, n_envs)
 
     def __call__(self, observations: Observations, masks: np.ndarray | None = None) -> Acted:
-        inputs = _flat(observations)
+        inputs = self._rows(observations)
         if self._joint:
             outputs = _run(self._joint, inputs)
             head, values = outputs[:, : self._head_size], outputs[:, self._head_size :].copy()
@@ -182,21 +189,43 @@ class NumpyActor(_Actor):
 
     def values(self, observations: Observations) -> np.ndarray:
         """Return the values of observations, ``(batch, 1)``."""
-        return _run(self._critic, _flat(observations))
+        return _run(self._critic, self._rows(observations))
 
     def terminal_values(self, observations: list[Any], environments: list[int]) -> np.ndarray:
         """Return the values of last observations, which have no batch dimension, ``(len(observations),)``."""
-        return self.values(np.stack([np.asarray(observation) for observation in observations])).reshape(-1)
+        if not isinstance(observations[0], dict):
+            return self.values(np.stack(observations)).reshape(-1)
+        batch = {key: np.stack([part[key] for part in observations]) for key in observations[0]}
+        return self.values(batch).reshape(-1)
 
 
 #: The policy of one rollout.
 Actor: TypeAlias = NumpyActor | TorchActor
 
 
-def _flat(observations: Observations) -> np.ndarray:
-    """Return one float32 row per environment."""
+def _rows(space: spaces.Space) -> Callable[[Any], np.ndarray] | None:
+    """Return a function from observations to one float32 row per environment, as SB3 makes them; None for images."""
+    if isinstance(space, spaces.Dict):
+        parts = {key: _rows(part) for key, part in space.spaces.items()}
+        if None in parts.values():
+            return None
+        return lambda observations: np.concatenate([part(observations[key]) for key, part in parts.items()], axis=1)  # type: ignore[misc]
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        tables = [np.eye(size, dtype=np.float32) for size in choices(space)]
+
+        def one_hot(observations: Any) -> np.ndarray:
+            indices = _flat(observations).T.astype(np.uint32)  # a negative index raises, as in SB3
+            return np.concatenate([table[index] for table, index in zip(tables, indices, strict=True)], axis=1)
+
+        return one_hot
+    if len(space.shape or ()) == 3:
+        return None
+    return lambda observations: _flat(observations).astype(np.float32, copy=False)
+
+
+def _flat(observations: Any) -> np.ndarray:
     array = np.asarray(observations)
-    return array.reshape(len(array), -1).astype(np.float32, copy=False)
+    return array.reshape(len(array), -1)
 
 
 def _run(layers: list[_Layer], x: np.ndarray) -> np.ndarray:
@@ -254,11 +283,35 @@ def _gaussian_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
 
 
 def _categorical_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
+    samplers = [_one_of(size, n_envs) for size in choices(policy.action_space)]
+    if isinstance(policy.action_space, spaces.Discrete):
+        return samplers[0]
+    ends = np.cumsum(choices(policy.action_space)).tolist()
+    parts = [slice(*span) for span in itertools.pairwise([0, *ends])]
+    shape = policy.action_space.shape or ()
+
+    def sample(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        actions, log_probs = zip(*[one(logits[:, part]) for one, part in zip(samplers, parts, strict=True)], strict=True)
+        return np.stack(actions, axis=1).reshape(-1, *shape), np.sum(log_probs, axis=0)
+
+    return sample
+
+
+def _one_of(size: int, n_envs: int) -> _Sampler:
+    noise = torch.empty(n_envs, size)
+    drawn, row = noise.numpy(), np.arange(n_envs)
+
     def sample(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         log_probs = logits - logits.max(axis=1, keepdims=True)
-        log_probs -= np.log(np.exp(log_probs).sum(axis=1, keepdims=True))
-        indices = torch.multinomial(torch.from_numpy(np.exp(log_probs)), 1, replacement=True).numpy()
-        return indices[:, 0], np.take_along_axis(log_probs, indices, axis=1)[:, 0]
+        probs = np.exp(log_probs)
+        total = probs.sum(axis=1, keepdims=True)
+        noise.exponential_()  # what torch.multinomial does for one sample per row
+        probs /= drawn
+        actions = probs.argmax(axis=1)
+        chosen = log_probs[row, actions] - np.log(total[:, 0])
+        if not math.isfinite(chosen.sum()):
+            raise ValueError("the policy returned NaN or Inf; look at its parameters")
+        return actions, chosen
 
     return sample
 
@@ -276,4 +329,5 @@ def _sb3_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
 SAMPLERS: dict[type, Callable[[ActorCriticPolicy, int], _Sampler]] = {
     DiagGaussianDistribution: _gaussian_sampler,
     CategoricalDistribution: _categorical_sampler,
+    MultiCategoricalDistribution: _categorical_sampler,
 }

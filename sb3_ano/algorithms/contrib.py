@@ -35,8 +35,8 @@ from sb3_ano.algorithms.contrib_policies import (
     MaskedLstmPolicy,
     MlpLstmPolicy,
     MultiInputLstmPolicy,
-    choices,
 )
+from sb3_ano.algorithms.policy_evaluation import choices
 
 
 class MaskableANO(ANO):

@@ -10,7 +10,7 @@ from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, Rec
 from stable_baselines3.common.buffers import RolloutBuffer
 
 from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer
-from sb3_ano.algorithms.contrib_policies import choices
+from sb3_ano.algorithms.policy_evaluation import choices
 
 
 class _Masks(RolloutBuffer):

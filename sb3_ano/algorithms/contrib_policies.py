@@ -6,7 +6,12 @@ from typing import Any
 
 import torch
 from gymnasium import spaces
-from sb3_contrib.common.maskable.distributions import MaskableCategoricalDistribution, make_masked_proba_distribution
+from sb3_contrib.common.maskable.distributions import (
+    MaskableBernoulliDistribution,
+    MaskableCategoricalDistribution,
+    MaskableMultiCategoricalDistribution,
+    make_masked_proba_distribution,
+)
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from sb3_contrib.common.recurrent.policies import (
     RecurrentActorCriticCnnPolicy,
@@ -17,14 +22,7 @@ from stable_baselines3.common.distributions import CategoricalDistribution, Dist
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from sb3_ano.algorithms import actor, policy_evaluation
-from sb3_ano.algorithms.policy_evaluation import MASKED, PolicyEvaluation, has_stock_distribution
-
-
-def choices(space: Any) -> list[int]:
-    """Return the numbers of actions in each dimension of an action space."""
-    if isinstance(space, spaces.Discrete):
-        return [int(space.n)]
-    return [2] * spaces.flatdim(space) if isinstance(space, spaces.MultiBinary) else [int(size) for size in space.nvec]
+from sb3_ano.algorithms.policy_evaluation import MASKED, PolicyEvaluation, choices, has_stock_distribution
 
 
 def _plain_distribution(space: spaces.Space) -> Distribution:
@@ -165,4 +163,5 @@ policy_evaluation.EVALUATIONS |= {
     RecurrentActorCriticPolicy: RecurrentEvaluation,
     MaskedLstmPolicy: RecurrentEvaluation,
 }
-actor.SAMPLERS[MaskableCategoricalDistribution] = actor._categorical_sampler
+for kind in (MaskableCategoricalDistribution, MaskableMultiCategoricalDistribution, MaskableBernoulliDistribution):
+    actor.SAMPLERS[kind] = actor.SAMPLERS[CategoricalDistribution]

@@ -56,6 +56,13 @@ def customization(policy: ActorCriticPolicy) -> str | None:
     return None if replaced is None else f"policy.action_dist.{replaced} was replaced"
 
 
+def choices(space: Any) -> list[int]:
+    """Return the numbers of values in each dimension of a discrete space."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    return [2] * spaces.flatdim(space) if isinstance(space, spaces.MultiBinary) else [int(size) for size in space.nvec]
+
+
 def base_of(policy: Any) -> type:
     """Return the most special class of :data:`EVALUATIONS` that a policy is an instance of."""
     return next((base for base in reversed(EVALUATIONS) if isinstance(policy, base)), ActorCriticPolicy)

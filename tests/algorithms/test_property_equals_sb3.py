@@ -140,7 +140,7 @@ IN_NUMPY = [
     *({"actions": actions} for actions in AXES["actions"]),
     *({"net": net} for net in ("default", "none", "uneven", "wide")),
     {"activation": "ReLU"},
-    {"observations": "matrix"},
+    *({"observations": kind} for kind in ("matrix", "index", "indices", "bits", "dict")),
     {"n_envs": 64},  # above that, PyTorch multiplies faster
 ]
 IN_TORCH = [
@@ -148,7 +148,7 @@ IN_TORCH = [
     {"activation": "GELU"},
     {"share": False},
     {"gsde": "plain"},
-    {"observations": "index"},
+    {"observations": "dict with image"},
     {"policy": "WithResidualNets"},
     {"before": "hook on a net"},
     {"before": "different activations"},

@@ -109,12 +109,22 @@ def test_statistics_are_put_back_to_where_the_rollout_started():
     np.testing.assert_array_equal(env.obs_rms.mean, 7.0)
 
 
-def test_a_policy_that_is_not_a_number_is_named_and_not_the_environment():
-    model = ANO("MlpPolicy", plain(actions=BOX_ACTIONS), **SETTINGS)
+@pytest.mark.parametrize("actions", [BOX_ACTIONS, spaces.Discrete(3), spaces.MultiDiscrete([2, 3])], ids=str)
+def test_a_policy_that_is_not_a_number_is_named_and_not_the_environment(actions):
+    model = ANO("MlpPolicy", plain(actions=actions), **SETTINGS)
     with torch.no_grad():
         model.policy.action_net.bias.fill_(NAN)
-    with pytest.raises(ValueError, match="the policy returned NaN or Inf at step 1 of the training"):
+    with pytest.raises(
+        ValueError, match=r"the policy returned NaN or Inf( at step 1 of the training)?; look at its parameters"
+    ):
         model.learn(64)
+
+
+@pytest.mark.parametrize("index", [-1, 5])
+def test_an_index_outside_of_its_space_is_an_error(index):
+    tiny = TinyEnv(spaces.Discrete(5), BOX_ACTIONS)
+    with pytest.raises(IndexError, match="out of bounds"):
+        train(DummyVecEnv([lambda: TransformObservation(tiny, lambda o: index, tiny.observation_space)]))
 
 
 def test_a_number_whose_square_overflows_is_finite():
