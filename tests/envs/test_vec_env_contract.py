@@ -74,15 +74,15 @@ def test_steps_return_new_values_of_the_right_shapes_and_types(make, case):
 
 @every_backend
 def test_algorithms_wrappers_and_evaluations_of_sb3_work_on_top(make, case):
-    policy, options = "CnnPolicy" if case.atari else "MlpPolicy", {"n_steps": 8, "batch_size": 16, "n_epochs": 1}
+    policy = "CnnPolicy" if case.atari else "MlpPolicy"
     # Warnings are errors here, and it warns if its environment is of another type.
     evaluation = EvalCallback(make(1), n_eval_episodes=1, eval_freq=10**6)
-    PPO(policy, make(2), **options).learn(16, callback=evaluation)
+    PPO(policy, make(2), n_steps=2, batch_size=4, n_epochs=1).learn(4, callback=evaluation)
     env = VecFrameStack(VecNormalize(make(2), norm_obs=not case.atari), 2)
-    model = PPO(policy, env, **options).learn(16)
+    model = PPO(policy, env, n_steps=64, batch_size=128, n_epochs=1).learn(128)  # episodes end
     size, *image = make(1).observation_space.shape
     assert model.rollout_buffer.obs_shape == (2 * size, *image)
-    assert env.venv.ret_rms.count == pytest.approx(16, abs=0.01)
+    assert env.venv.ret_rms.count == pytest.approx(128, abs=0.01)
 
 
 @mujoco_backends
