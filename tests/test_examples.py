@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,18 @@ def test_the_blocks_of_the_page_run(page, tmp_path):
         run = [sys.executable, "-c", SESSION]
         done = subprocess.run(run, cwd=tmp_path, env=variables, input=json.dumps(found), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+
+
+@pytest.mark.slow
+def test_the_demo_trains_evaluates_and_plots(tmp_path, monkeypatch, capsys):
+    demo, start = runpy.run_path(str(ROOT / "examples/demo.py")), subprocess.Popen
+    few = ["-n", "600", "--eval-freq", "300"]
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: start([*command, *few], **options))
+    monkeypatch.setattr(sys, "argv", ["demo.py", "--folder", str(tmp_path)])
+    demo["main"]()
+    printed = capsys.readouterr().out
+    assert re.search(r"^ANO: return \d+ .*\nPPO: return \d+ ", printed, re.MULTILINE)
+    assert (tmp_path / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("name", ["first_agent", "step_size"])

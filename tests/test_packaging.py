@@ -1,6 +1,7 @@
 """The wheel, and the extras that it declares."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -53,8 +54,11 @@ def test_the_unpacked_wheel_finds_its_own_hyperparameters(wheel, tmp_path):
     assert found == str(tmp_path / "site" / "sb3_ano" / "hyperparams" / "ano.yml")
 
 
-def test_all_is_all_extras():
-    extras = PROJECT["optional-dependencies"]
+def test_all_is_all_extras_and_each_is_documented():
+    extras = {**PROJECT["optional-dependencies"]}
+    page = (ROOT / "docs" / "getting_started.md").read_text()
+    documented = "".join(re.findall(r"^\| (`.+`) \|", page, re.MULTILINE))
+    assert set(re.findall(r"`(\w+)`", documented)) == set(extras)
     assert extras.pop("all") == [f"sb3-ano[{','.join(extras)}]"]
 
 

@@ -12,7 +12,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from sb3_ano import ANO, RecurrentANO
 from tests.algorithms.comparison import relative_difference, traced_only
 from tests.algorithms.configurations import Callback
-from tests.algorithms.custom_policies import Counting, Normalizing, Overriding
+from tests.algorithms.custom_policies import Counting, Normalizing, Overriding, Unused
 from tests.algorithms.test_equals_sb3_contrib import CASES, PAIRS, after_three_rollouts, make
 from tests.algorithms.test_equals_sb3_ppo import tolerance
 from tests.common import ALGORITHMS, SMALL, needs_compiler, parameters
@@ -110,6 +110,11 @@ def test_what_cannot_be_compiled_is_warned_about_once_and_trains_the_same(option
     with pytest.warns(UserWarning, match=f"torch_compile: the update cannot be compiled.*({reason})") as warned:
         both(train)
     assert len(warned) == 1
+
+
+def test_a_parameter_without_a_gradient_is_warned_about_and_trains_the_same(traced):
+    with pytest.warns(UserWarning, match="torch_compile: the update cannot be compiled"):
+        both(lambda **each: learn(policy_kwargs={"features_extractor_class": Unused}, **each))
 
 
 # review users U22

@@ -138,6 +138,7 @@ def of_the_main_script():
 def test_a_shape_without_a_name_is_warned_about_saved_and_asked_for_when_loading(shaping, tmp_path):
     with pytest.warns(UserWarning, match="cannot be imported by its name.*loads only with shaping="):
         model = trained(shaping=shaping)
+    assert getattr(shaping, "weight", 1.5) == 1.5  # the parameter of a module is not trained
     model.save(tmp_path / "model")
     with pytest.raises(ValueError, match="was trained with shaping=.*pass the function itself as shaping="):
         ANO.load(tmp_path / "model")

@@ -131,6 +131,7 @@ def test_an_epoch_beyond_the_kl_limit_is_the_last_one():
     assert free._n_updates == 30
     assert 1 < limited._n_updates < 30
     assert limited.logger.name_to_value["train/approx_kl"] > 1e-3
+    assert papo().max_epoch_kl == 0.02
     shorter = {**options, "n_epochs": limited._n_updates - 1}
     before = PAPO("MlpPolicy", "CartPole-v1", **shorter, max_epoch_kl=None).learn(32)
     assert before.logger.name_to_value["train/approx_kl"] <= 1e-3

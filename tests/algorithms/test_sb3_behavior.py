@@ -46,9 +46,13 @@ def test_environments_of_all_kinds_are_the_same_environment(make):
 
 
 class Ending(MaskedEnv):
-    """Episodes of at most three steps."""
+    """Episodes of at most three steps, of which some succeed."""
 
     length = 3
+
+    def step(self, action):
+        *rest, info = super().step(action)
+        return *rest, {**info, "is_success": bool(action)}
 
 
 def ending() -> VecEnv:
@@ -94,6 +98,7 @@ def test_callbacks_of_sb3_act_and_log_as_with_ppo(name, interval, tmp_path):
     assert relative_difference(expected, model) <= 1e-6
     for mine, theirs in zip(log, expected_log, strict=True):
         kept = {name: value for name, value in theirs.items() if name not in ("time/fps", "time/time_elapsed")}
+        assert ("rollout/success_rate" in kept) == ("rollout/ep_rew_mean" in kept)
         assert {name: mine[name] for name in kept} == pytest.approx(kept, rel=1e-3, abs=1e-5, nan_ok=True)
 
 

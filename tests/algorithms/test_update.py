@@ -163,6 +163,14 @@ def test_the_log_is_that_of_the_minibatches(shaping):
     assert (found["ppo_discarded_gradient"] > 0) == (shaping == "ano")  # where PPO's clip lets nothing through
 
 
+@pytest.mark.parametrize("policy", ["MlpPolicy", Overriding])
+def test_the_norm_of_the_gradient_is_logged_before_clipping(policy):
+    once = {**SETTINGS, "batch_size": 64, "n_epochs": 1}
+    models = [ANO(policy, "CartPole-v1", **once, max_grad_norm=limit).learn(64) for limit in (0.01, 1e9)]
+    short, whole = (logged(model)["grad_norm"] for model in models)
+    assert short == whole > 0.02
+
+
 @pytest.mark.parametrize("case", ["Box", "gSDE", "MultiDiscrete", "Dict", "image"])
 def test_bfloat16_is_close_to_float32_in_rollout_and_update(case):
     def run(collecting: str, updating: str) -> tuple[np.ndarray, float]:

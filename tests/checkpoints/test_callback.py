@@ -2,8 +2,10 @@
 
 import gc
 import operator
+import random
 import re
 import shutil
+import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -38,7 +40,7 @@ class Anneal(BaseCallback):
         self.generator = np.random.default_rng(0)
 
     def _on_rollout_start(self) -> None:
-        self.model.ent_coef += 0.01 * self.generator.random() * torch.rand(1).item()
+        self.model.ent_coef += 0.01 * self.generator.random() * torch.rand(1).item() * random.random()
 
     def _on_step(self) -> bool:
         return True
@@ -150,8 +152,10 @@ def test_checkpoints_follow_steps_or_time(tmp_path):
     assert steps(every=1) == steps(seconds=0.0) == [0, 32, 64, 96, 128]
     assert steps(every=64) == steps(every=50) == [0, 64, 128]
     assert steps(seconds=3600.0) == [0]
+    default = TrainingCheckpoints(tmp_path)
+    assert (default.every, default.seconds, default.keep) == (None, 60.0, 3)
     # The collection of rollouts prepares nothing for it.
-    assert _needs_no_locals(CallbackList([TrainingCheckpoints(tmp_path)]))
+    assert _needs_no_locals(CallbackList([default]))
 
 
 @pytest.mark.parametrize(
@@ -234,12 +238,15 @@ def test_envpool_resumes_with_new_episodes_and_a_warning(tmp_path):
 
     interrupt(tmp_path, training(), at=300, every=128)
     again = training()
-    first, model = again.model.env.reset(), again.model
+    model, pool, other = again.model, again.model.env.unwrapped, training().model.env.unwrapped
+    reset, starts, earlier = pool.reset, [], [other.reset(), other.reset()]
+    pool.reset = lambda: starts.append(reset()) or starts[-1]
     with pytest.warns(UserWarning, match="the state of EnvPoolVecEnv cannot be stored: new episodes start"):
         resume(tmp_path, again, every=128)
     assert model.num_timesteps == 384
     assert model.get_vec_normalize_env().obs_rms.count > 384  # of all steps, not only of those since
-    assert not np.array_equal(first, model._last_obs)
+    np.testing.assert_array_equal(starts[0], earlier[0])
+    assert not any(np.array_equal(starts[-1], start) for start in earlier)  # those are of the seed of the program
 
 
 # Attributes that callbacks or environments change: restored, or named in a warning.
@@ -357,6 +364,14 @@ def test_changes_by_callbacks_and_environments_are_restored(case, tmp_path):
     assert_same(resume(tmp_path, again), whole)
     assert all(callback.optimizer is again.model.policy.optimizer for callback in again.callbacks)
     assert [callback.change for callback in again.callbacks] == changes  # the program's own, also if it is a lambda
+
+
+def test_time_is_that_of_the_training(tmp_path, monkeypatch):
+    program = partial(Program, event(lambda event: setattr(event.model, "start_time", time.time_ns() - 10**12)))
+    interrupt(tmp_path, program())
+    tomorrow = time.time_ns() + 10**14
+    monkeypatch.setattr("time.time_ns", lambda: tomorrow)
+    assert tomorrow - resume(tmp_path, program()).model.start_time == pytest.approx(10**12, rel=0.1)
 
 
 NAMED = {

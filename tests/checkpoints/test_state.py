@@ -108,6 +108,7 @@ def guarded(**attributes):
     return lambda: DummyVecEnv([lambda: env])
 
 
+@pytest.mark.filterwarnings("ignore:builtin type .* has no __module__ attribute:DeprecationWarning")  # Box2D
 @pytest.mark.parametrize(
     ("make_env", "lost"),
     [
@@ -117,8 +118,9 @@ def guarded(**attributes):
         (guarded(guard={"hidden": TinyEnv(BOX_OBSERVATIONS, BOX_ACTIONS)}), []),  # is found, and has a state
         (lambda: VecNormalize(make_vec_env("CartPole-v1", 1, vec_env_cls=SubprocVecEnv)), ["SubprocVecEnv"]),
         (lambda: VecNormalize(make_vec_env("CartPole-v1", 1, backend="envpool")), ["EnvPoolVecEnv"]),
+        (lambda: make_vec_env("LunarLander-v3"), ["LunarLander"]),
     ],
-    ids=["EzPickle", "generator", "window", "environment", "processes", "envpool"],
+    ids=["EzPickle", "generator", "window", "environment", "processes", "envpool", "Box2D"],
 )
 def test_environments_without_a_state_are_named(make_env, lost):
     pytest.importorskip("envpool")

@@ -5,14 +5,19 @@ from copy import deepcopy
 import gymnasium as gym
 import numpy as np
 import pytest
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor, load_results
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 
 from tests.envs.backends import ATARI, BATCHED, ENVPOOL, MUJOCO, RandomPolicy, cases, needs_all
 
 pytestmark = needs_all
 every_backend, mujoco_backends, atari_backends, batched_backends = map(cases, (MUJOCO | ATARI, MUJOCO, ATARI, BATCHED))
+
+#: Of the infos of a batch.
+KEYS = {"TimeLimit.truncated", "terminal_observation", "episode"}
 
 
 @pytest.fixture
@@ -51,6 +56,7 @@ def test_steps_return_new_values_of_the_right_shapes_and_types(make, case):
         assert [type(info) for info in infos] == [dict] * 3
         for done, info in zip(dones, infos, strict=True):
             assert not info["TimeLimit.truncated"]
+            assert set(info) <= KEYS or case.name not in ("envpool", "ale")
             assert ("terminal_observation" in info) == done
             if done:
                 terminal = info["terminal_observation"]
@@ -64,6 +70,19 @@ def test_steps_return_new_values_of_the_right_shapes_and_types(make, case):
     assert [space == env.action_space for space in env.get_attr("action_space")] == [True] * 3
     assert (len(env.get_attr("spec", indices=[0, 2])), len(env.get_attr("spec", indices=1))) == (2, 1)
     assert (env.has_attr("observation_space"), env.has_attr("no_such_attribute")) == (True, False)
+
+
+@every_backend
+def test_algorithms_wrappers_and_evaluations_of_sb3_work_on_top(make, case):
+    policy = "CnnPolicy" if case.atari else "MlpPolicy"
+    # Warnings are errors here, and it warns if its environment is of another type.
+    evaluation = EvalCallback(make(1), n_eval_episodes=1, eval_freq=10**6)
+    PPO(policy, make(2), n_steps=2, batch_size=4, n_epochs=1).learn(4, callback=evaluation)
+    env = VecFrameStack(VecNormalize(make(2), norm_obs=not case.atari), 2)
+    model = PPO(policy, env, n_steps=64, batch_size=128, n_epochs=1).learn(128)  # episodes end
+    size, *image = make(1).observation_space.shape
+    assert model.rollout_buffer.obs_shape == (2 * size, *image)
+    assert env.venv.ret_rms.count == pytest.approx(128, abs=0.01)
 
 
 @mujoco_backends

@@ -75,6 +75,8 @@ def test_a_training_with_ppos_shape_is_trls_bit_for_bit(settings, tmp_path):
     default = {"use_bias_correction_kl": True} if "beta" in settings else {}
     stock = trained(make(tmp_path, max_steps=4, **{**settings, **default}))
     assert torch.equal(parameters(ours), parameters(stock))
+    if "beta" in settings:
+        assert shaped(tmp_path, "spo", **settings).args.use_bias_correction_kl is False
     if settings.get("loss_type") == "grpo":
         assert not torch.equal(parameters(trained(shaped(tmp_path, "spo", max_steps=4, **settings))), parameters(stock))
 

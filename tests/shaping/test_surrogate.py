@@ -92,6 +92,7 @@ def test_surrogate_is_finite_for_every_finite_log_ratio_and_the_same_under_autoc
         value, gradient = value_and_gradient(surrogate(*arguments, eps_low=eps, eps_high=eps), log_ratio)
         assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         assert value.isfinite().all()
+        assert torch.equal(surrogate(*arguments, eps_low=max(eps, 1e-6), eps_high=max(eps, 1e-6)), value)
         assert not gradient[log_ratio > 20].any()  # beyond saturation
         # A half-precision gradient holds 6e4 at most; what it is the gradient of is computed in float32.
         assert gradient.isfinite().all() or dtype == torch.float16

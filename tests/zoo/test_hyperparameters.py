@@ -34,6 +34,7 @@ def test_every_key_is_known_and_every_value_is_valid(algo):
         check_hyperparameters(settings, algorithm, name, REQUIRED)
         assert settings["backend"] == "auto", "every entry takes the fast environments"
         assert isinstance(settings.get("clip_range", 0.2), float), "radii are constant"
+        assert "clip_range_vf" not in settings
         signature = inspect.signature(algorithm.__init__).parameters
         arguments = {key: value for key, value in settings.items() if key in signature}
         arguments["policy_kwargs"] = eval(arguments.get("policy_kwargs", "None"), {"dict": dict, "nn": nn})

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stable_baselines3.common.monitor import load_results
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sb3_ano import ANO
 from sb3_ano._io import write_json
@@ -30,6 +31,7 @@ AT = "logs/*/*/checkpoints/checkpoint_{}_steps.zip"
 def final_state(directory: Path, env_id: str) -> dict[str, Any]:
     """Return the results of a finished training."""
     (run,) = (path.parent for path in directory.glob(f"logs/ano/*/{env_id}.zip"))
+    assert not (run / "checkpoints").exists()
     model = ANO.load(run / f"{env_id}.zip")
     with np.load(run / "evaluations.npz") as evaluations:
         return {
@@ -74,7 +76,9 @@ def test_a_killed_training_resumes_as_if_it_had_not_been(env_id, when, run_until
 )
 def test_a_run_with_a_uuid_resumes_in_its_files_and_with_new_episodes_if_need_be(algo, vec_env, params, run_until, tmp_path):
     """users Z2: the run was not found."""
-    command = f"train --algo {algo} {COMMON} -n 1536 --checkpoint-freq 256 -uuid {params} n_envs:4 {SMALL}"
+    command = (
+        f"train --algo {algo} {COMMON} -n 1536 --checkpoint-freq 256 -uuid --tensorboard-log tb {params} n_envs:4 {SMALL}"
+    )
     killed = run_until(command, tmp_path, AT.format(768))
     before = {file: file.read_text().splitlines()[:4] for file in tmp_path.glob("logs/*/*/*.monitor.csv")}
     resumed = run_until(f"train --algo {algo} --resume", tmp_path, None)
@@ -85,6 +89,9 @@ def test_a_run_with_a_uuid_resumes_in_its_files_and_with_new_episodes_if_need_be
     assert re.fullmatch(r"CartPole-v1_1_[0-9a-f-]{36}", run.name)
     assert json.loads((run / "CartPole-v1" / "run.json").read_text())["finished"]
     assert {file: file.read_text().splitlines()[:4] for file in before} == before
+    first, second = (EventAccumulator(str(path)).Reload() for path in sorted(tmp_path.glob(f"tb/*/{algo.upper()}_*")))
+    assert first.Scalars("time/fps")[0].step == 256
+    assert second.Scalars("time/fps")[0].step >= 1024
     if vec_env != "SubprocVecEnv":  # with processes, files keep the episodes that are repeated
         # Less the episodes that were broken off, and those that did not end
         assert 1536 - 4 * 256 < load_results(str(run))["l"].sum() <= 1536
@@ -117,6 +124,10 @@ def test_the_run_that_was_started_last_resumes_with_its_own_options(planned):
     assert (args.n_timesteps, args.seed, args.hyperparams) == (10_000, 7, {"n_steps": 8})
     assert (args.progress, args.verbose, args.log_folder) == (True, 0, "logs")
     assert not {"resume", "checkpoint_freq"} & set(vars(args))
+    Path("logs").rename("elsewhere")
+    _, args, own = planned("-f elsewhere")
+    assert (own["resumed"], args.log_folder) == (Path("elsewhere/ano/CartPole-v1_10"), "elsewhere")
+    Path("elsewhere").rename("logs")
     for same, freq in {"-n 10000": None, "--n-timesteps=10000 --seed 7 --checkpoint-freq 9": 9}.items():
         own = planned(same)[2]
         assert ("resumed" in own, own["record"]["checkpoint_freq"]) == (True, freq)
