@@ -183,6 +183,19 @@ def test_the_trial_of_a_dead_process_is_run_again_or_does_not_count(storage, mon
     assert (trials[1].params["ent_coef"] == dead.params["ent_coef"]) == ("://" in storage), "it is run again"
 
 
+def test_a_process_that_has_slept_loses_its_trial_and_ends_with_an_error(monkeypatch):
+    database = "sqlite:///study.db"
+
+    def sleep(self, *args, **kwargs):
+        study = study_of(storage=database)
+        study.tell(0, state=FAIL)  # as another process does once heartbeats have stopped
+
+    monkeypatch.setattr(ANO, "learn", sleep)
+    options = f"-optimize --n-trials 2 --no-optim-plots --storage {database} {QUICK}"
+    assert "Cannot tell a FAIL trial" in rejected(f"{TRAIN} {options}")
+    assert [trial.state for trial in study_of(storage=database).trials] == [FAIL]
+
+
 def test_the_lock_of_a_journal_can_be_found_from_any_directory():
     open_storage("a/study.log")._backend._lock.acquire()  # by a process that never releases it
     assert Path("a/study.log.lock").exists(), "the link leads to the journal, so that the lock's age is known"
