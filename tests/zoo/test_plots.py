@@ -80,7 +80,7 @@ def test_rliable_normalizes_the_tasks_that_the_zoo_knows_and_warns_of_others(zoo
     for run in ("BipedalWalker-v3_1", "HopperBulletEnv-v0_1", "CartPole-v1_1"):
         evaluated(run, np.ones((3, 2)))
     zoo("all_plots -a ano -e BipedalWalker Hopper CartPole -f logs -o out --figure out.png")
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="not found for normalizing|decorations") as caught:
         zoo("plot_from_file -i out.pkl -r --figure rliable.png")
     messages = [str(each.message) for each in caught]
     assert [each.split()[0] for each in messages if "not found for normalizing" in each] == ["CartPole"]
