@@ -8,6 +8,7 @@ runs NEW instead.
 import importlib
 import json
 import os
+import pkgutil
 import re
 import runpy
 import subprocess
@@ -155,3 +156,11 @@ def test_every_public_name_is_in_the_api_reference(package):
     documented = set(re.findall(r"^\.\. (?:auto|py:)\w+:: (sb3_ano\.[\w.]+)$", text, re.MULTILINE))
     names = set(importlib.import_module(f"sb3_ano{package}").__all__) - {"__version__"}
     assert {name for name in names if not {f"sb3_ano{package}.{name}", f"sb3_ano.{name}"} & documented} == set()
+
+
+def test_every_documented_path_can_be_imported():
+    pytest.importorskip("ray")
+    pytest.importorskip("trl")
+    text = (ROOT / "docs/api.md").read_text()
+    for path in re.findall(r"^\.\. (?:auto|py:)\w+:: (sb3_ano\.[\w.]+)$", text, re.MULTILINE):
+        pkgutil.resolve_name(path)

@@ -24,7 +24,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, call):
     assert [file.name for file in path.parent.iterdir()] == ["file.txt"]
 
 
-def test_a_directory_is_replaced_whole_or_not_at_all(tmp_path):
+def test_a_directory_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "report"
     for text in ("first", "second"):
         with _io.replace_directory(path) as new:
@@ -34,6 +34,12 @@ def test_a_directory_is_replaced_whole_or_not_at_all(tmp_path):
     with pytest.raises(ValueError, match="None"), _io.replace_directory(path) as new:
         raise ValueError((new / "third").touch())
     assert [file.name for file in path.iterdir()] == ["second"]
+    rename = os.replace
+    full = mock.Mock(side_effect=OSError(28, "No space left on device"))
+    monkeypatch.setattr(os, "replace", lambda old, new: (full if old.name == "new" else rename)(old, new))
+    with pytest.raises(OSError, match="No space left"), _io.replace_directory(path):
+        pass
+    assert [file.name for file in path.iterdir()] == ["second"], "the old one is put back"
     assert [file.name for file in tmp_path.iterdir()] == ["report"]
 
 

@@ -1,13 +1,14 @@
 """Failures of the Hub and the connection leave nothing half done; what is wrong with a repository is one line."""
 
 import time
+from pathlib import Path
 
 import pytest
-from huggingface_hub import HfApi, errors
+from huggingface_hub import HfApi, constants, errors
 from stable_baselines3 import PPO
 
 from sb3_ano.hub import SafeFormatError, download_run, load_from_hub, push_to_hub
-from tests.hub.agents import QUICK, one_line, trained
+from tests.hub.agents import QUICK, acts_like, one_line, trained
 from tests.hub.hub_server import DROP
 
 
@@ -50,16 +51,31 @@ def test_what_fails_leaves_directory_and_repository_as_they_were(call, pattern, 
     assert not list(tmp_path.glob("agents/*"))
 
 
-def test_a_repository_that_changes_meanwhile_is_not_overwritten(hub, packed, cartpole, monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"repo_id": "somebody/other"}, errors.RepositoryNotFoundError, "Repository Not Found"),
+        ({"revision": "v2"}, errors.RevisionNotFoundError, "Invalid rev id: v2"),
+        ({"token": "hf_wrong"}, OSError, "Invalid credentials"),
+    ],
+)
+def test_a_load_that_cannot_succeed_raises_the_error_of_huggingface_hub(options, kind, message, hub, packed):
+    hub.add("somebody/agent", packed)
+    with pytest.raises(kind, match=message):
+        load_from_hub(**{"repo_id": "somebody/agent", **options})
+
+
+def test_a_repository_that_changes_meanwhile_is_read_as_it_was_and_not_overwritten(hub, packed, cartpole, monkeypatch):
     hub.add("somebody/agent", packed)
     repository, info = hub.repositories["somebody/agent"], HfApi.model_info
 
     def then_somebody_commits(*arguments, **options):
         found = info(*arguments, **options)
-        repository.commit({**repository.files, "new.txt": b""})
+        repository.commit({**repository.files, "new.txt": b"", "policy.safetensors": b"of another agent"})
         return found
 
     monkeypatch.setattr(HfApi, "model_info", then_somebody_commits)
+    assert acts_like(load_from_hub("somebody/agent"), cartpole), "all files are of one commit"
     with pytest.raises(OSError, match="A commit has happened since"):
         push_to_hub(cartpole, "somebody/agent", **QUICK)
     assert "new.txt" in repository.files
@@ -79,3 +95,4 @@ def test_only_files_of_the_format_are_fetched_and_errors_name_the_repository(hub
     hub.add("somebody/hostile", files | packed)
     load_from_hub("somebody/hostile")
     assert hub.fetched == {"sb3_ano.json", "policy.safetensors", "results.json"}
+    assert [path.name for path in Path(constants.HF_HUB_CACHE).glob("models--*")] == ["models--somebody--hostile"]

@@ -9,7 +9,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ano import ANO, SPO
 from sb3_ano.envs import make_vec_env
-from sb3_ano.hub import SafeFormatError, load_safe, save_safe
+from sb3_ano.hub import SafeFormatError, download_run, load_safe, save_safe
 from sb3_ano.hub.safe_format import describe
 from tests.common import parameters, pseudo_huber
 from tests.hub.agents import CustomPolicy, acts_like, rewrite, trained
@@ -27,10 +27,14 @@ def saved(model, path):
         return save_safe(model, path), objects
 
 
-def test_a_custom_shape_is_stored_by_name_and_supplied_by_the_caller(tmp_path):
+def test_a_custom_shape_is_stored_by_name_and_supplied_by_the_caller(hub, packed, tmp_path):
     agent, _ = saved(trained(shaping=pseudo_huber), tmp_path / "agent")
     with pytest.raises(SafeFormatError, match="trained with shaping='tests.common:pseudo_huber', which is not built in"):
         load_safe(agent)
+    hub.add("somebody/agent", packed | {path.name: path.read_bytes() for path in agent.iterdir()})
+    with pytest.raises(SafeFormatError, match="which is not built in"):
+        download_run("somebody/agent", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
     for given in (pseudo_huber, "tests.common:pseudo_huber"):
         loaded = load_safe(agent, "CartPole-v1", shaping=given)
         assert loaded._shape.f is pseudo_huber

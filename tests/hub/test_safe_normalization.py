@@ -39,10 +39,11 @@ def test_normalization_comes_back_as_from_sb3s_pickle(policy, observations, opti
             np.testing.assert_equal(one, other)
 
 
-def test_without_statistics_there_are_none_to_load(tmp_path):
-    folder = save_safe(trained(steps=0), tmp_path / "agent")
+def test_without_environments_there_are_no_statistics_to_save(sound, tmp_path):
+    folder = save_safe(load_safe(sound), tmp_path / "agent")
     with one_line(SafeFormatError, "holds no statistics"):
         load_normalization(folder, tiny_vec_env(BOX_OBSERVATIONS, BOX_ACTIONS))
+    assert {path.name for path in folder.iterdir()} == {"policy.safetensors", "sb3_ano.json"}
     assert load_safe(folder, "CartPole-v1").get_vec_normalize_env() is None
 
 

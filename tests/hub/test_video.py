@@ -1,11 +1,14 @@
 """Replay videos: what a decoder reads back is what the environment drew."""
 
+import os
 from unittest import mock
 
 import gymnasium as gym
 import imageio_ffmpeg
 import numpy as np
 import pytest
+
+from sb3_ano.hub.video import software_rendering
 
 # imageio's reader leaves the pipes of its ffmpeg open.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -24,6 +27,18 @@ def test_the_video_shows_every_frame_at_the_environments_speed_and_plays_in_brow
         assert not truncated
     content = path.read_bytes()
     assert content.index(b"moov") < content.index(b"mdat"), "a browser would have to load all of it before it plays"
+
+
+@pytest.mark.parametrize(("given", "used"), [({}, "egl"), ({"MUJOCO_GL": "osmesa"}, "osmesa"), ({"DISPLAY": ":0"}, None)])
+def test_mujoco_renders_through_egl_without_a_display_unless_the_user_says_otherwise(given, used, monkeypatch):
+    for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.platform", "linux")
+    with software_rendering():
+        assert os.environ.get("MUJOCO_GL") == used
+    assert os.environ.get("MUJOCO_GL") == given.get("MUJOCO_GL")
 
 
 @pytest.mark.parametrize("n_frames", [0, 2])

@@ -58,7 +58,9 @@ def test_a_custom_file_and_a_custom_shape_are_used(zoo, tmp_path, monkeypatch):
     Path("my.yml").write_text(f"CartPole-v1: {{{small}, shaping: 'zoo_shapes:mine', {radii}}}")
     zoo(f"train {ANO} -conf my.yml --eval-freq -1 --checkpoint-freq 0")
     assert not [path for path in Path("logs").rglob("*") if path.name in ("run.json", "checkpoints")]
-    zoo(f"enjoy {ANO} -f logs --no-render -n 60")
+    for display in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(display, raising=False)
+    assert "There is no display" in zoo(f"enjoy {ANO} -f logs -n 60").output
     zoos = Path(rl_zoo3.__file__).parent / "hyperparams" / "ppo.yml"
     assert f"Loading hyperparameters from: {zoos}" in zoo(f"train {ANO} -n 64 --eval-freq -1 -conf {zoos}").output
 

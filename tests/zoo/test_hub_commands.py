@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import rl_zoo3.utils
 import torch
 import yaml
 from stable_baselines3 import PPO
@@ -81,6 +82,21 @@ def test_a_pickle_is_loaded_only_with_the_option_and_what_is_not_there_is_one_li
     for line in (LOAD, f"{load} --trust-remote-code"):
         assert "Repository Not Found" in rejected(f"{line} -f nothing -name nothing")
         assert not Path("nothing").exists()
+
+
+def test_benchmark_downloads_no_pickle_without_the_option_and_its_table_is_here(hub, monkeypatch):
+    for agent in (f"spo-{ENV}", f"ppo-{ENV}", "elsewhere"):
+        evaluated = Path("evaluated", agent, "0.monitor.csv")
+        evaluated.parent.mkdir(parents=True)
+        evaluated.write_text('#{"t_start": 0.0}\nr,l,t\n-7.5,200,1.0\n')
+    benchmark = "benchmark --log-dir logs --benchmark-dir evaluated"
+    run(f"{benchmark} --no-hub")
+    table = Path("benchmark.md").read_text()
+    assert re.findall(r"^\|(\w+) *\|Pendulum-v1 *\| *-7.5\|", table, re.MULTILINE) == ["ppo", "spo"]
+    assert Path("evaluated/benchmark.md").read_text() == table
+    monkeypatch.setattr(rl_zoo3.utils, "get_hf_trained_models", lambda: {"elsewhere": ("a2c", ENV)})
+    assert "`pickle.load` is insecure" in rejected(benchmark)
+    assert "Repository Not Found" in rejected(f"{benchmark} --trust-remote-code")
 
 
 def test_runs_are_numbered_and_replaced_only_by_force_and_as_a_whole(hub):

@@ -16,7 +16,12 @@ from sb3_ano.zoo.hyperparameters import check_hyperparameters, hyperparameter_fi
 from tests.zoo.conftest import ROOT
 
 MUJOCO = [f"{task}-v{n}" for task in ("HalfCheetah", "Ant", "Hopper", "Walker2d", "Humanoid", "Swimmer") for n in (4, 5)]
-OTHER_MUJOCO = [f"{task}-v{n}" for task in ("Reacher", "Pusher", "HumanoidStandup") for n in (4, 5)]
+# With the task whose settings the zoo has.
+ZOOS = {"Reacher": "Reacher-v2", "Pusher": "Reacher-v2", "HumanoidStandup": "HumanoidStandup-v2"}
+OTHER_MUJOCO = {f"{task}-v{n}": zoos for task, zoos in ZOOS.items() for n in (4, 5)}
+PENDULUMS = [f"Inverted{kind}Pendulum-v{n}" for kind in ("", "Double") for n in (4, 5)]
+# CartPole is tuned; the zoo's minibatch of MountainCarContinuous is larger than the rollout.
+TUNED = {"CartPole-v1": {"n_timesteps": 6e4, "learning_rate": "lin_0.002"}, "MountainCarContinuous-v0": {"batch_size": 8}}
 REQUIRED = ("policy", "n_timesteps")
 
 
@@ -56,31 +61,39 @@ def test_every_environment_exists():
     names = set(read("ano")) - {"default", "atari"}
     elsewhere = {name for name in names if "Bullet" in name or name.startswith("MiniGrid-")}
     assert names - elsewhere <= set(gym.registry)
-    assert set(MUJOCO + OTHER_MUJOCO) <= names  # users Z16
+    assert {*MUJOCO, *OTHER_MUJOCO, *PENDULUMS} <= names  # users Z16
     pytest.importorskip("minigrid")
     pytest.importorskip("pybullet_envs_gymnasium")
     assert elsewhere <= set(gym.registry)
 
 
-def test_the_zoos_settings_of_ppo_are_the_starting_point():  # users Z16
-    defaults, ours = {"max_grad_norm": 0.5, "vf_coef": 0.5}, read("ano")
-    for name, settings in yaml.safe_load((Path(rl_zoo3.__file__).parent / "hyperparams" / "ppo.yml").read_text()).items():
-        if "Bullet" in name or name.startswith("MiniGrid-"):
-            clip_range = float(str(settings["clip_range"]).removeprefix("lin_"))
-            found, expected = {**defaults, **ours[name]}, {**defaults, **settings, "clip_range": clip_range, "backend": "auto"}
-            for hyperparameters in (found, expected):
-                hyperparameters["policy_kwargs"] = "".join(hyperparameters.get("policy_kwargs", "").split())
-            assert found == expected
+@pytest.mark.parametrize(("algo", "zoos"), [("ano", "ppo"), ("ano_lstm", "ppo_lstm")])
+def test_the_zoos_settings_of_ppo_are_the_starting_point(algo, zoos):  # users Z16
+    defaults, ours = {"max_grad_norm": 0.5, "vf_coef": 0.5, "clip_range": 0.2}, read(algo)
+    theirs = yaml.safe_load((Path(rl_zoo3.__file__).parent / "hyperparams" / f"{zoos}.yml").read_text())
+    names = {*ours, *(name for name in theirs if algo == "ano" and ("Bullet" in name or name.startswith("MiniGrid-")))}
+    assert set(ours["default"]) <= {"backend", "n_timesteps", "policy", "n_envs"}, "SB3's defaults"
+    for name in names.difference(["default"], MUJOCO, PENDULUMS, ["atari"] if algo == "ano" else []):
+        found, expected = ({**defaults, **settings} for settings in (ours[name], theirs[OTHER_MUJOCO.get(name, name)]))
+        clip_range = float(str(expected["clip_range"]).removeprefix("lin_"))
+        expected |= {"clip_range": clip_range, "backend": "auto", **TUNED.get(name, {})}
+        for hyperparameters in (found, expected):
+            hyperparameters["policy_kwargs"] = eval(hyperparameters.get("policy_kwargs", "None"), {"dict": dict, "nn": nn})
+        assert found == expected
 
 
 def test_mujoco_and_atari_have_the_settings_of_the_experiments():
-    ours, keys = read("ano"), ("n_envs", "n_steps", "n_epochs", "batch_size", "learning_rate", "vf_coef")
+    ours, keys = read("ano"), ("n_timesteps", "n_envs", "n_steps", "n_epochs", "batch_size", "learning_rate")
     for settings in map(ours.get, MUJOCO):
-        assert [settings[key] for key in (*keys, "normalize")] == [128, 32, 10, 1024, "lin_3e-4", 0.25, True]
+        assert [settings[key] for key in (*keys, "vf_coef", "normalize")] == [1e7, 128, 32, 10, 1024, "lin_3e-4", 0.25, True]
         policy = eval(settings["policy_kwargs"], {"dict": dict, "nn": nn})
         assert policy["net_arch"] == {"pi": [256, 256], "vf": [256, 256]}
         assert (policy["activation_fn"], policy["optimizer_kwargs"]) == (nn.Tanh, {"eps": 1e-5})
-    assert [ours["atari"][key] for key in (*keys, "ent_coef")] == [16, 128, 4, 512, "lin_2.5e-4", 0.25, 0.01]
+    atari = [ours["atari"][key] for key in (*keys, "vf_coef", "ent_coef")]
+    assert atari == [6e6, 16, 128, 4, 512, "lin_2.5e-4", 0.25, 0.01]
+    for settings in map(ours.get, PENDULUMS):
+        assert [settings[key] for key in (*keys, "normalize")] == [1e5, 8, 128, 10, 8 * 128 / 8, "lin_1e-3", True]
+        assert eval(settings["policy_kwargs"]) == {"net_arch": {"pi": [64, 64], "vf": [64, 64]}}
 
 
 def test_a_key_that_is_missing_is_named():

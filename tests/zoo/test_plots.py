@@ -75,6 +75,18 @@ def test_the_last_evaluations_are_one_mean_per_run(runs, episodes, zoo):
     np.testing.assert_allclose(np.sort(series["last_evals"]), returns[:, 1].mean(axis=1))
 
 
+@pytest.mark.slow
+def test_rliable_normalizes_the_tasks_that_the_zoo_knows_and_warns_of_others(zoo):
+    for run in ("BipedalWalker-v3_1", "HopperBulletEnv-v0_1", "CartPole-v1_1"):
+        evaluated(run, np.ones((3, 2)))
+    zoo("all_plots -a ano -e BipedalWalker Hopper CartPole -f logs -o out --figure out.png")
+    with pytest.warns(UserWarning, match="not found for normalizing|decorations") as caught:
+        zoo("plot_from_file -i out.pkl -r --figure rliable.png")
+    messages = [str(each.message) for each in caught]
+    assert [each.split()[0] for each in messages if "not found for normalizing" in each] == ["CartPole"]
+    assert Path("rliable-3.png").is_file()
+
+
 def test_tasks_of_different_length_are_shown_and_empty_plots_say_why(zoo):  # users Z9, Z8
     for run, count in {"CartPole-v1_1": 4, "Pendulum-v1_1": 2, "Pendulum-v1_2": 2, "Acrobot-v1_1": 1}.items():
         evaluated(run, np.ones((count, 2)))

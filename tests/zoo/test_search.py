@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import yaml
 from optuna.trial import TrialState
+from rl_zoo3.hyperparams_opt import HYPERPARAMS_SAMPLER
 
 from sb3_ano import ANO
 from sb3_ano._registry import ALGORITHMS
@@ -75,6 +76,7 @@ def test_a_search_leaves_a_report_and_hyperparameters_that_train(algo):
 def test_any_trial_trains_with_its_hyperparameters_whatever_the_file_says_now():
     Path("file.yml").write_text("CartPole-v1: {policy: MlpPolicy, n_timesteps: 99, env_kwargs: {sutton_barto_reward: true}}")
     run_search("--study-name s -conf file.yml")
+    assert not list(Path("logs/ano/searches/s").glob("*.png")), "--no-optim-plots"
     trials = [trial.user_attrs[HYPERPARAMETERS] | {"n_timesteps": 64} for trial in study_of("s").trials]
     assert trials[0]["env_kwargs"] == {"sutton_barto_reward": True}
     assert study_of("s").best_value <= 0, "the environments of the evaluation have these arguments, too"
@@ -108,9 +110,18 @@ def test_a_search_is_repeatable_in_one_go_and_in_parts():
 def test_the_network_of_a_cnn_is_not_searched():
     manager = object.__new__(Search)
     vars(manager).update(algo="ano", n_actions=0, n_envs=1, n_timesteps=10_000, custom_hyperparams=None)
-    for policy in ("CnnPolicy", "MlpPolicy"):
+    for policy in ("CnnPolicy", "CnnLstmPolicy", "MlpPolicy", "MlpLstmPolicy"):
         manager._unsearched = {"policy": policy}
-        assert ("policy_kwargs" in manager._sample(optuna.create_study().ask())) == (policy == "MlpPolicy")
+        assert ("policy_kwargs" in manager._sample(optuna.create_study().ask())) == policy.startswith("Mlp")
+
+
+def test_a_space_of_ones_own_is_searched(monkeypatch):
+    monkeypatch.setitem(
+        HYPERPARAMS_SAMPLER, "ano", lambda trial, *_: {"gamma": trial.suggest_float("x", 0.5, 0.6), "batch_size": 64}
+    )
+    run_search(n_trials=1)
+    (trial,) = study_of().trials
+    assert trial.params == {"x": trial.user_attrs[HYPERPARAMETERS]["gamma"]}
 
 
 def test_jobs_share_the_budget():
@@ -141,6 +152,14 @@ def test_a_diverging_trial_is_pruned_an_interrupted_search_reports_and_rewards_h
     assert "trial 0 is pruned: no finite loss" in output
     assert "the same command resumes study CartPole-v1 in study.log" in output
     assert "1 of 3 trials are complete" in output
+    for path in Path("logs/ano/searches/CartPole-v1").iterdir():
+        path.unlink()
+    assert "1 of 3 trials are complete" in run_search(n_trials=0), "the results of an unfinished search"
+    table = pd.read_csv("logs/ano/searches/CartPole-v1/trials.csv")
+    assert table["state"].tolist() == ["PRUNED", "COMPLETE", "FAIL"]
+    assert table["value"].notna().tolist() == [False, True, False]
+    assert table[["datetime_start", "datetime_complete", "params_clip_range", "user_attrs_hyperparameters"]].notna().all(None)
+    assert Path("logs/ano/searches/CartPole-v1/best.yml").is_file()
     assert len(set(gammas)) == 3
     assert all(agent == rewards for agent, rewards in gammas)
 
@@ -155,11 +174,26 @@ def test_the_trial_of_a_dead_process_is_run_again_or_does_not_count(storage, mon
     dead.suggest_float("ent_coef", 1e-8, 0.1, log=True)
     if "://" in storage:
         dead.study._storage.record_heartbeat(dead._trial_id)
+        run_search("--study-name s --max-total-trials 1", storage=storage)
+        assert len(study_of("s", storage=storage).trials) == 1, "it counts while its process may live"
         time.sleep(3.5)  # the database counts whole seconds
     run_search("--study-name s --max-total-trials 2", storage=storage)
     trials = study_of("s", storage=storage).trials
     assert [trial.state for trial in trials] == [FAIL if "://" in storage else RUNNING, COMPLETE, COMPLETE]
     assert (trials[1].params["ent_coef"] == dead.params["ent_coef"]) == ("://" in storage), "it is run again"
+
+
+def test_a_process_that_has_slept_loses_its_trial_and_ends_with_an_error(monkeypatch):
+    database = "sqlite:///study.db"
+
+    def sleep(self, *args, **kwargs):
+        study = study_of(storage=database)
+        study.tell(0, state=FAIL)  # as another process does once heartbeats have stopped
+
+    monkeypatch.setattr(ANO, "learn", sleep)
+    options = f"-optimize --n-trials 2 --no-optim-plots --storage {database} {QUICK}"
+    assert "Cannot tell a FAIL trial" in rejected(f"{TRAIN} {options}")
+    assert [trial.state for trial in study_of(storage=database).trials] == [FAIL]
 
 
 def test_the_lock_of_a_journal_can_be_found_from_any_directory():

@@ -40,7 +40,7 @@ NO_NAME = "results.json does not name the agent's environment"
         *[({"env_id": f"{name}:CartPole-v1"}, NOT_REGISTERED) for name in (*MODULES, "test.__main__", "evil_agent.evil", "")],
         *[({"env_id": name}, NOT_REGISTERED) for name in ("", "/etc/passwd", "x" * 300, "CartPole-v1\0", "\x1b]0;title\x07x")],
         *[({"env_id": value}, NO_NAME) for value in (["CartPole-v1"], 3)],
-        *[(content, NO_NAME) for content in (b"{", b"[]", b"[" * 100_000, b" " * 2**22 + b"{}")],
+        *[(content, NO_NAME) for content in (b"{", b"[]", b"[" * 100_000, b'{"env_id": "CartPole-v1"}'.ljust(2**22))],
     ],
 )
 def test_an_environment_is_only_looked_up(results, message, share, tmp_path, monkeypatch):

@@ -54,7 +54,6 @@ TEXTS = {
     "not UTF-8": b'{"format": "\xff\xfe"}',
     "deep lists": b"[" * 1_000_000,
     "a list": b"[]",
-    "too large": b"{}" + b" " * 3_999_999,
 }
 TENSORS = {
     "nothing": b"",
@@ -101,6 +100,14 @@ def test_what_is_no_file_of_the_format_is_rejected(kind, name, watched, folder):
         if name in TENSOR_FILES:
             write_tensors(folder, name, content)
     refused_by(watched, folder, "its header claims" if "MiB" in kind else name)
+
+
+def test_the_json_has_at_most_4_mb(watched, folder):
+    path = folder / "sb3_ano.json"
+    path.write_bytes(path.read_bytes().ljust(4_000_000))
+    assert judged(watched(folder)) != "refused"
+    path.write_bytes(path.read_bytes() + b" ")
+    refused_by(watched, folder, "is larger than 4000000 bytes")
 
 
 def test_pickles_and_code_next_to_the_files_are_not_looked_at(watched, folder, sound):
