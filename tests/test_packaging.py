@@ -54,13 +54,6 @@ def test_the_unpacked_wheel_finds_its_own_hyperparameters(wheel, tmp_path):
     assert found == str(tmp_path / "site" / "sb3_ano" / "hyperparams" / "ano.yml")
 
 
-<<<<<<< HEAD
-def test_all_is_all_extras_and_each_is_documented():
-    extras = {**PROJECT["optional-dependencies"]}
-    page = (ROOT / "docs" / "getting_started.md").read_text()
-    documented = "".join(re.findall(r"^\| (`.+`) \|", page, re.MULTILINE))
-    assert set(re.findall(r"`(\w+)`", documented)) == set(extras)
-=======
 def test_make_takes_the_directory_and_the_python_of_its_environment(tmp_path):
     targets = ("lint", "types", "docs", "build", "test")
     commands = run("make", "-n", *targets, f"VENV={tmp_path}/venv", "PYTHON=python3.99", cwd=ROOT)
@@ -70,9 +63,11 @@ def test_make_takes_the_directory_and_the_python_of_its_environment(tmp_path):
     assert [tool for tool in tools if f"\n{tmp_path}/venv/bin/{tool}" not in commands] == []
 
 
-def test_all_is_all_extras():
-    extras = PROJECT["optional-dependencies"]
->>>>>>> pb
+def test_all_is_all_extras_and_each_is_documented():
+    extras = {**PROJECT["optional-dependencies"]}
+    page = (ROOT / "docs" / "getting_started.md").read_text()
+    documented = "".join(re.findall(r"^\| (`.+`) \|", page, re.MULTILINE))
+    assert set(re.findall(r"`(\w+)`", documented)) == set(extras)
     assert extras.pop("all") == [f"sb3-ano[{','.join(extras)}]"]
 
 
