@@ -1,9 +1,13 @@
 """The command line: one line for each mistake, and a plan from beginning to end."""
 
+from pathlib import Path
+
 import pytest
 
 from sb3_ano.bench.cli import main
+from sb3_ano.bench.report import Settings
 from sb3_ano.bench.results import Results
+from sb3_ano.bench.statistics import Bootstrap
 
 RUN = ["run", "--suite", "classic", "--envs", "CartPole", "--algos", "ppo", "ano"]
 
@@ -45,6 +49,25 @@ def test_a_plan_is_shown_and_nothing_is_written(capsys, tmp_path):
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["all", "1", "8", "8", "4,096"] in rows
     assert not (tmp_path / "out").exists()
+
+
+def test_the_options_of_a_report_are_its_settings(capsys, monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr("sb3_ano.bench.report.write_report", lambda *arguments: calls.append(arguments) or ["a note"])
+    more = "--out shown --tables td3 classic --returns training --last 3 --reps 20 --seed 7"
+    for options in ("", more):
+        assert main(["report", str(tmp_path), *options.split()], "bench") == 0
+    (*default, settings), given = calls
+    assert default == [tmp_path, tmp_path / "report"]
+    assert (settings.tables, settings.returns, settings.last, settings.bootstrap) == (
+        ("td3", "mnih2015", "classic"),
+        "evaluation",
+        1,
+        Bootstrap(2000, 0),
+    )
+    command = f"bench report {tmp_path} {more}"
+    assert given == (tmp_path, Path("shown"), Settings("training", 3, Bootstrap(20, 7), ("td3", "classic"), command))
+    assert capsys.readouterr().out.splitlines()[:2] == ["a note", str(tmp_path / "report" / "index.html")]
 
 
 @pytest.mark.slow
