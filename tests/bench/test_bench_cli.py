@@ -43,12 +43,17 @@ def test_mistakes_are_one_line(arguments, message, capsys, tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
-def test_a_plan_is_shown_and_nothing_is_written(capsys, tmp_path):
+def test_a_plan_is_shown_and_nothing_is_written_and_without_plan_it_is_executed(capsys, monkeypatch, tmp_path):
     arguments = [*RUN, "--seeds", "2", "--steps", "512", "--grid", "n_epochs=10,20", "--out", str(tmp_path / "out")]
     assert main([*arguments, "--plan"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["all", "1", "8", "8", "4,096"] in rows
     assert not (tmp_path / "out").exists()
+    pools, calls = [], []
+    monkeypatch.setattr("sb3_ano.bench.pool.Pool", lambda jobs, threads, held: pools.append((jobs, threads)))
+    monkeypatch.setattr("sb3_ano.bench.runner.execute", lambda runs, *others: calls.append((len(runs), others[-1])) or {})
+    assert main([*arguments, "--jobs", "3", "--threads", "2", "--no-models"]) == 0
+    assert (pools, calls) == ([(3, 2)], [(8, {"device": "cpu", "models": False})])
 
 
 def test_the_options_of_a_report_are_its_settings(capsys, monkeypatch, tmp_path):

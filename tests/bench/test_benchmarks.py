@@ -1,5 +1,6 @@
 """The scripts in benchmarks/: parity by hand, and speed on the smallest case."""
 
+import re
 import subprocess
 import sys
 from importlib import util
@@ -9,7 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from sb3_ano.bench.scores import ReferenceScores
+from sb3_ano.bench.statistics import interquartile_mean
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS, DOCS = ROOT / "benchmarks", ROOT / "docs"
 
 
 def load(name: str):
@@ -31,6 +36,17 @@ def test_differences_are_paired_by_seed():
     half = 4.302652729911275 * 2.0 / np.sqrt(3)  # Student's t with 2 degrees of freedom; 12, 10 and 8 have deviation 2
     assert (row["low"], row["high"]) == pytest.approx((10 - half, 10 + half))
     assert np.isnan(table.loc["evaluation", "ppo"]["difference"])
+
+
+def test_the_scores_in_the_docs_come_from_the_rows_next_to_them():
+    rows, curves = (pd.read_csv(DOCS / "results" / "mujoco" / f"{name}.csv") for name in ("runs", "curves"))
+    assert (len(rows), len(curves)) == (54, 54 * 20)
+    text = (DOCS / "results.md").read_text()
+    for (algorithm, rate), runs in rows.groupby(["algorithm", "learning_rate"]):
+        returns = runs.pivot(index="seed", columns="env", values="evaluation_return")
+        scores = np.stack([ReferenceScores().normalize(env, returns[env].to_numpy()) for env in returns], axis=1)
+        first, second = re.search(rf"^\| {algorithm.upper()} \| (\S+) \(.*?\) \| (\S+) \(", text, re.MULTILINE).groups()
+        assert f"{interquartile_mean(scores):.3f}" == {3e-4: first, 1e-3: second}[rate]
 
 
 SPEED = ["--cases", "cartpole", "--pairs", "1", "--threads", "1", "--quick"]

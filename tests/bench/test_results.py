@@ -7,6 +7,7 @@ import shutil
 import time
 from concurrent.futures import Future, wait
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -184,14 +185,38 @@ def fail(request):
     raise OSError(28, "No space left\non device")
 
 
-def test_results_and_errors_of_processes_come_back():
+def hold(request):
+    """Call C code that holds Python's lock for half a minute."""
+    Path(request["file"]).touch()
+    re.match("(a+)+$", 30 * "a" + "b")
+
+
+def test_results_and_errors_of_processes_come_back_and_an_end_kills_them(tmp_path):
     pool = Pool(2, threads=3)
     added, failed = (pool.submit(f"tests.bench.test_results:{name}", {"a": 2, "b": 3}) for name in ("add", "fail"))
     assert added.result() == {"sum": 5, "threads": [3, 3]}
     error = failed.exception()
-    pool.close()
     assert str(error) == "OSError: [Errno 28] No space left on device"
     assert "Traceback" in error.details
+    held = pool.submit("tests.bench.test_results:hold", {"file": str(tmp_path / "file")})
+    while not (tmp_path / "file").exists():
+        assert not held.done()
+        time.sleep(0.05)
+    pool.close()
+    assert str(held.exception()) == "its process was killed by SIGKILL"
+
+
+def test_a_task_of_ray_has_processors_a_gpu_and_the_version_of_the_driver(monkeypatch):
+    ray_backend = pytest.importorskip("sb3_ano.bench.ray_backend", exc_type=ImportError)
+    ray = mock.MagicMock()
+    monkeypatch.setattr(ray_backend, "ray", ray)
+    pool = ray_backend.RayPool(None, 2, 3)
+    for request in ({}, {"device": "cpu"}, {"device": "cuda:0"}):
+        pool.submit("module:function", request)
+    asked = [(call.kwargs["num_cpus"], call.kwargs["num_gpus"]) for call in ray.remote.call_args_list]
+    assert asked == [(3, 0), (3, 0), (3, 1)]
+    with pytest.raises(WorkerError, match="install the same version on all nodes"):
+        ray_backend._call("module:function", {}, 1, {"sb3-ano": "0"})
 
 
 def test_no_more_than_the_given_number_run_at_a_time(monkeypatch):

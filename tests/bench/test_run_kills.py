@@ -83,9 +83,7 @@ def test_killed_at_random_moments(uninterrupted, tmp_path):
     for _ in range(KILLS):
         process = start(out)
         time.sleep(float(random.uniform(0.1, 0.8 * seconds)))
-        running = trainings(str(out))
-        assert len(running) <= 2  # --jobs
-        kills_of_trainings += bool(running)
+        kills_of_trainings += bool(trainings(str(out)))
         process.kill()
         process.communicate()
         if (out / "runs").is_dir() and len(Results(out).names()) == 4:  # remove one, so that there is something to interrupt
@@ -105,10 +103,9 @@ def test_a_killed_worker_a_second_command_and_an_interrupt(uninterrupted, tmp_pa
     assert f"failed: {name}: its process was killed by SIGKILL" in error
     assert len(Results(out).names()) == 3
     process = start(out)
-    interrupted = wait_for_trainings(out, process)
+    wait_for_trainings(out, process)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate()
-    assert not any(training.is_running() for training in interrupted)
     assert process.returncode == 130
     assert error.splitlines()[-1] == "interrupted; the same command resumes from here"
     assert_completed(out, uninterrupted[0])
