@@ -1,5 +1,6 @@
 """The scripts in benchmarks/: parity by hand, and speed on the smallest case."""
 
+import json
 import re
 import subprocess
 import sys
@@ -36,6 +37,22 @@ def test_differences_are_paired_by_seed():
     half = 4.302652729911275 * 2.0 / np.sqrt(3)  # Student's t with 2 degrees of freedom; 12, 10 and 8 have deviation 2
     assert (row["low"], row["high"]) == pytest.approx((10 - half, 10 + half))
     assert np.isnan(table.loc["evaluation", "ppo"]["difference"])
+
+
+def test_results_of_the_first_format_are_a_row_each_and_one_per_evaluation(tmp_path):
+    pytest.importorskip("pyarrow")
+    document = {"env_id": "A-v0", "algorithm": "ano", "settings": {"learning_rate": 3e-4}, "hyperparameters": {"n_epochs": 10}}
+    document |= {"total_timesteps": 200, "seed": 1, "wall_seconds": 1.6, "finished": "2026-01-02T03:04", "commit": 20 * "ab"}
+    (tmp_path / "run.json").write_text(json.dumps(document))
+    names = ("approx_kl", "ratio_max", "clip_fraction", "ppo_discarded_gradient", "clip_range")
+    tables = {"episodes": {"episode_return": [7.0, 8.0]}, "diagnostics": {key: [0.0, 1.0] for key in names}}
+    tables["evaluations"] = {"timesteps": [100, 100, 200], "episode_return": [1.0, 3.0, 5.0]}
+    for name, columns in tables.items():
+        pd.DataFrame(columns).to_parquet(tmp_path / f"{name}.parquet")
+    row, points = load("export_runs").rows_of(tmp_path)
+    assert [(point["timesteps"], point["evaluation_return"]) for point in points] == [(100, 2.0), (200, 5.0)]
+    expected = {"env": "A-v0", "seed": 1, "training_return": 7.5, "evaluation_return": 5.0, "last_evaluations": 3.5}
+    assert row.items() >= {**expected, "kl_mean": 0.5, "seconds": 2, "date": "2026-01-02", "commit": 6 * "ab"}.items()
 
 
 def test_the_scores_in_the_docs_come_from_the_rows_next_to_them():
