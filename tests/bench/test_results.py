@@ -185,25 +185,14 @@ def fail(request):
     raise OSError(28, "No space left\non device")
 
 
-def hold(request):
-    """Call C code that holds Python's lock for half a minute."""
-    Path(request["file"]).touch()
-    re.match("(a+)+$", 30 * "a" + "b")
-
-
-def test_results_and_errors_of_processes_come_back_and_an_end_kills_them(tmp_path):
+def test_results_and_errors_of_processes_come_back():
     pool = Pool(2, threads=3)
     added, failed = (pool.submit(f"tests.bench.test_results:{name}", {"a": 2, "b": 3}) for name in ("add", "fail"))
     assert added.result() == {"sum": 5, "threads": [3, 3]}
     error = failed.exception()
+    pool.close()
     assert str(error) == "OSError: [Errno 28] No space left on device"
     assert "Traceback" in error.details
-    held = pool.submit("tests.bench.test_results:hold", {"file": str(tmp_path / "file")})
-    while not (tmp_path / "file").exists():
-        assert not held.done()
-        time.sleep(0.05)
-    pool.close()
-    assert str(held.exception()) == "its process was killed by SIGKILL"
 
 
 def test_a_task_of_ray_has_processors_a_gpu_and_the_version_of_the_driver(monkeypatch):
