@@ -173,18 +173,23 @@ def test_the_norm_of_the_gradient_is_logged_before_clipping(policy):
 
 @pytest.mark.parametrize("case", ["Box", "gSDE", "MultiDiscrete", "Dict", "image"])
 def test_bfloat16_is_close_to_float32_in_rollout_and_update(case):
-    def run(collecting: str, updating: str) -> tuple[np.ndarray, float]:
-        model = make(ANO, case, n_steps=64, n_epochs=1, precision=collecting, torch_compile=False)
+    def run(collecting: str, updating: str) -> tuple[np.ndarray, float, float]:
+        options = {"n_steps": 64, "n_epochs": 1, "learning_rate": 0.0, "torch_compile": False}
+        model = make(ANO, case, precision=collecting, **options)
+        with torch.no_grad():
+            model.policy.action_net.weight *= 100.0  # SB3's are so small that all probabilities are alike
         model.learn(64 * model.n_envs, callback=Callback(after=lambda model: setattr(model, "precision", updating)))
         assert all(parameter.dtype == torch.float32 for parameter in model.policy.parameters())
-        return model.rollout_buffer.values[0], logged(model)["value_loss"]
+        return model.rollout_buffer.values[0], logged(model)["value_loss"], logged(model)["ratio_max"]
 
+    assert run("bfloat16", "bfloat16")[2] == pytest.approx(1.0, abs=1e-5)
     exact, collected, updated = run("float32", "float32"), run("bfloat16", "float32"), run("float32", "bfloat16")
     np.testing.assert_allclose(collected[0], exact[0], rtol=0.05, atol=0.05)  # of the same observations
     assert not np.array_equal(collected[0], exact[0])
     assert np.array_equal(updated[0], exact[0])
     assert updated[1] == pytest.approx(exact[1], rel=0.1)
     assert updated[1] != exact[1]
+    assert updated[2] > 1.001
 
 
 def test_bfloat16_has_no_effect_on_custom_policies_which_is_said():

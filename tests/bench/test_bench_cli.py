@@ -1,9 +1,13 @@
 """The command line: one line for each mistake, and a plan from beginning to end."""
 
+from pathlib import Path
+
 import pytest
 
 from sb3_ano.bench.cli import main
+from sb3_ano.bench.report import Settings
 from sb3_ano.bench.results import Results
+from sb3_ano.bench.statistics import Bootstrap
 
 RUN = ["run", "--suite", "classic", "--envs", "CartPole", "--algos", "ppo", "ano"]
 
@@ -39,12 +43,36 @@ def test_mistakes_are_one_line(arguments, message, capsys, tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
-def test_a_plan_is_shown_and_nothing_is_written(capsys, tmp_path):
+def test_a_plan_is_shown_and_nothing_is_written_and_without_plan_it_is_executed(capsys, monkeypatch, tmp_path):
     arguments = [*RUN, "--seeds", "2", "--steps", "512", "--grid", "n_epochs=10,20", "--out", str(tmp_path / "out")]
     assert main([*arguments, "--plan"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["all", "1", "8", "8", "4,096"] in rows
     assert not (tmp_path / "out").exists()
+    pools, calls = [], []
+    monkeypatch.setattr("sb3_ano.bench.pool.Pool", lambda jobs, threads, held: pools.append((jobs, threads)))
+    monkeypatch.setattr("sb3_ano.bench.runner.execute", lambda runs, *others: calls.append((len(runs), others[-1])) or {})
+    assert main([*arguments, "--jobs", "3", "--threads", "2", "--no-models"]) == 0
+    assert (pools, calls) == ([(3, 2)], [(8, {"device": "cpu", "models": False})])
+
+
+def test_the_options_of_a_report_are_its_settings(capsys, monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr("sb3_ano.bench.report.write_report", lambda *arguments: calls.append(arguments) or ["a note"])
+    more = "--out shown --tables td3 classic --returns training --last 3 --reps 20 --seed 7"
+    for options in ("", more):
+        assert main(["report", str(tmp_path), *options.split()], "bench") == 0
+    (*default, settings), given = calls
+    assert default == [tmp_path, tmp_path / "report"]
+    assert (settings.tables, settings.returns, settings.last, settings.bootstrap) == (
+        ("td3", "mnih2015", "classic"),
+        "evaluation",
+        1,
+        Bootstrap(2000, 0),
+    )
+    command = f"bench report {tmp_path} {more}"
+    assert given == (tmp_path, Path("shown"), Settings("training", 3, Bootstrap(20, 7), ("td3", "classic"), command))
+    assert capsys.readouterr().out.splitlines()[:2] == ["a note", str(tmp_path / "report" / "index.html")]
 
 
 @pytest.mark.slow

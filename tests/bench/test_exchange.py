@@ -1,6 +1,8 @@
 """Results in other formats and from other programs."""
 
+import contextlib
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -62,6 +64,26 @@ def test_tensorboard_logs_go_out_come_back_in_and_are_reported_by_their_training
     assert "no run has evaluation returns; imported runs need --returns training" in capsys.readouterr().err
     assert main(["report", str(out), "--returns", "training", "--reps", "20"]) == 0
     assert "theirs" in (out / "report" / "summary.md").read_text()
+
+
+def test_weights_and_biases_gets_a_run_with_all_values_and_its_settings(tmp_path, monkeypatch):
+    logged, started = [], []
+
+    @contextlib.contextmanager
+    def init(**settings):
+        yield SimpleNamespace(log=logged.append)
+        started.append(settings)  # and finished
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    results = write_results(tmp_path / "results", RUNS[:1])
+    export(results, tmp_path / "logs", "wandb")
+    (settings,), (run,) = started, Results(results).runs()
+    assert (settings["name"], settings["id"], settings["config"]) == (run.path.name, run.path.name, run.document)
+    returns = [(row["global_step"], row["charts/episodic_return"]) for row in logged if "charts/episodic_return" in row]
+    assert returns == [*run.episodes()[["timesteps", "r"]].itertuples(index=False, name=None)]
+    assert {"global_step": 100_000, "eval/mean_reward": 1000.0} in logged
+    assert {"global_step": 100_000, "update/ratio_max": 1.5} in logged
+    assert [row["global_step"] for row in logged] == sorted(row["global_step"] for row in logged)
 
 
 @pytest.mark.parametrize(("to", "install"), [("wandb", "wandb"), ("tensorboard", "'sb3-ano[zoo]'")])

@@ -29,7 +29,7 @@ def test_equal_configurations_are_one_run_however_they_are_written(grid, label):
     (default,), (run,) = plan(), plan(grid, labels=[label])
     assert run.name == default.name
     assert not run.changed
-    assert len(plan("n_epochs=10,20", "clip_range=0.2,0.20")) == 2
+    assert len(plan("n_epochs=10,20", "clip_range=0.1,0.2,0.20,0.3")) == 6
     assert len(plan(labels=["ano", "ano:n_epochs=20"], seeds=[0, 1])) == 2
 
 
@@ -88,6 +88,7 @@ def test_hyperparameters_are_those_of_the_zoos_files(name, env_id):
 def test_suites_have_the_paper_s_tasks_and_steps_and_atari_stochastic_actions():
     mujoco, atari, classic = (load_suite(name) for name in ("mujoco", "atari", "classic"))
     assert (len(mujoco.tasks), len(atari.tasks), len(classic.tasks)) == (6, 40, 3)
+    assert (mujoco.total_timesteps, classic.total_timesteps) == (10_000_000, 40_000)
     assert list(load_suite("mujoco-v5").tasks) == [task.replace("v4", "v5") for task in mujoco.tasks]
     for suite, env_id in ((mujoco, "Hopper-v4"), (small_suite("Breakout-v5"), "Breakout-v5"), (atari, "Pong-v5")):
         settings = suite.resolve(env_id, parse_algorithm("ppo"))

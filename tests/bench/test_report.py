@@ -34,8 +34,8 @@ def load(directory, settings=SETTINGS) -> Chapter:
     return chapter
 
 
-def cells(out, table: str) -> pd.DataFrame:
-    return pd.read_csv(out / "tables" / f"mujoco-{table}.csv")
+def cells(out, table: str, **options) -> pd.DataFrame:
+    return pd.read_csv(out / "tables" / f"mujoco-{table}.csv", **options)
 
 
 @pytest.fixture
@@ -75,6 +75,32 @@ def test_numbers_are_those_of_the_normalized_scores(written):
     own = cells(written[0], "tasks").query("Task == 'Own-v0'")
     assert own["Return"].tolist() == pytest.approx([1010.0, 1015.0])
     assert own["Steps per second"].tolist() == pytest.approx([1000.0, 1000.0])
+    hyperparameters = cells(written[0], "hyperparameters").set_index("Hyperparameter")
+    assert hyperparameters.loc["learning_rate"].to_dict() == {"PPO": "lin_0.0003", "ANO": "lin_0.0003"}
+    listed = cells(written[0], "runs", dtype={"commit": str})
+    assert sorted(listed["name"]) == sorted(Results(written[0].parent).names())
+    assert set(listed["final"]) == {1000.0, 1010.0, 1020.0, 1005.0, 1015.0, 1025.0, 2000.0, 2010.0, 2020.0}
+    assert set(listed["commit"]) == {"0" * 40}
+
+
+def test_the_points_of_figures_have_intervals_and_are_those_of_the_tables_and_updates(written):
+    files = {file.stem.removeprefix("mujoco-"): pd.read_csv(file) for file in (written[0] / "figures").glob("*.csv")}
+    for points in files.values():
+        assert set(points) == {"panel", "algorithm", "line", "x", "value", "low", "high"}
+        interval = points[points["low"].notna()]
+        assert ((interval["low"] <= interval["value"]) & (interval["value"] <= interval["high"])).all()
+    (point,) = files["aggregates"].query("algorithm == 'ano' and panel == 'IQM'").to_dict("records")
+    row = cells(written[0], "aggregates").set_index("Algorithm").loc["ANO learning_rate=0.0003"]
+    assert [point[name] for name in ("value", "low", "high")] == row[["IQM", "IQM low", "IQM high"]].tolist()
+    dynamics = files["dynamics-at-learning-rate-0-0003"].query("line == 'PPO'").groupby("panel")["value"].agg(["min", "max"])
+    expected = {"Entropy": 2.0, "Fraction outside": 0.1, "KL divergence": 2.01e-3, "Largest ratio": 1.5}
+    assert dynamics["min"].to_dict() == dynamics["max"].to_dict() == pytest.approx(expected)
+    diagnostics = cells(written[0], "diagnostics").set_index("Algorithm").loc["PPO learning_rate=0.001"]
+    assert diagnostics[list(expected)].tolist() == pytest.approx([2.0, 0.1, 3.01e-3, 1.5])
+    matched = files["matched-kl"].sort_values("x")
+    assert matched["x"].tolist() == pytest.approx([2.01e-3, 2.015e-3, 2.015e-3, 3.01e-3])
+    scores = cells(written[0], "all-settings").set_index("Algorithm")["IQM"]
+    assert matched["value"].iloc[-1] == scores["PPO learning_rate=0.001"]
 
 
 def test_changes_and_interactions_are_relative_to_the_suites_learning_rate(written):
@@ -106,7 +132,10 @@ def test_every_figure_and_table_is_a_file_and_the_page_needs_none_of_them(writte
     named = ["TD3-normalized score", "the command", "torch 2.13.0", "deterministic actions", "td3, mnih2015", "Own-v0 is not"]
     assert [name for name in named if name not in page] == []
     assert "mujoco: Own-v0 is not aggregated: no scores in td3, mnih2015, classic." in notes
-    assert "Own-v0" in (out / "summary.md").read_text()
+    summary = (out / "summary.md").read_text()
+    assert "Own-v0" in summary
+    assert "](figures/mujoco-aggregates.png)" in summary
+    assert re.search(r"^\| PPO learning\\_rate=0.0003 \| 3 \| 0\.\d+ \(0\.\d+ to 0\.\d+\) \|", summary, re.MULTILINE)
 
 
 # Users Z10, review bench B9: curves were drawn at tenths of the training, before anything had been measured there.

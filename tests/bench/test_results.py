@@ -4,8 +4,10 @@ import json
 import os
 import re
 import shutil
+import time
 from concurrent.futures import Future, wait
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -118,9 +120,12 @@ def test_a_directory_that_cannot_be_written_stops_everything(tmp_path):
     executor = Trainings(["whole"] * 3)
     runs = [small_run("ano", seed=seed) for seed in range(3)]
     (tmp_path / "runs" / runs[1].name / "file").mkdir(parents=True)
-    with ResultsWriter(tmp_path) as results, pytest.raises(OSError, match="cannot be written: .*; the same command resumes"):
-        execute(runs, executor, results, {})
-    assert executor.closed
+    with ResultsWriter(tmp_path) as results:
+        execute(runs[:1], Trainings(["whole"]), results, {})
+        with pytest.raises(OSError, match="cannot be written: .*; the same command resumes"):
+            execute(runs[1:], executor, results, {})
+        assert executor.closed
+        assert [run.document["seed"] for run in results.runs({runs[0].name})] == [0]
 
 
 # With 10 million steps, half an hour passed without a sign.
@@ -188,3 +193,32 @@ def test_results_and_errors_of_processes_come_back():
     pool.close()
     assert str(error) == "OSError: [Errno 28] No space left on device"
     assert "Traceback" in error.details
+
+
+def test_a_task_of_ray_has_processors_a_gpu_and_the_version_of_the_driver(monkeypatch):
+    ray_backend = pytest.importorskip("sb3_ano.bench.ray_backend", exc_type=ImportError)
+    ray = mock.MagicMock()
+    monkeypatch.setattr(ray_backend, "ray", ray)
+    pool = ray_backend.RayPool(None, 2, 3)
+    for request in ({}, {"device": "cpu"}, {"device": "cuda:0"}):
+        pool.submit("module:function", request)
+    asked = [(call.kwargs["num_cpus"], call.kwargs["num_gpus"]) for call in ray.remote.call_args_list]
+    assert asked == [(3, 0), (3, 0), (3, 1)]
+    with pytest.raises(WorkerError, match="install the same version on all nodes"):
+        ray_backend._call("module:function", {}, 1, {"sb3-ano": "0"})
+
+
+def test_no_more_than_the_given_number_run_at_a_time(monkeypatch):
+    running, together = [], []
+
+    def call(target, request, **_):
+        running.append(target)
+        together.append(len(running))
+        time.sleep(0.05)
+        running.remove(target)
+
+    monkeypatch.setattr("sb3_ano.bench.pool.call", call)
+    pool = Pool(2)
+    wait([pool.submit(str(number), {}) for number in range(6)])
+    pool.close()
+    assert max(together) == 2

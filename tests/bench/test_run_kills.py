@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from sb3_ano.bench.pool import WorkerError
+from sb3_ano.bench.pool import Pool, WorkerError
 from sb3_ano.bench.results import Results
 from tests.bench.common import assert_same_run, small_run
 
@@ -170,3 +171,19 @@ def test_a_process_ends_with_its_parent(waiting, tmp_path):
     parent.communicate()
     child.wait(timeout=20)
     assert not child.is_running()
+
+
+def hold(request):
+    """Call C code that holds Python's lock for half a minute."""
+    Path(request["file"]).touch()
+    re.match("(a+)+$", 30 * "a" + "b")
+
+
+def test_a_pool_that_is_closed_kills_processes_that_cannot_notice_it(tmp_path):
+    pool = Pool(1)
+    held = pool.submit("tests.bench.test_run_kills:hold", {"file": str(tmp_path / "file")})
+    while not (tmp_path / "file").exists():
+        assert not held.done()
+        time.sleep(0.05)
+    pool.close()
+    assert str(held.exception()) == "its process was killed by SIGKILL"

@@ -1,7 +1,10 @@
 """One run: its files, no influence of recording on the training, and resumption after a kill."""
 
 import dataclasses
+import inspect
 import json
+import time
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -23,7 +26,7 @@ from sb3_ano.bench.training import make_envs, make_model, normalized, train
 from sb3_ano.envs import make_vec_env
 from tests.bench.common import assert_same_run, small_run
 from tests.common import parameters
-from tests.tiny_envs import OneAllowed
+from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, OneAllowed, TinyEnv
 
 NORMALIZED = {"hyperparameters": {"normalize": True}}
 
@@ -63,6 +66,7 @@ def test_recording_and_evaluating_change_neither_training_nor_episodes(label, al
 # Review bench S5, and resume within a run: a run that is killed at 99 % started again at 0.
 @pytest.mark.parametrize("label", ["ano", *(pytest.param(label, marks=pytest.mark.slow) for label in ("ppo", "trpo"))])
 def test_a_killed_run_resumes_from_its_checkpoint_as_if_nothing_had_happened(label, tmp_path, monkeypatch):
+    assert inspect.signature(train).parameters["checkpoint_seconds"].default == 60.0
     run = small_run(label, points=4, steps=640, **NORMALIZED)
     whole, killed = (tmp_path / name / run.name for name in ("whole", "killed"))
     train(run, whole)
@@ -86,8 +90,15 @@ def test_a_killed_run_resumes_from_its_checkpoint_as_if_nothing_had_happened(lab
     assert not (killed / "checkpoints").exists()
 
 
-def test_the_files_tell_what_was_run_and_the_evaluation_is_that_of_sb3_with_the_saved_model(tmp_path):
-    run, steps = small_run("ano", grid=["clip_range=0.1"], points=4, steps=600, **NORMALIZED), [128, 256, 384, 512, 640]
+def test_the_files_tell_what_was_run_and_the_evaluation_is_that_of_sb3_with_the_saved_model(tmp_path, monkeypatch):
+    hyperparameters, steps = {"normalize": {"clip_obs": 5.0}}, [128, 256, 384, 512, 640]
+    run = small_run("ano", grid=["clip_range=0.1"], points=4, steps=600, hyperparameters=hyperparameters)
+    passed = [0]  # in seconds, of a clock on which measurements and evaluations take an hour each
+    clock = {name: lambda name=name: getattr(time, name)() + sum(passed) for name in ("time", "perf_counter")}
+    monkeypatch.setattr(recording, "time", SimpleNamespace(time_ns=lambda: time.time_ns() + sum(passed) * 10**9, **clock))
+    for name in ("measure_update", "evaluate_policy"):
+        slow = getattr(recording, name)
+        monkeypatch.setattr(recording, name, lambda *args, slow=slow, **more: passed.append(3600) or slow(*args, **more))
     path = tmp_path / run.name
     train(run, path)
     made = read_run(path)
@@ -97,7 +108,7 @@ def test_the_files_tell_what_was_run_and_the_evaluation_is_that_of_sb3_with_the_
     assert (document["name"], document["timesteps"], document["threads"]) == (run.name, 640, 1)
     assert (document["backend"], document["backend_used"]) == ("auto", "gymnasium")  # review bench B10
     assert (document["versions"]["torch"], document["commit"]) == (torch.__version__, commit())
-    assert 0 < updates["time/seconds"].iloc[-1] <= document["seconds"] + 0.0005  # the rows have milliseconds
+    assert 0 < updates["time/seconds"].iloc[-1] <= document["seconds"] + 0.0005 < 3600  # the rows have milliseconds
     assert {file.name for file in path.iterdir()} == {*document["sha256"], "run.json"} == {*training.FILES, "run.json"}
     assert updates["time/total_timesteps"].tolist() == steps
     assert updates["time/seconds"].is_monotonic_increasing
@@ -109,6 +120,7 @@ def test_the_files_tell_what_was_run_and_the_evaluation_is_that_of_sb3_with_the_
         results, lengths = content["results"][-1], content["ep_lengths"][-1]
     _, fresh = make_envs(run)
     env = VecNormalize.load(str(path / "vecnormalize.pkl"), fresh)
+    assert (env.clip_obs, env.gamma) == (5.0, run.hyperparameters["gamma"])
     env.training = env.norm_reward = False
     env.seed(500_000 + 3 * env.num_envs)
     returns, expected = evaluate_policy(ANO.load(path / "model.zip"), env, 3, return_episode_rewards=True)
@@ -131,20 +143,32 @@ def test_algorithms_with_lstm_policies_and_masks_are_trained_and_evaluated(label
     assert np.isfinite(updates["update/clip_fraction"]).all()
 
 
-def test_seeds_share_no_environment():
-    first = []
-    for seed in (0, 1):
-        run = small_run("ppo", seed=seed, hyperparameters={"n_envs": 4})
+def test_seeds_share_no_environment_and_algorithms_have_the_same():
+    first = {}
+    for label, seed in (("ppo", 0), ("ppo", 1), ("ano", 1), ("trpo", 1)):
+        run = small_run(label, seed=seed, hyperparameters={"n_envs": 4})
         train_env, evaluation = make_envs(run)
         make_model(run, train_env)
         evaluation.seed(1_000_000 * seed + 500_000)
-        first += [tuple(observation) for env in (train_env, evaluation) for observation in env.reset()]
-    assert len(set(first)) == len(first) == 2 * (4 + 3)
+        first[label, seed] = [tuple(observation) for env in (train_env, evaluation) for observation in env.reset()]
+    assert first["ppo", 1] == first["ano", 1] == first["trpo", 1]
+    assert len({*first["ppo", 0], *first["ppo", 1]}) == 2 * (4 + 3)
+
+
+def test_modules_that_register_tasks_are_imported_where_a_run_is_trained(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(gym.registry, "Mine-v0", None)
+    (tmp_path / "my_own_tasks.py").write_text("import gymnasium as gym\ngym.registry['Mine-v0'] = gym.spec('Pendulum-v1')\n")
+    run = json.loads(json.dumps(dataclasses.asdict(small_run("ano", "Mine-v0", steps=128, imports=["my_own_tasks"]))))
+    training.train_request({"run": run, "directory": str(tmp_path / "run")})
+    assert len(RunFiles(tmp_path / "run", {}).evaluations()) == 1
 
 
 @pytest.mark.parametrize("label", ["ppo", "ano", "trpo"])
-def test_the_measure_of_an_update_is_the_closed_form_of_two_gaussians(label):
-    model = trained_alone(small_run(label, steps=128, hyperparameters={"learning_rate": 1e-9}))
+def test_the_measure_of_an_update_is_the_closed_form_of_two_gaussians(label, monkeypatch):
+    two_numbers = gym.envs.registration.EnvSpec("Two-v0", lambda render_mode: TinyEnv(BOX_OBSERVATIONS, BOX_ACTIONS))
+    monkeypatch.setitem(gym.registry, "Two-v0", two_numbers)
+    model = trained_alone(small_run(label, "Two-v0", steps=128, hyperparameters={"learning_rate": 1e-9}))
     shift, scale = 0.3, 1.25
     actions, old_log_prob = (getattr(model.rollout_buffer, name).reshape(128, -1) for name in ("actions", "log_probs"))
     observations = torch.as_tensor(model.rollout_buffer.observations.reshape(128, -1))

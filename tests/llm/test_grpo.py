@@ -139,13 +139,18 @@ def test_ratios_are_counted_where_the_mask_says(tmp_path):
 
 def test_evaluation_and_metrics(tmp_path):
     settings = {"max_steps": 3, "eval_strategy": "steps", "eval_steps": 3, "per_device_eval_batch_size": 8, "beta": 0.05}
+    settings |= {"missing_eos_penalty": 0.5, "reward_weights": [2.0]}
     trainer = trained(make(tmp_path, GANOTrainer, GANOConfig, **settings))
     train = [entry for entry in trainer.state.log_history if "loss" in entry]
     (evaluation,) = (entry for entry in trainer.state.log_history if "eval_loss" in entry)
     assert evaluation["eval_ratio/mean"] == 1.0
     for name in ("ratio/mean", "ratio/max", "ratio/outside_low", "ratio/outside_high", "approx_kl", "kl"):
         assert all(name in entry for entry in train), name
-    assert "rewards/kl/mean" in train[0]
+    generated = [entry for entry in train if "reward" in entry]
+    for entry in generated:
+        score, kl, missing_eos = (entry[f"rewards/{name}/mean"] for name in ("reward", "kl", "missing_eos"))
+        assert entry["reward"] == pytest.approx(2.0 * score - 0.05 * kl - 0.5 * missing_eos, abs=1e-5)
+    assert generated
     assert not any(name.startswith("clip_ratio/") for entry in train for name in entry)
     assert train[0]["approx_kl"] == pytest.approx(0.0, abs=1e-6)
     assert train[2]["approx_kl"] > 1e-5

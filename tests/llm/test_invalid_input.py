@@ -161,14 +161,20 @@ def test_what_the_trainers_do_not_take_is_rejected(trainer, config, given, messa
         trainer(model(tmp_path), args=config(str(tmp_path), **CPU), **given)
 
 
-def test_a_critic_rejects_sharded_models_and_a_reward_model_zero_3(tmp_path, monkeypatch):
+def test_a_critic_rejects_sharded_models_and_images_and_a_reward_model_zero_3(tmp_path, monkeypatch):
     class Sharded(ANOTrainer):
         def create_accelerator_and_postprocess(self):
             super().create_accelerator_and_postprocess()
             self.is_fsdp_enabled = True
 
-    with pytest.raises(ValueError, match="a critic is not allowed with DeepSpeed or FSDP"):
-        critic_trainer(tmp_path, Sharded, beta=0.0)
+    class Seeing(ANOTrainer):
+        def create_accelerator_and_postprocess(self):
+            super().create_accelerator_and_postprocess()
+            self._is_vlm = True
+
+    for kind, message in ((Sharded, "is not allowed with DeepSpeed or FSDP"), (Seeing, "reads text only")):
+        with pytest.raises(ValueError, match=f"a critic {message}"):
+            critic_trainer(tmp_path, kind, beta=0.0)
     monkeypatch.setattr("sb3_ano.llm.rewards.is_deepspeed_zero3_enabled", lambda: True)
     with pytest.raises(ValueError, match="reward_model is not allowed with DeepSpeed ZeRO-3"):  # review B16
         LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")

@@ -33,12 +33,14 @@ def test_help_needs_no_trl_and_training_names_the_extra():
 def test_help_on_train_can_be_read(capsys, monkeypatch):
     """Users Z12: 1,222 lines, with the options of this package at both ends and no choices."""
     monkeypatch.setenv("COLUMNS", "100")
-    assert main(["train", "--algo", "grpo", "--help"]) == 0
-    shown = capsys.readouterr().out
+    for algo, max_steps in (("ano", 62500), ("grpo", 15625)):
+        assert main(["train", "--algo", algo, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert f"(default: {max_steps})" in shown
     assert len(shown.splitlines()) < 400
     groups = re.findall(r"^(\w+):$", shown, re.MULTILINE)
     assert groups[-3:] == ["task", "model", "training"]
-    defaults = r"--shaping .*\(default: ppo\)", r"same completions\. \(default: 1\)"
+    defaults = r"--shaping .*\(default: ppo\)", r"same completions\. \(default: 1\)", "pythia-1b-deduped"
     for part in (r"--algo \{ppo,spo,ano,grpo,gano\}", "Example: .* --algo grpo ", *defaults, "trl grpo --help"):
         assert re.search(part, " ".join(shown.split())), part
 
@@ -69,14 +71,16 @@ def test_policies_are_trained_against_a_reward_model_and_a_function(data, capsys
 
     def train(*arguments: str, model: str = "model") -> None:
         rewards = ["--reward_model", "reward", "--reward_funcs", "rewards_here:gold"]
-        few = ["--per_device_train_batch_size", "8", "--report_to", "none"]
+        few = ["--per_device_train_batch_size", "8"]
         assert main(["train", "--model_name_or_path", model, *rewards, *few, *arguments]) == 0, capsys.readouterr().err
 
     weights = []
     for algo in ("gano", "grpo", "ano", "spo", "ppo"):
         common = ["--dataset_name", "posts", "--config", "short.yaml", "--max_steps", "3", "--output_dir", algo]
         train("--algo", algo, *common)
-        assert torch.load(data / algo / "final" / "training_args.bin", weights_only=False).num_iterations == 2
+        config = torch.load(data / algo / "final" / "training_args.bin", weights_only=False)
+        assert (config.num_iterations, config.use_cpu, config.bf16, config.fp16) == (2, True, False, False)
+        assert any((data / algo / "runs").rglob("events.out.tfevents.*"))  # TensorBoard's
         assert f"trained with {algo.upper()}" in (data / algo / "README.md").read_text()  # review B5
         assert (data / algo / "critic" / "model.safetensors").is_file() == (algo in ("ano", "spo", "ppo"))
         final = AutoModelForCausalLM.from_pretrained(data / algo / "final")

@@ -18,7 +18,9 @@ def test_a_dataset_is_read_from_a_directory_or_a_file(tmp_path):
     datasets.DatasetDict(train=written, test=written.select([1])).save_to_disk(str(tmp_path / "two"))
     for name in ("rows.jsonl", "files/train.jsonl"):
         written.to_json(tmp_path / name)
-    for name in ("one", "two", "rows.jsonl", "files"):
+    written.to_csv(tmp_path / "rows.csv")
+    written.to_parquet(tmp_path / "rows.parquet")
+    for name in ("one", "two", "rows.jsonl", "rows.csv", "rows.parquet", "files"):
         assert load_split(str(tmp_path / name), None, "train").to_list() == rows, name
     assert load_split(str(tmp_path / "two"), None, "test").to_list() == rows[1:]
 
