@@ -12,6 +12,7 @@ from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
 from sb3_contrib.common.maskable.distributions import MaskableCategoricalDistribution
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.ppo_recurrent import MlpLstmPolicy
 from stable_baselines3.common.callbacks import StopTrainingOnMaxEpisodes
 from stable_baselines3.common.env_util import make_vec_env
@@ -195,3 +196,13 @@ def test_invalid_input_is_named_in_one_line(use, message):
 def test_arguments_without_effect_on_recurrent_policies_are_warned_about(option):
     with pytest.warns(UserWarning, match=f"{next(iter(option))}=.* has no effect on recurrent policies"):
         make(RecurrentANO, "Discrete", **option)
+
+
+def test_a_sequence_that_starts_anew_within_is_that_of_sb3_contrib():
+    policy = make(RecurrentANO, "Box").policy
+    generator = torch.Generator().manual_seed(0)
+    features, states = (torch.randn(*shape, generator=generator) for shape in ((6, 4), (2, 1, 2, 8)))
+    for starts in torch.eye(6):
+        arguments = features, (states[0], states[1]), starts, policy.lstm_actor
+        found, expected = policy._process_sequence(*arguments), RecurrentActorCriticPolicy._process_sequence(*arguments)
+        torch.testing.assert_close(found, expected)

@@ -182,6 +182,7 @@ def earlier(tmp_path_factory):
         ({"policy_kwargs": {"activation_fn": torch.nn.ReLU}}, 96, "policy_kwargs is {'activation_fn': 'ReLU'}"),
         ({"shaping": "spo"}, 96, "shaping is spo, but ano in"),
         ({}, 64, "total_timesteps=64 is not allowed: .* is already at 64"),
+        ({}, 40, "total_timesteps=40 is not allowed: .* is already at 64"),
         (lambda: SPO("MlpPolicy", cart_pole(), **ANO_SHORT), 96, "algorithm is SPO, but ANO in"),
         (lambda: SAC("MlpPolicy", "Pendulum-v1"), 96, "cannot store SAC; allowed are on-policy algorithms"),
     ],
