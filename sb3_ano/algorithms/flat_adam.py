@@ -1,5 +1,6 @@
 """Adam on one vector: the optimizer that replaces ``torch.optim.Adam`` when a policy is built."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from sb3_ano.algorithms.policy_evaluation import replaced_method
 
 # Options of Adam that the flat step reads, or that change its speed only. The others must have the defaults of PyTorch.
 _FREE_OPTIONS = frozenset({"params", "lr", "initial_lr", "betas", "eps", "foreach", "fused"})
-_DEFAULTS = Adam([torch.zeros(1)]).defaults
+# Not those of an instance: the first optimizer imports PyTorch's compiler, which takes a second.
+_DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(Adam).parameters.items()}
 # Each tensor starts at a multiple of this many numbers: a cache line of float32, for aligned vector instructions.
 _ALIGNMENT = 16
 
