@@ -62,8 +62,8 @@ def _synced_size(writer: ResultsWriter) -> int:
 
 
 def _truncate(writer: ResultsWriter, size: int) -> None:
-    """Remove the episodes that will be repeated. A shorter file was started anew and is left alone."""
-    if _synced_size(writer) > size:
+    """Remove the episodes after a checkpoint, which are trained again, unless the file is a new and shorter one."""
+    if os.fstat(writer.file_handler.fileno()).st_size > size:
         os.ftruncate(writer.file_handler.fileno(), size)
 
 
