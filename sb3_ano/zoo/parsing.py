@@ -78,7 +78,7 @@ def _add_options(add: Callable[..., Any], command: str) -> None:
     if command == "train":
         add("--resume", action="store_true", help="resume the newest run of --algo and --env from its last checkpoint")
         add("--checkpoint-freq", metavar="STEPS", type=int, help="steps between checkpoints, 0: none (default: one a minute)")
-        add("--cluster", metavar="ADDRESS", nargs="?", const="", help="train on this Ray cluster, or one that runs here")
+        add("--cluster", metavar="ADDRESS", nargs="?", const="", help="train on this Ray cluster, the one here, or a new one")
         add("--env-runners", metavar="N", type=int, help="processes that step environments, with --cluster (default: 2)")
         add("--learners", metavar="N", type=int, help="processes that train, with --cluster (default: 0, the main process)")
     elif command in PLOTS:
