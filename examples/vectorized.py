@@ -10,7 +10,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from sb3_ano.envs import make_vec_env
 
-ENV, NUMBER = "HalfCheetah-v4", 16
+ENV, NUMBER = "Swimmer-v5", 16
 
 
 def steps_per_second(env: VecEnv, seconds: float = 3.0) -> float:
