@@ -32,6 +32,8 @@ class FlatVectors:
         self._sizes = [-(-tensor.numel() // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
         device = tensors[0].device
         self.parameters, self.first, self.second = (torch.zeros(sum(self._sizes), device=device) for _ in range(3))
+        # The same memory, to differentiate by. Made here, because PyTorch 2.11 cannot trace its creation.
+        self.leaf = self.parameters.detach().requires_grad_()
         self.steps = torch.zeros(len(tensors), device=device)
         # Learning rate, betas and eps. A tensor, so that a schedule does not recompile a compiled step; float64 as in PyTorch.
         self.numbers = torch.zeros(4, dtype=torch.float64, device=device)

@@ -201,8 +201,8 @@ class Updater:
     def _traced_gradient(self, samples: RolloutSamples) -> tuple[_Losses, torch.Tensor, torch.Tensor | None]:
         """Compute the loss, its gradient as a vector, and its gradient by each log-ratio, in a form that can be compiled."""
         assert self.vectors is not None
-        # One leaf, whose parts replace the parameters: compiled code gets one vector instead of dozens of tensors.
-        leaf = self.vectors.parameters.detach().requires_grad_()
+        # Its parts replace the parameters: compiled code gets one vector instead of dozens of tensors.
+        leaf = self.vectors.leaf
         parts = self.vectors.views(leaf)
         replaced = dict(zip(self._names, parts, strict=True))
         # One module may be registered under several names, as SB3's shared features extractor is: replacing its
