@@ -1,6 +1,5 @@
 """The scripts in benchmarks/: parity by hand, and speed on the smallest case."""
 
-import json
 import re
 import subprocess
 import sys
@@ -39,20 +38,29 @@ def test_differences_are_paired_by_seed():
     assert np.isnan(table.loc["evaluation", "ppo"]["difference"])
 
 
-def test_results_of_the_first_format_are_a_row_each_and_one_per_evaluation(tmp_path):
-    pytest.importorskip("pyarrow")
-    document = {"env_id": "A-v0", "algorithm": "ano", "settings": {"learning_rate": 3e-4}, "hyperparameters": {"n_epochs": 10}}
-    document |= {"total_timesteps": 200, "seed": 1, "wall_seconds": 1.6, "finished": "2026-01-02T03:04", "commit": 20 * "ab"}
-    (tmp_path / "run.json").write_text(json.dumps(document))
-    names = ("approx_kl", "ratio_max", "clip_fraction", "ppo_discarded_gradient", "clip_range")
-    tables = {"episodes": {"episode_return": [7.0, 8.0]}, "diagnostics": {key: [0.0, 1.0] for key in names}}
-    tables["evaluations"] = {"timesteps": [100, 100, 200], "episode_return": [1.0, 3.0, 5.0]}
-    for name, columns in tables.items():
-        pd.DataFrame(columns).to_parquet(tmp_path / f"{name}.parquet")
-    row, points = load("export_runs").rows_of(tmp_path)
-    assert [(point["timesteps"], point["evaluation_return"]) for point in points] == [(100, 2.0), (200, 5.0)]
-    expected = {"env": "A-v0", "seed": 1, "training_return": 7.5, "evaluation_return": 5.0, "last_evaluations": 3.5}
-    assert row.items() >= {**expected, "kl_mean": 0.5, "seconds": 2, "date": "2026-01-02", "commit": 6 * "ab"}.items()
+def test_step_sizes_are_compared_on_the_seeds_that_both_have(tmp_path):
+    """By hand: a row is labelled by its shape and step, and the difference is that of seeds 0 and 1."""
+    columns = {"kl_mean": 0.01, "radius": 0.2, "ratio_max": 1.5, "discarded": 0.0, "clip_range": 0.2, "learning_rate": 3e-4}
+    reference = ReferenceScores()
+    low, high = (float(reference.normalize("Hopper-v4", np.array(value))) for value in (1000.0, 2000.0))
+    rows = [
+        {"env": "Hopper-v4", "algorithm": label, "desired_kl": target, "seed": seed, "last_evaluations": value, **columns}
+        for label, target, values in (
+            ("ppo", np.nan, [1000.0, 1100.0, 9000.0]),
+            ("ano:desired_kl=0.01,shaping=ppo", 0.01, [2000.0, 2100.0]),
+        )
+        for seed, value in enumerate(values)
+    ]
+    pd.DataFrame(rows).to_csv(tmp_path / "runs.csv")
+    command = [sys.executable, str(BENCHMARKS / "step_sizes.py"), "--results", str(tmp_path), "--out", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    text = (tmp_path / "tables.md").read_text()
+    gap = f"{high - low:.3f}"
+    assert f"| {gap} ({gap} to {gap}) |" in text
+    assert re.search(r"\| PPO, KL 0.01 \| 2050 ± 71 \(2\) \|", text)
+    # Student's t with 4 degrees of freedom: 2.776 for a level of 5 %, 0.941 for a power of 80 %.
+    assert f"| {(2.776445 + 0.940965) * np.std([1000, 1100, 9000], ddof=1) * np.sqrt(2 / 3):.0f} |" in text
+    assert (tmp_path / "step_sizes.png").stat().st_size > 10_000
 
 
 def test_the_scores_in_the_docs_come_from_the_rows_next_to_them():

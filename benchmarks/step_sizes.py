@@ -1,0 +1,181 @@
+"""Compare algorithms at equal step size from committed rows: ``python benchmarks/step_sizes.py``.
+
+It writes ``tables.md`` next to the rows, and ``step_sizes.png``: the score against the KL divergence per update, and what the
+updates look like at each learning rate.
+"""
+
+import argparse
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from sb3_ano.bench.report.figures import looks
+from sb3_ano.bench.scores import ReferenceScores
+from sb3_ano.bench.statistics import Bootstrap, Estimate, estimate, interaction, interquartile_mean, mean
+
+BOOTSTRAP = Bootstrap()
+#: Mean of the last three evaluations of ten episodes.
+RETURN = "last_evaluations"
+DIAGNOSTICS = {"kl_mean": "KL per update", "radius": "radius", "ratio_max": "largest ratio", "discarded": "gradient discarded"}
+# Chance to find a difference that is there.
+_POWER = 0.8
+_LOW, _HIGH = 3e-4, 1e-3
+
+
+def name_of(algorithm: str, radius: float, target: float) -> str:
+    """Return what a row's setting is called in tables, such as ``"ANO, KL 0.01"``."""
+    name, _, options = algorithm.partition(":")
+    family = "PPO" if name == "ppo" or "shaping=ppo" in options else name.upper()
+    return f"{family}, radius {radius:g}" if np.isnan(target) else f"{family}, KL {target:g}"
+
+
+def read(file: Path) -> pd.DataFrame:
+    """Read the rows of ``runs.csv``, with columns for the setting and the TD3-normalized score."""
+    rows, references = pd.read_csv(file), ReferenceScores()
+    labels = rows[["algorithm", "clip_range", "desired_kl"]].itertuples(index=False)
+    scores = [float(references.normalize(env, np.array(final))) for env, final in zip(rows["env"], rows[RETURN], strict=True)]
+    return rows.assign(setting=list(itertools.starmap(name_of, labels)), score=scores)
+
+
+def blocks_of(rows: pd.DataFrame) -> dict[tuple[str, float], pd.DataFrame]:
+    """Return the scores of each setting at each learning rate, a row per seed that has all tasks."""
+    blocks: dict[tuple[str, float], pd.DataFrame] = {}
+    for (setting, rate), part in rows.groupby(["setting", "learning_rate"], sort=False):
+        block = part.pivot(index="seed", columns="env", values="score").dropna()
+        if len(block) > 1 and len(block.columns) == rows["env"].nunique():
+            blocks[str(setting), float(str(rate))] = block
+    return blocks
+
+
+def shared(*blocks: pd.DataFrame) -> list[np.ndarray]:
+    """Return the scores of the seeds that all blocks have, ``(seeds, tasks)`` each."""
+    seeds = sorted(set.intersection(*(set(block.index) for block in blocks)))
+    return [block.loc[seeds].to_numpy() for block in blocks]
+
+
+def text(found: Estimate) -> str:
+    """Return an estimate with its interval."""
+    return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
+
+
+def difference(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Return the difference of the mean scores."""
+    return mean(ours) - mean(theirs)
+
+
+def noise(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
+    """Yield the spread of PPO's returns, and the difference that a t-test of two settings finds in four of five cases."""
+    ppo = rows[rows["setting"] == "PPO, radius 0.2"]
+    for (rate, env), returns in ppo.groupby(["learning_rate", "env"])[RETURN]:
+        deviation = returns.std()
+        row = {"rate": f"{rate:g}", "task": env, "seeds": len(returns), "mean": returns.mean(), "deviation": deviation}
+        for n in (3, 5, 10):
+            quantiles = stats.t.ppf(0.975, 2 * n - 2) + stats.t.ppf(_POWER, 2 * n - 2)
+            row[f"found with {n}"] = quantiles * deviation * np.sqrt(2 / n)
+        yield {key: f"{value:.0f}" if isinstance(value, float) else value for key, value in row.items()}
+
+
+def returns(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
+    """Yield the returns of each setting on each task, with the number of seeds."""
+    for (rate, setting), part in rows.groupby(["learning_rate", "setting"], sort=False):
+        cells: dict[str, object] = {}
+        for env, of in part.groupby("env"):
+            cells[str(env)] = f"{of[RETURN].mean():.0f} ± {of[RETURN].std():.0f} ({len(of)})"
+        yield {"rate": f"{rate:g}", "setting": setting, **cells}
+
+
+def settings(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
+    """Yield the aggregate score of each setting, its difference to PPO on the same seeds, and what its updates look like."""
+    blocks = blocks_of(rows)
+    for (setting, rate), block in sorted(blocks.items(), key=lambda item: item[0][1]):
+        part = rows[(rows["setting"] == setting) & (rows["learning_rate"] == rate)]
+        row = {"rate": f"{rate:g}", "setting": setting, "seeds": len(block)}
+        row["IQM"] = text(estimate(interquartile_mean, block.to_numpy(), bootstrap=BOOTSTRAP))
+        base = blocks.get(("PPO, radius 0.2", rate))
+        if base is not None and base is not block and len(both := shared(block, base)[0]) > 1:
+            pair = shared(block, base)
+            gap = (pair[0] - pair[1]).mean(axis=1)
+            test = stats.permutation_test((gap, np.zeros_like(gap)), lambda x, y: np.mean(x - y), permutation_type="samples")
+            row["mean - PPO's"] = text(estimate(difference, *pair, bootstrap=BOOTSTRAP, paired=True))
+            row["p"] = f"{test.pvalue:.3f} ({len(both)})"
+        yield row | {title: f"{part[column].mean():.3g}" for column, title in DIAGNOSTICS.items()}
+
+
+def interactions(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
+    """Yield by how much more each setting gains from the higher learning rate than PPO, on the seeds that all four have."""
+    blocks = blocks_of(rows)
+    for setting in dict.fromkeys(setting for setting, _ in blocks):
+        keys = [(name, rate) for name in (setting, "PPO, radius 0.2") for rate in (_LOW, _HIGH)]
+        if setting != "PPO, radius 0.2" and all(key in blocks for key in keys):
+            low, high, other_low, other_high = shared(*(blocks[key] for key in keys))
+            if len(low) > 1:
+                change = estimate(difference, high, low, bootstrap=BOOTSTRAP, paired=True)
+                more = interaction((low, high), (other_low, other_high), BOOTSTRAP, paired=True)
+                yield {"setting": setting, "seeds": len(low), "change of mean": text(change), "IQM, more than PPO": text(more)}
+
+
+def table(rows: Iterator[dict[str, object]]) -> str:
+    """Return rows as a Markdown table."""
+    frame = pd.DataFrame(rows).fillna("")
+    lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.astype(str).to_numpy().tolist()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def figure(rows: pd.DataFrame) -> plt.Figure:
+    """Draw the score against the KL divergence, a line per algorithm and learning rate, and diagnostics of each setting."""
+    drawn, panels = plt.subplots(2, 2, figsize=(8.0, 6.0), layout="constrained")
+    styles, blocks = looks(["ppo", "spo", "ano"]), blocks_of(rows)
+    lines: dict[tuple[str, float], list[tuple[float, Estimate]]] = {}
+    for (setting, rate), block in blocks.items():
+        kl = rows.loc[(rows["setting"] == setting) & (rows["learning_rate"] == rate), "kl_mean"].mean()
+        score = estimate(interquartile_mean, block.to_numpy(), bootstrap=BOOTSTRAP)
+        lines.setdefault((setting.partition(",")[0], rate), []).append((kl, score))
+    for (family, rate), dots in lines.items():
+        kls, scores = zip(*sorted(dots, key=lambda dot: dot[0]), strict=True)
+        color, _, marker = styles[family.lower()]
+        low, value, high = np.array([[score.low, score.value, score.high] for score in scores]).T
+        face = {"fillstyle": "full" if rate == _HIGH else "none", "linestyle": "-" if rate == _HIGH else "--"}
+        panels[0, 0].errorbar(
+            kls, value, [value - low, high - value], color=color, marker=marker, label=f"{family} at {rate:g}", **face
+        )
+    panels[0, 0].set(xlabel="KL divergence per update", ylabel="IQM, TD3-normalized")
+    for axes, column in zip(panels.flat[1:], ("radius", "ratio_max", "discarded"), strict=True):
+        for name, part in rows.groupby("setting", sort=False):
+            color, _, marker = styles[str(name).partition(",")[0].lower()]
+            means = part.groupby("learning_rate")[column].mean()
+            axes.plot(means.index, means, color=color, linestyle="-" if "KL" in str(name) else ":", marker=marker, label=name)
+        axes.set(xlabel="learning rate", ylabel=DIAGNOSTICS[column])
+        axes.set_xticks([_LOW, _HIGH], [f"{_LOW:g}", f"{_HIGH:g}"])
+    panels[1, 1].set_yscale("symlog", linthresh=1e-4)
+    panels[1, 1].set_ylim(bottom=-2e-5)
+    for axis, ticks in ((panels[0, 0].xaxis, [0.001, 0.002, 0.005, 0.01, 0.02]), (panels[0, 1].yaxis, [0.2, 0.5, 1.0, 2.0])):
+        axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+        axis.set_ticks(ticks)
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("")
+    panels[0, 0].legend(fontsize=8)
+    panels[0, 1].legend(fontsize=8)
+    return drawn
+
+
+def main() -> None:
+    """Write the tables and the figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("docs/results/step_size"), help="directory of runs.csv")
+    parser.add_argument("--out", type=Path, default=Path("docs/images"), help="directory of the figure")
+    options = parser.parse_args()
+    rows = read(options.results / "runs.csv")
+    parts = {"Noise": noise, "Settings": settings, "Returns": returns, "Learning rate": interactions}
+    tables = "\n\n".join(f"## {title}\n\n{table(part(rows))}" for title, part in parts.items())
+    (options.results / "tables.md").write_text(f"# Step sizes: tables\n\nWritten by `benchmarks/step_sizes.py`.\n\n{tables}\n")
+    figure(rows).savefig(options.out / "step_sizes.png", dpi=110)
+    print(options.results / "tables.md", options.out / "step_sizes.png", sep="\n")
+
+
+if __name__ == "__main__":
+    main()
