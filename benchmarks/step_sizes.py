@@ -97,13 +97,29 @@ def settings(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
         row = {"rate": f"{rate:g}", "setting": setting, "seeds": len(block)}
         row["IQM"] = text(estimate(interquartile_mean, block.to_numpy(), bootstrap=BOOTSTRAP))
         base = blocks.get(("PPO, radius 0.2", rate))
-        if base is not None and base is not block and len(both := shared(block, base)[0]) > 1:
-            pair = shared(block, base)
-            gap = (pair[0] - pair[1]).mean(axis=1)
-            test = stats.permutation_test((gap, np.zeros_like(gap)), lambda x, y: np.mean(x - y), permutation_type="samples")
-            row["mean - PPO's"] = text(estimate(difference, *pair, bootstrap=BOOTSTRAP, paired=True))
-            row["p"] = f"{test.pvalue:.3f} ({len(both)})"
-        yield row | {title: f"{part[column].mean():.3g}" for column, title in DIAGNOSTICS.items()}
+        row |= {} if base is None or base is block else compared(block, base)
+        means = {title: part[column].mean() for column, title in DIAGNOSTICS.items()}
+        yield row | {title: "" if np.isnan(value) else f"{value:.3g}" for title, value in means.items()}
+
+
+def compared(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, object]:
+    """Return the difference of the mean scores on the seeds that both have, and the p-value of the exact sign-flip test."""
+    pair = shared(ours, theirs)
+    if len(pair[0]) < 2:
+        return {}
+    gap = (pair[0] - pair[1]).mean(axis=1)
+    test = stats.permutation_test((gap, np.zeros_like(gap)), lambda x, y: np.mean(x - y), permutation_type="samples")
+    change = estimate(difference, *pair, bootstrap=BOOTSTRAP, paired=True)
+    return {"difference from PPO": text(change), "p": f"{test.pvalue:.3f} ({len(gap)} seeds)"}
+
+
+def same_steps(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
+    """Yield the comparison of ANO with PPO at the same target of the KL divergence."""
+    blocks = blocks_of(rows)
+    for (setting, rate), block in blocks.items():
+        base = blocks.get((setting.replace("ANO, KL", "PPO, KL"), rate))
+        if base is not None and base is not block:
+            yield {"rate": f"{rate:g}", "setting": setting, **compared(block, base)}
 
 
 def interactions(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
@@ -170,7 +186,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/images"), help="directory of the figure")
     options = parser.parse_args()
     rows = read(options.results / "runs.csv")
-    parts = {"Noise": noise, "Settings": settings, "Returns": returns, "Learning rate": interactions}
+    parts = {
+        "Settings": settings,
+        "Same step size": same_steps,
+        "Returns": returns,
+        "Learning rate": interactions,
+        "Noise": noise,
+    }
     tables = "\n\n".join(f"## {title}\n\n{table(part(rows))}" for title, part in parts.items())
     (options.results / "tables.md").write_text(f"# Step sizes: tables\n\nWritten by `benchmarks/step_sizes.py`.\n\n{tables}\n")
     figure(rows).savefig(options.out / "step_sizes.png", dpi=110)

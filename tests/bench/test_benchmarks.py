@@ -1,6 +1,7 @@
 """The scripts in benchmarks/: parity by hand, and speed on the smallest case."""
 
 import re
+import shutil
 import subprocess
 import sys
 from importlib import util
@@ -56,11 +57,25 @@ def test_step_sizes_are_compared_on_the_seeds_that_both_have(tmp_path):
     subprocess.run(command, check=True, capture_output=True)
     text = (tmp_path / "tables.md").read_text()
     gap = f"{high - low:.3f}"
-    assert f"| {gap} ({gap} to {gap}) |" in text
+    assert f"| {gap} ({gap} to {gap}) | 0.500 (2 seeds) |" in text  # of four ways to flip two signs, two are as large
     assert re.search(r"\| PPO, KL 0.01 \| 2050 ± 71 \(2\) \|", text)
     # Student's t with 4 degrees of freedom: 2.776 for a level of 5 %, 0.941 for a power of 80 %.
     assert f"| {(2.776445 + 0.940965) * np.std([1000, 1100, 9000], ddof=1) * np.sqrt(2 / 3):.0f} |" in text
     assert (tmp_path / "step_sizes.png").stat().st_size > 10_000
+
+
+def test_tables_of_step_sizes_are_those_of_the_committed_rows(tmp_path):
+    committed = DOCS / "results" / "step_size"
+    shutil.copy(committed / "runs.csv", tmp_path)
+    command = [sys.executable, str(BENCHMARKS / "step_sizes.py"), "--results", str(tmp_path), "--out", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    text = (tmp_path / "tables.md").read_text()
+    assert text == (committed / "tables.md").read_text()
+    shown = re.findall(r"^\| 0\.00.*$", (DOCS / "choosing.md").read_text(), re.MULTILINE)
+    assert len(shown) == 10
+    shown += re.findall(r"0\.\d{3} \(\S+ to \S+\)", (ROOT / "README.md").read_text())
+    assert len(shown) == 18
+    assert all(line in text for line in shown)
 
 
 def test_the_scores_in_the_docs_come_from_the_rows_next_to_them():
