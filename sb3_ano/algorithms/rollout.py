@@ -70,7 +70,7 @@ class RolloutMixin(OnPolicyAlgorithm):
         discrete = isinstance(self.action_space, spaces.Discrete)
         # Tensors are for callbacks, and for buffers that are not ours.
         as_tensors = not (_needs_no_locals(callback) and is_stock(rollout_buffer, "add"))
-        callback.on_rollout_start()  # a resumed training is restored here
+        callback.on_rollout_start()  # TrainingCheckpoints restores a resumed training here
         check = FiniteCheck(self, env)
         actor = self._make_actor(env)
         snapshot = None if _changes_nothing(callback) else Snapshot(self.policy)
@@ -82,7 +82,7 @@ class RolloutMixin(OnPolicyAlgorithm):
                 self.policy.reset_noise(env.num_envs)
 
             actions, values, log_probs = actor(self._last_obs)  # type: ignore[arg-type]
-            columns = actor.columns  # of this actor, because a callback may lead to another one
+            columns = actor.columns  # of the actor of this step: a callback may replace it below
             if as_tensors:
                 obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
                 values, log_probs = self._as_tensor(values), self._as_tensor(log_probs)
@@ -136,7 +136,7 @@ class RolloutMixin(OnPolicyAlgorithm):
 
 
 def _needs_no_locals(callback: BaseCallback) -> bool:
-    """Tell whether a callback is SB3's stand-in for none, a progress bar, or one that says ``reads_locals = False``."""
+    """Tell whether a callback is SB3's placeholder for none, a progress bar, or says ``reads_locals = False``."""
     if isinstance(callback, CallbackList):
         return all(map(_needs_no_locals, callback.callbacks))
     if getattr(callback, "reads_locals", True) is False:
@@ -175,7 +175,7 @@ def bootstrap_truncations(rewards: np.ndarray, dones: np.ndarray, infos: list[di
     if not truncated:
         return
     terminal = [infos[index]["terminal_observation"] for index in truncated]
-    # Assigned, which rounds to the type of the rewards as in SB3, where integers stay integers.
+    # Assigned instead of +=, which raises for rewards that are integers; these are rounded, as in SB3.
     rewards[truncated] = rewards[truncated] + gamma * actor.terminal_values(terminal, truncated)
 
 
@@ -187,7 +187,7 @@ class FiniteCheck:
 
     :param model: algorithm with ``check_finite``, ``num_timesteps``, and the observations that the rollout starts with
     :param env: training environment
-    :raises ValueError: if an observation is NaN or Inf, naming environment and step, as do the methods
+    :raises ValueError: if the first observation is NaN or Inf; the methods raise it for later observations and rewards
     """
 
     def __init__(self, model: Any, env: VecEnv) -> None:

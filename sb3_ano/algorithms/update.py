@@ -241,7 +241,7 @@ class Updater:
             norm = torch.linalg.vector_norm(gradient)
             self._step_on_vectors(gradient, norm, torch.isfinite(loss + norm))
             return norm
-        # For the rest of this update: it would move parameters without a gradient by their momentum.
+        # For the rest of this update: a step on vectors would move parameters without a gradient by their momentum.
         self.vectors = None
         norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self.coefficients.max_grad_norm.item())
         if bool(torch.isfinite(loss + norm)):

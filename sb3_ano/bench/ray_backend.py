@@ -11,8 +11,8 @@ import ray
 from sb3_ano._io import require_reachable, versions
 from sb3_ano.bench.pool import Pool, WorkerError, call
 
-# Lost workers and machines; Ray does not retry a training that fails.
-_MOST_LOSSES = 10
+# How often a run starts again after its machine was lost; Ray does not retry a training that fails.
+_MOST_RESTARTS = 10
 
 
 class RayPool(Pool):
@@ -39,13 +39,13 @@ class RayPool(Pool):
         """Queue a function. If its machine is lost, Ray runs it again from the start.
 
         :param target: ``"module:function"``
-        :param request: argument of the function; its ``directory`` is one on the node. ``"cuda"`` as ``device`` gets a GPU
+        :param request: argument of the function; ``directory`` becomes one on the node, and ``"cuda"`` as ``device`` gets a GPU
         :return: content of the files in the directory, by name
         """
         task = ray.remote(
             num_cpus=self._threads,
             num_gpus=1 if request.get("device", "cpu").startswith("cuda") else 0,
-            max_retries=_MOST_LOSSES,
+            max_retries=_MOST_RESTARTS,
             retry_exceptions=False,
             scheduling_strategy="SPREAD",
         )(_call)

@@ -49,7 +49,7 @@ def _by_name(*classes: type) -> dict[str, type]:
 
 
 #: The allow-list: the classes that a file may name, by the argument that takes them. A file may also name the algorithms of
-#: ``sb3_ano._registry`` and the shapes of :data:`~sb3_ano.shaping.SHAPINGS`, and nothing else.
+#: ``sb3_ano._registry``, the shapes of :data:`~sb3_ano.shaping.SHAPINGS`, and the spaces of ``spaces.py``, and nothing else.
 CLASSES: dict[str, dict[str, type]] = {
     "policy": ShapedPolicyAlgorithm.policy_aliases
     | _by_name(*(policy for algorithm in _WITH_POLICIES for policy in algorithm.policy_aliases.values())),

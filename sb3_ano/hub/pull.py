@@ -114,7 +114,7 @@ def download_run(
 
 
 def _read_env_id(agent: Path) -> str:
-    """Read the environment of a downloaded agent; its id is only looked up, and its settings are a stranger's."""
+    """Read the environment of a downloaded agent; its id is only looked up, and its settings are left out."""
     path = agent / RESULTS
     with translate_errors(f"{path} does not name the agent's environment"):
         results = read_json(path)
@@ -139,7 +139,7 @@ def _write_run(agent: Path, run: Path, model: ShapedPolicyAlgorithm, task: Task)
     (run / name).mkdir()
     model.save(run / f"{name}.zip")
     if normalization is not None:
-        env: gym.Env = gym.Env()  # it has the agent's spaces, and cannot be stepped
+        env: gym.Env = gym.Env()  # VecNormalize needs the spaces only; the stranger's environment is not made
         env.observation_space, env.action_space = model.observation_space, model.action_space
         load_normalization(agent, DirectVecEnv([lambda: env])).save(str(run / name / "vecnormalize.pkl"))
     write_settings(run / name, describe(model, {}) | {"vec_normalize": normalization}, task)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 _LN2 = math.log(2.0)
 _ANO_SCALE = 45.0 / (32.0 * _LN2)
-_ANO_ANCHOR = math.log(5.0) + 4.0 / 3.0 - 4.0  # phi(-1) - 4
+_ANO_ANCHOR = math.log(5.0) + 4.0 / 3.0 - 4.0  # so that h(0) = 0
 
 
 #: An elementwise shape ``h``: takes and returns a floating-point tensor of any shape, with ``h(0) = 0``.

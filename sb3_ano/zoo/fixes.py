@@ -199,7 +199,7 @@ def missing_ffmpeg(stack: ExitStack) -> None:
         stack.enter_context(mock.patch.dict(os.environ, PATH=path))
 
 
-#: What commands need that load agents.
+#: The fixes for commands that load agents; ``single_runs`` and ``missing_ffmpeg`` are for the commands that name them.
 FIXES = (
     unsafe_settings,
     newest_run_without_agent,
