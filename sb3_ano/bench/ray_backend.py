@@ -39,7 +39,7 @@ class RayPool(Pool):
         """Queue a function. If its machine is lost, Ray runs it again from the start.
 
         :param target: ``"module:function"``
-        :param request: argument of the function; ``directory`` becomes one on the node, and the ``device`` ``"cuda"`` gets a GPU
+        :param request: argument of the function; ``directory`` becomes one on the node, and ``device="cuda"`` gets a GPU
         :return: content of the files in the directory, by name
         """
         task = ray.remote(
