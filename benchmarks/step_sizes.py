@@ -89,17 +89,22 @@ def returns(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
         yield {"rate": f"{rate:g}", "setting": setting, **cells}
 
 
-def settings(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
-    """Yield the aggregate score of each setting, its difference to PPO on the same seeds, and what its updates look like."""
+def scores(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
+    """Yield the aggregate score of each setting, and its difference from PPO's with radius 0.2 on the same seeds."""
     blocks = blocks_of(rows)
     for (setting, rate), block in sorted(blocks.items(), key=lambda item: item[0][1]):
-        part = rows[(rows["setting"] == setting) & (rows["learning_rate"] == rate)]
-        row = {"rate": f"{rate:g}", "setting": setting, "seeds": len(block)}
-        row["IQM"] = text(estimate(interquartile_mean, block.to_numpy(), bootstrap=BOOTSTRAP))
+        score = estimate(interquartile_mean, block.to_numpy(), bootstrap=BOOTSTRAP)
         base = blocks.get(("PPO, radius 0.2", rate))
-        row |= {} if base is None or base is block else compared(block, base)
+        change = {} if base is None or base is block else compared(block, base)
+        yield {"rate": f"{rate:g}", "setting": setting, "seeds": len(block), "IQM": text(score), **change}
+
+
+def updates(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
+    """Yield what the updates of each setting look like: means over its runs."""
+    for (rate, setting), part in rows.groupby(["learning_rate", "setting"]):
         means = {title: part[column].mean() for column, title in DIAGNOSTICS.items()}
-        yield row | {title: "" if np.isnan(value) else f"{value:.3g}" for title, value in means.items()}
+        cells = {title: "not logged" if np.isnan(value) else f"{value:.3g}" for title, value in means.items()}
+        yield {"rate": f"{rate:g}", "setting": setting, **cells}
 
 
 def compared(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, object]:
@@ -186,13 +191,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/images"), help="directory of the figure")
     options = parser.parse_args()
     rows = read(options.results / "runs.csv")
-    parts = {
-        "Settings": settings,
-        "Same step size": same_steps,
-        "Returns": returns,
-        "Learning rate": interactions,
-        "Noise": noise,
-    }
+    parts = {"Scores": scores, "Same step size": same_steps, "Updates": updates, "Returns": returns}
+    parts |= {"Learning rate": interactions, "Noise": noise}
     tables = "\n\n".join(f"## {title}\n\n{table(part(rows))}" for title, part in parts.items())
     (options.results / "tables.md").write_text(f"# Step sizes: tables\n\nWritten by `benchmarks/step_sizes.py`.\n\n{tables}\n")
     figure(rows).savefig(options.out / "step_sizes.png", dpi=110)
