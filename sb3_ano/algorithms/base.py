@@ -68,7 +68,7 @@ class ShapedPolicyAlgorithm(RolloutMixin):
     :param clip_range_high: radius above 1, acting on positive advantages, while ``clip_range`` acts below 1; None takes
         ``clip_range`` for both. Takes ``"lin_0.28"`` too, because the RL Zoo parses schedules for ``clip_range`` only
     :param torch_compile: whether to compile the update with ``torch.compile``; ``"auto"`` does it if the run is long enough
-        to pay for that, with SB3's defaults from about 250,000 steps. Compiled or not, parameters are the same to rounding
+        to pay for that, with SB3's defaults from about 175,000 steps. Compiled or not, parameters are the same to rounding
     :param precision: ``"float32"``, or ``"bfloat16"`` for the layers of features extractor and networks; the heads, the
         distribution and the loss are computed in float32
     :param desired_kl: KL divergence per update that the radii are adapted to, or None for radii that follow ``clip_range``
@@ -279,7 +279,7 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         if self._updater is None or not self._updater.is_compatible(self.policy, settings):
             self._updater = Updater(self.policy, settings)
             if self._updater.compiled and self.verbose >= 1:
-                print("Compiling the update, which takes about 15 s the first time")
+                print("Compiling the update, which takes about 10 s the first time")
         progress = self._current_progress_remaining
         radii = {name: schedules.read(radius, progress, name) for name, radius in self._radii().items()}
         low = max(radii["clip_range"], MIN_RADIUS)

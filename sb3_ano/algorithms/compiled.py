@@ -8,8 +8,8 @@ import torch
 
 from sb3_ano._compat import compilations, without_guards
 
-#: Seconds that a compilation takes: 10 to 20 on two cores with an empty cache.
-COMPILE_SECONDS = 16.0
+#: Seconds that a compilation takes: about 10 on two cores with an empty cache.
+COMPILE_SECONDS = 11.0
 #: Seconds that a compiled minibatch saves: a constant, and a part for each sample and parameter. Both are low guesses, from
 #: networks of 64-64 and 256-256; convolutions save several times more.
 SAVED_SECONDS, SAVED_SECONDS_PER_PRODUCT = 4e-4, 2e-11
@@ -44,7 +44,8 @@ def compiler_options(device: torch.device, products: int, stock: bool) -> dict[s
     # Random numbers are drawn as without compilation, so that dropout has the same masks.
     options: dict[str, Any] = {"size_asserts": False, "alignment_asserts": False, "fallback_random": True}
     if device.type == "cpu":
-        options |= {"cpp_wrapper": True, "cpp.use_decompose_tanh": stock}
+        # Without a probe per set of instructions that compiles a library; the sets still follow the processor's flags.
+        options |= {"cpp_wrapper": True, "cpp.use_decompose_tanh": stock, "cpp.vec_isa_ok": True}
         if products < _WORTH_A_THREAD:
             options["cpp.threads"] = 1
     return options

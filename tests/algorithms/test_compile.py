@@ -136,8 +136,8 @@ def test_code_that_keeps_changing_is_warned_about_once_and_trains_the_same(cls, 
     assert "recompile_limit" not in capfd.readouterr().err
 
 
-# With SB3's defaults from 260,000 steps; wide networks save more for each minibatch.
-@pytest.mark.parametrize(("width", "batch_size", "steps"), [(64, 64, 256_000), (256, 1024, 500_000)])
+# With SB3's defaults from 176,000 steps; wide networks save more for each minibatch.
+@pytest.mark.parametrize(("width", "batch_size", "steps"), [(64, 64, 176_000), (256, 1024, 344_000)])
 @pytest.mark.parametrize(("factor", "compiles"), [(0.8, False), (1.25, True)])
 def test_auto_compiles_where_the_run_is_long_enough(width, batch_size, steps, factor, compiles, traced):
     options = {"n_steps": batch_size, "batch_size": batch_size, "n_epochs": 10, "policy_kwargs": {"net_arch": [width, width]}}
