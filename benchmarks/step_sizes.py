@@ -190,6 +190,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("docs/results/step_size"), help="directory of runs.csv")
     parser.add_argument("--out", type=Path, default=Path("docs/images"), help="directory of the figure")
     options = parser.parse_args()
+    if not (options.results / "runs.csv").is_file():
+        parser.error(f"{options.results / 'runs.csv'} is missing; python -m sb3_ano.bench export writes it")
     rows = read(options.results / "runs.csv")
     parts = {"Scores": scores, "Same step size": same_steps, "Updates": updates, "Returns": returns}
     parts |= {"Learning rate": interactions, "Noise": noise}
