@@ -175,7 +175,7 @@ def bootstrap_truncations(rewards: np.ndarray, dones: np.ndarray, infos: list[di
     if not truncated:
         return
     terminal = [infos[index]["terminal_observation"] for index in truncated]
-    # Assigned instead of +=, which raises for rewards that are integers; these are rounded, as in SB3.
+    # Assigned instead of +=, which raises for rewards that are integers. Their sum is truncated, as in SB3.
     rewards[truncated] = rewards[truncated] + gamma * actor.terminal_values(terminal, truncated)
 
 
