@@ -42,6 +42,6 @@ def draw(output: str, learning_rate: float) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", help="figure to write")
-    parser.add_argument("--learning-rate", type=float, default=1e-3, choices=[3e-4, 1e-3], help="of the runs (default: %(default)s)")
+    parser.add_argument("--learning-rate", type=float, default=1e-3, choices=[3e-4, 1e-3], help="default: %(default)s")
     arguments = parser.parse_args()
     draw(arguments.output, arguments.learning_rate)
