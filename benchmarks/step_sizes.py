@@ -1,7 +1,7 @@
 """Compare algorithms at equal step size from committed rows: ``python benchmarks/step_sizes.py``.
 
-It writes ``tables.md`` next to the rows, and ``step_sizes.png``: the score against the KL divergence per update, and what the
-updates look like at each learning rate.
+It writes ``tables.md`` next to the rows, and a figure with the name of their directory: the score against the KL divergence
+per update, and what the updates look like at each learning rate. The tasks held out: ``--results docs/results/held_out``.
 """
 
 import argparse
@@ -16,9 +16,8 @@ from scipy import stats
 
 from sb3_ano.bench.report.figures import looks
 from sb3_ano.bench.scores import ReferenceScores
-from sb3_ano.bench.statistics import Bootstrap, Estimate, estimate, interaction, interquartile_mean, mean
+from sb3_ano.bench.statistics import Estimate, estimate, interaction, interquartile_mean, mean
 
-BOOTSTRAP = Bootstrap()
 #: Mean of the last three evaluations of ten episodes.
 RETURN = "last_evaluations"
 DIAGNOSTICS = {"kl_mean": "KL per update", "radius": "radius", "ratio_max": "largest ratio", "discarded": "gradient discarded"}
@@ -93,7 +92,7 @@ def scores(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     """Yield the aggregate score of each setting, and its difference from PPO's with radius 0.2 on the same seeds."""
     blocks = blocks_of(rows)
     for (setting, rate), block in sorted(blocks.items(), key=lambda item: item[0][1]):
-        score = estimate(interquartile_mean, block.to_numpy(), bootstrap=BOOTSTRAP)
+        score = estimate(interquartile_mean, block.to_numpy())
         base = blocks.get(("PPO, radius 0.2", rate))
         change = {} if base is None or base is block else compared(block, base)
         yield {"rate": f"{rate:g}", "setting": setting, "seeds": len(block), "IQM": text(score), **change}
@@ -114,7 +113,7 @@ def compared(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, object]:
         return {}
     gap = (pair[0] - pair[1]).mean(axis=1)
     test = stats.permutation_test((gap, np.zeros_like(gap)), lambda x, y: np.mean(x - y), permutation_type="samples")
-    change = estimate(difference, *pair, bootstrap=BOOTSTRAP, paired=True)
+    change = estimate(difference, *pair, paired=True)
     return {"difference from PPO": text(change), "p": f"{test.pvalue:.3f} ({len(gap)} seeds)"}
 
 
@@ -135,15 +134,14 @@ def interactions(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
         if setting != "PPO, radius 0.2" and all(key in blocks for key in keys):
             low, high, other_low, other_high = shared(*(blocks[key] for key in keys))
             if len(low) > 1:
-                change = estimate(difference, high, low, bootstrap=BOOTSTRAP, paired=True)
-                more = interaction((low, high), (other_low, other_high), BOOTSTRAP, paired=True)
+                change = estimate(difference, high, low, paired=True)
+                more = interaction((low, high), (other_low, other_high), paired=True)
                 yield {"setting": setting, "seeds": len(low), "change of mean": text(change), "IQM, more than PPO": text(more)}
 
 
-def table(rows: Iterator[dict[str, object]]) -> str:
+def table(frame: pd.DataFrame) -> str:
     """Return rows as a Markdown table."""
-    frame = pd.DataFrame(rows).fillna("")
-    lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.astype(str).to_numpy().tolist()]
+    lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.fillna("").astype(str).to_numpy().tolist()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -154,7 +152,7 @@ def figure(rows: pd.DataFrame) -> plt.Figure:
     lines: dict[tuple[str, float], list[tuple[float, Estimate]]] = {}
     for (setting, rate), block in blocks.items():
         kl = rows.loc[(rows["setting"] == setting) & (rows["learning_rate"] == rate), "kl_mean"].mean()
-        score = estimate(interquartile_mean, block.to_numpy(), bootstrap=BOOTSTRAP)
+        score = estimate(interquartile_mean, block.to_numpy())
         lines.setdefault((setting.partition(",")[0], rate), []).append((kl, score))
     for (family, rate), dots in lines.items():
         kls, scores = zip(*sorted(dots, key=lambda dot: dot[0]), strict=True)
@@ -195,10 +193,12 @@ def main() -> None:
     rows = read(options.results / "runs.csv")
     parts = {"Scores": scores, "Same step size": same_steps, "Updates": updates, "Returns": returns}
     parts |= {"Learning rate": interactions, "Noise": noise}
-    tables = "\n\n".join(f"## {title}\n\n{table(part(rows))}" for title, part in parts.items())
+    written = {title: pd.DataFrame(part(rows)) for title, part in parts.items()}
+    tables = "\n\n".join(f"## {title}\n\n{table(frame)}" for title, frame in written.items() if len(frame))
     (options.results / "tables.md").write_text(f"# Step sizes: tables\n\nWritten by `benchmarks/step_sizes.py`.\n\n{tables}\n")
-    figure(rows).savefig(options.out / "step_sizes.png", dpi=110)
-    print(options.results / "tables.md", options.out / "step_sizes.png", sep="\n")
+    drawn = options.out / f"{options.results.resolve().name}.png"
+    figure(rows).savefig(drawn, dpi=110)
+    print(options.results / "tables.md", drawn, sep="\n")
 
 
 if __name__ == "__main__":

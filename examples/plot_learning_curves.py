@@ -9,11 +9,14 @@ from matplotlib.figure import Figure
 #: Name, color and line style of each setting.
 SETTINGS = {
     "ppo": ("PPO, radius 0.2", "#000000", "-"),
+    "spo": ("SPO, radius 0.2", "#009E73", ":"),
     "ano:desired_kl=0.01,shaping=ppo": ("PPO, KL 0.01", "#7f8c9b", "--"),
     "ano": ("ANO, radius 0.2", "#E69F00", "-"),
     "ano:desired_kl=0.01": ("ANO, KL 0.01", "#D55E00", "--"),
 }
-ROWS = Path(__file__).resolve().parents[1] / "docs" / "results" / "step_size" / "curves.csv"
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+#: Tasks on which the settings were chosen, and tasks that were run afterwards; a row of panels each.
+STUDIES = ["step_size", "held_out"]
 
 
 def draw(output: str, learning_rate: float) -> None:
@@ -22,20 +25,24 @@ def draw(output: str, learning_rate: float) -> None:
     :param output: figure to write, PNG or SVG by its ending
     :param learning_rate: learning rate of the runs to draw
     """
-    rows = pd.read_csv(ROWS)
-    rows = rows[rows["learning_rate"] == learning_rate]
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
-    for axes, (task, of_task) in zip(figure.subplots(1, 3), rows.groupby("env"), strict=True):
+    rows = pd.concat([pd.read_csv(RESULTS / study / "curves.csv") for study in STUDIES])
+    tasks = dict(list(rows[rows["learning_rate"] == learning_rate].groupby("env", sort=False)))
+    figure = Figure(figsize=(11, 1.0 + 2.6 * len(tasks) / 3), layout="constrained")
+    panels = figure.subplots(len(tasks) // 3, 3, squeeze=False)
+    for axes, (task, of_task) in zip(panels.flat, tasks.items(), strict=True):
         for algorithm, (name, color, style) in SETTINGS.items():
             returns = of_task[of_task["algorithm"] == algorithm].groupby("timesteps")["evaluation_return"]
             mean, error = returns.mean(), returns.sem()
             axes.plot(mean.index / 1e6, mean, color=color, linestyle=style, linewidth=2, label=name)
             axes.fill_between(mean.index / 1e6, mean - error, mean + error, color=color, alpha=0.15)
-        axes.set(title=task, xlabel="environment steps (millions)", xlim=(0, None))
+        axes.set(title=task, xlim=(0, None))
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].set_ylabel("return, acting deterministically")
-    figure.axes[0].legend(frameon=False, loc="upper left")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("return, deterministic")
+    for axes in panels[-1]:
+        axes.set_xlabel("environment steps (millions)")
+    panels[-1, 0].legend(frameon=False, loc="upper left")
     figure.savefig(output, dpi=120)
 
 

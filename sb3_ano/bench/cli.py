@@ -73,7 +73,6 @@ def _parser(program: str) -> Parser:
     add("--returns", choices=["evaluation", "training"], default="evaluation", help="which returns scores come from")
     add("--last", type=_positive_integer, default=1, help="number of last evaluations that a final return averages")
     add("--reps", type=_positive_integer, default=2000, help="resamples of the bootstrap")
-    add("--seed", type=int, default=0, help="seed of the bootstrap")
 
     add = command("export", _export, "write results as CSV, TensorBoard or Weights & Biases logs")
     add("results", type=Path, nargs="+", help="directories of 'run --out'")
@@ -139,11 +138,9 @@ def _run(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> None:
     from sb3_ano.bench.report import Settings, write_report
-    from sb3_ano.bench.statistics import Bootstrap
 
     out = options.out or options.results / "report"
-    bootstrap = Bootstrap(options.reps, options.seed)
-    settings = Settings(options.returns, options.last, bootstrap, tuple(options.tables), options.command)
+    settings = Settings(options.returns, options.last, options.reps, tuple(options.tables), options.command)
     for note in write_report(options.results, out, settings):
         print(note)
     print(out / "index.html")

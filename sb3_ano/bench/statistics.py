@@ -8,7 +8,6 @@ and Student's t has the degrees of freedom of Welch and Satterthwaite over all t
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -62,18 +61,6 @@ METRICS: Mapping[str, Statistic] = {
 }
 
 
-@dataclass(frozen=True)
-class Bootstrap:
-    """Specify how intervals are computed.
-
-    :param reps: number of resamples
-    :param seed: seed of the resampling; equal seeds give equal intervals
-    """
-
-    reps: int = 2000
-    seed: int = 0
-
-
 class Estimate(NamedTuple):
     """Hold a number, or an array of numbers, with its interval.
 
@@ -95,12 +82,12 @@ class Estimate(NamedTuple):
         return cls(value, np.full_like(value, np.nan), np.full_like(value, np.nan))
 
 
-def estimate(statistic: Statistic, *samples: np.ndarray, bootstrap: Bootstrap, paired: bool = False) -> Estimate:
+def estimate(statistic: Statistic, *samples: np.ndarray, reps: int = 2000, paired: bool = False) -> Estimate:
     """Compute a statistic of one or several sets of runs with its interval.
 
     :param statistic: function from arrays ``(..., seeds, tasks)`` to an array ``(...)``
     :param samples: scores, each of shape ``(..., seeds, tasks)``, of the same tasks
-    :param bootstrap: settings of the interval
+    :param reps: number of resamples of the bootstrap
     :param paired: whether row ``i`` of all samples has the same seed; they are then resampled together
     :raises ValueError: for other shapes, or scores that are not finite
     """
@@ -108,12 +95,12 @@ def estimate(statistic: Statistic, *samples: np.ndarray, bootstrap: Bootstrap, p
     value = np.asarray(statistic(*arrays))
     if min(array.shape[-2] for array in arrays) < 2:
         return Estimate.exact(value)
-    rng = np.random.default_rng(bootstrap.seed)
+    rng = np.random.default_rng(0)
     resamples, rows = [], None
     for array in arrays:
         seeds, tasks = array.shape[-2:]
         if rows is None or not paired:
-            rows = rng.integers(seeds, size=(bootstrap.reps, *(1,) * (array.ndim - 2), seeds, tasks))
+            rows = rng.integers(seeds, size=(reps, *(1,) * (array.ndim - 2), seeds, tasks))
         center = array.mean(axis=-2, keepdims=True)
         stretched = center + np.sqrt(seeds / (seeds - 1)) * (array - center)
         resamples.append(np.take_along_axis(stretched[None], rows, axis=-2))
@@ -133,14 +120,14 @@ def _degrees_of_freedom(arrays: list[np.ndarray], paired: bool) -> np.ndarray:
     return np.divide(total**2, squares, out=np.ones_like(total), where=squares > 0)
 
 
-def aggregate(scores: np.ndarray, bootstrap: Bootstrap) -> dict[str, Estimate]:
+def aggregate(scores: np.ndarray, reps: int = 2000) -> dict[str, Estimate]:
     """Compute all of :data:`METRICS`.
 
     :param scores: shape ``(seeds, tasks)``
-    :param bootstrap: settings of the interval
+    :param reps: number of resamples of the bootstrap
     :raises ValueError: for another shape, or scores that are not finite
     """
-    return {name: estimate(statistic, scores, bootstrap=bootstrap) for name, statistic in METRICS.items()}
+    return {name: estimate(statistic, scores, reps=reps) for name, statistic in METRICS.items()}
 
 
 def performance_profile(scores: np.ndarray, thresholds: np.ndarray) -> Estimate:
@@ -183,13 +170,13 @@ def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> Estima
 
 
 def relative_change(
-    before: np.ndarray, after: np.ndarray, bootstrap: Bootstrap, paired: bool = False, metric: Statistic = interquartile_mean
+    before: np.ndarray, after: np.ndarray, reps: int = 2000, paired: bool = False, metric: Statistic = interquartile_mean
 ) -> Estimate:
     """Compute the relative change of an aggregate; -0.4 is a decrease of 40 %.
 
     :param before: scores, shape ``(seeds, tasks)``
     :param after: scores, shape ``(other seeds, tasks)``
-    :param bootstrap: settings of the interval, which is computed on the scale of the logarithm
+    :param reps: number of resamples of the bootstrap, which is computed on the scale of the logarithm
     :param paired: whether both have the same seeds
     :param metric: aggregate to compare
     :return: NaN if the aggregate is not positive; the interval is NaN if that of a resample is not
@@ -201,17 +188,15 @@ def relative_change(
         ratio = np.divide(new, old, out=np.full(np.shape(new), np.nan), where=(old > 0) & (new > 0))
         return np.log(ratio)
 
-    return Estimate(*map(np.expm1, estimate(log_ratio, before, after, bootstrap=bootstrap, paired=paired)))
+    return Estimate(*map(np.expm1, estimate(log_ratio, before, after, reps=reps, paired=paired)))
 
 
-def interaction(
-    change: Sequence[np.ndarray], other: Sequence[np.ndarray], bootstrap: Bootstrap, paired: bool = False
-) -> Estimate:
+def interaction(change: Sequence[np.ndarray], other: Sequence[np.ndarray], reps: int = 2000, paired: bool = False) -> Estimate:
     """Compute the difference between the changes of the IQM of two algorithms, in units of the score.
 
     :param change: scores of the algorithm before and after the change
     :param other: scores of the other algorithm before and after
-    :param bootstrap: settings of the interval
+    :param reps: number of resamples of the bootstrap
     :param paired: whether all four have the same seeds
     :raises ValueError: for other shapes, or scores that are not finite
     """
@@ -220,7 +205,7 @@ def interaction(
         before, after, other_before, other_after = map(interquartile_mean, samples)
         return (after - before) - (other_after - other_before)
 
-    return estimate(difference, *change, *other, bootstrap=bootstrap, paired=paired)
+    return estimate(difference, *change, *other, reps=reps, paired=paired)
 
 
 def _checked(samples: tuple[np.ndarray, ...], paired: bool = False) -> list[np.ndarray]:

@@ -163,8 +163,7 @@ def load_suite(name: str) -> Suite:
         path, version = Path(name), None
     if not path.is_file():
         suites = sorted(file.stem for file in _DIRECTORY.glob("*.yml"))
-        allowed = f"{', '.join(suites)}, each also with a version such as mujoco-v5, and YAML files"
-        raise ValueError(f"unknown suite {name!r}{hint(name, suites)} (allowed are {allowed})")
+        raise ValueError(f"unknown suite {name!r}{hint(name, suites)} (allowed are {', '.join(suites)}, and YAML files)")
     try:
         content = yaml.safe_load(path.read_bytes())
         suite = Suite.model_validate({"name": name if version else path.stem} | content)

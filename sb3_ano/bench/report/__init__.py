@@ -81,7 +81,6 @@ def _facts(results: Results, chapters: Sequence[Chapter], settings: Settings) ->
     actions = {"deterministic" if run["evaluation"].get("deterministic", True) else "stochastic" for run in runs}
     kind = f"means of the last evaluations ({settings.last}; {' and '.join(sorted(actions))} actions)"
     known = [part for run in runs for part in (run.get("versions"), run.get("machine")) if isinstance(part, dict)]
-    bootstrap = settings.bootstrap
     return {
         "Results": str(results.path),
         "Runs": "; ".join(f"{chapter.name}: {len(chapter.runs)}" for chapter in chapters),
@@ -89,7 +88,7 @@ def _facts(results: Results, chapters: Sequence[Chapter], settings: Settings) ->
         "Command": settings.command or _MISSING,
         "Returns": kind if settings.returns == "evaluation" else "means of the last 100 training episodes",
         "Reference scores": ", ".join(settings.tables),
-        "Intervals": f"95 %, Student's t with a stratified bootstrap ({bootstrap.reps:,} resamples, seed {bootstrap.seed})",
+        "Intervals": f"95 %, Student's t with a stratified bootstrap ({settings.reps:,} resamples)",
         "Made with": ", ".join(dict.fromkeys(f"{key} {value}" for part in known for key, value in part.items())),
     }
 

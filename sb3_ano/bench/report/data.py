@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from sb3_ano.bench.algorithms import CLASSES, Algorithm, number, title
 from sb3_ano.bench.report.figures import looks
 from sb3_ano.bench.results import Results, RunFiles
 from sb3_ano.bench.scores import DEFAULT_TABLES, ReferenceScores
-from sb3_ano.bench.statistics import METRICS, Bootstrap, Estimate, estimate, interquartile_mean
+from sb3_ano.bench.statistics import METRICS, Estimate, estimate, interquartile_mean
 
 LENGTH, LEARNING_RATE = "total_timesteps", "learning_rate"
 #: Diagnostics of an update: columns of ``progress.csv`` with their signs. SB3 logs the entropy as a loss.
@@ -34,14 +34,14 @@ class Settings:
 
     :param returns: ``"evaluation"`` or ``"training"``, the returns that scores come from
     :param last: number of last evaluations that a final return averages
-    :param bootstrap: settings of the intervals
+    :param reps: number of resamples of the bootstrap that intervals come from
     :param tables: tables of reference scores
     :param command: command line to report
     """
 
     returns: str = "evaluation"
     last: int = 1
-    bootstrap: Bootstrap = field(default_factory=Bootstrap)
+    reps: int = 2000
     tables: tuple[str, ...] = DEFAULT_TABLES
     command: str = ""
 
@@ -125,7 +125,6 @@ class Chapter:
 
     def __init__(self, name: str, files: Iterable[RunFiles], references: ReferenceScores, settings: Settings) -> None:
         self.name, self.references, self.settings = name, references, settings
-        self.bootstrap = settings.bootstrap
         #: For each run, rows of ``timesteps``, ``percent`` (of the training), ``value`` and ``score``.
         #: For each run, rows of ``timesteps`` and :data:`DIAGNOSTICS`.
         self.curves: list[pd.DataFrame] = []
@@ -194,7 +193,7 @@ class Chapter:
         :param column: column of the table of runs
         """
         values = self.values(rows, column)
-        return estimate(METRICS[metric], values.reshape(len(values), -1), bootstrap=self.bootstrap)
+        return estimate(METRICS[metric], values.reshape(len(values), -1), reps=self.settings.reps)
 
     def complete(self, variants: Iterable[Variant]) -> tuple[dict[Variant, pd.DataFrame], list[str]]:
         """Return the runs that can be aggregated, and notes on those that are left out.

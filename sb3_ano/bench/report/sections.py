@@ -106,7 +106,7 @@ def aggregates(chapter: Chapter) -> Iterator[Section]:
 
 def _aggregate_rows(chapter: Chapter, blocks: Mapping[Variant, pd.DataFrame]) -> list[dict[str, Any]]:
     scores = {variant: chapter.values(rows) for variant, rows in blocks.items()}
-    return [_row(variant, blocks[variant], statistics.aggregate(scores[variant], chapter.bootstrap)) for variant in scores]
+    return [_row(variant, blocks[variant], statistics.aggregate(scores[variant], chapter.settings.reps)) for variant in scores]
 
 
 def profiles(chapter: Chapter) -> Iterator[Section]:
@@ -150,7 +150,7 @@ def efficiency(chapter: Chapter) -> Iterator[Section]:
         curves = _aligned_curves(chapter, rows.to_numpy().flat, "percent", "score")
         if len(curves):  # otherwise the tasks have no step in common
             scores = curves.to_numpy().reshape(len(curves), *rows.shape)
-            band = statistics.estimate(statistics.interquartile_mean, scores, bootstrap=chapter.bootstrap)
+            band = statistics.estimate(statistics.interquartile_mean, scores, reps=chapter.settings.reps)
             lines.append(points(variant.algorithm, curves.index.to_numpy(), band))
     yield Section(chapter, "efficiency", lines)
 
@@ -172,7 +172,7 @@ def tasks(chapter: Chapter) -> Iterator[Section]:
         if not rows:
             continue
         curves = _aligned_curves(chapter, rows, "timesteps", "value")
-        band = statistics.estimate(statistics.mean, curves.to_numpy()[:, :, None], bootstrap=chapter.bootstrap)
+        band = statistics.estimate(statistics.mean, curves.to_numpy()[:, :, None], reps=chapter.settings.reps)
         lines.append(points(variant.algorithm, curves.index.to_numpy(), band, task))
         cells = {"Return": chapter.estimate("Mean", rows, "final"), "SD": chapter.runs["final"][rows].std()}
         score = {chapter.unit: chapter.estimate("Mean", rows)} if task in chapter.scored else {}
@@ -222,7 +222,7 @@ def _changes(chapter: Chapter, base: pd.DataFrame, rows: pd.DataFrame) -> dict[s
         cells[name] = chapter.estimate(name, rows)
         if base is not rows:
             scores, paired = (chapter.values(base), chapter.values(rows)), base.index.equals(rows.index)
-            change = statistics.relative_change(*scores, chapter.bootstrap, paired, statistics.METRICS[name])
+            change = statistics.relative_change(*scores, chapter.settings.reps, paired, statistics.METRICS[name])
             cells[f"{name}, change in %"] = statistics.Estimate(*(100.0 * part for part in change))
     return cells
 
@@ -236,7 +236,7 @@ def _interactions(
         if first[0].algorithm != second[0].algorithm and rates == others:
             change, other = ([chapter.values(blocks[variant]) for variant in pair] for pair in (first, second))
             paired = len({tuple(blocks[variant].index) for variant in first + second}) == 1
-            difference = statistics.interaction(change, other, chapter.bootstrap, paired)
+            difference = statistics.interaction(change, other, chapter.settings.reps, paired)
             yield {"X": first[1].label, "Y": second[1].label, "From": f"{rates[0]:g}", "Change of X - change of Y": difference}
 
 
