@@ -147,7 +147,7 @@ def table(frame: pd.DataFrame) -> str:
 
 def figure(rows: pd.DataFrame) -> plt.Figure:
     """Draw the score against the KL divergence, a line per algorithm and learning rate, and diagnostics of each setting."""
-    drawn, panels = plt.subplots(2, 2, figsize=(8.0, 6.0), layout="constrained")
+    drawn, panels = plt.subplots(2, 2, figsize=(8.0, 6.4), layout="constrained")
     styles, blocks = looks(["ppo", "spo", "ano"]), blocks_of(rows)
     lines: dict[tuple[str, float], list[tuple[float, Estimate]]] = {}
     for (setting, rate), block in blocks.items():
@@ -167,18 +167,19 @@ def figure(rows: pd.DataFrame) -> plt.Figure:
         for name, part in rows.groupby("setting", sort=False):
             color, _, marker = styles[str(name).partition(",")[0].lower()]
             means = part.groupby("learning_rate")[column].mean()
-            axes.plot(means.index, means, color=color, linestyle="-" if "KL" in str(name) else ":", marker=marker, label=name)
+            face = {"linestyle": "-", "fillstyle": "full"} if "KL" in str(name) else {"linestyle": ":", "fillstyle": "none"}
+            axes.plot(means.index, means, color=color, marker=marker, label=name, **face)
         axes.set(xlabel="learning rate", ylabel=DIAGNOSTICS[column])
         axes.set_xticks([_LOW, _HIGH], [f"{_LOW:g}", f"{_HIGH:g}"])
     panels[1, 1].set_yscale("symlog", linthresh=1e-4)
-    panels[1, 1].set_ylim(bottom=-2e-5)
+    panels[1, 1].set_ylim(-2e-5, 0.05)
     for axis, ticks in ((panels[0, 0].xaxis, [0.001, 0.002, 0.005, 0.01, 0.02]), (panels[0, 1].yaxis, [0.2, 0.5, 1.0, 2.0])):
         axis.axes.set(**{f"{axis.axis_name}scale": "log"})
         axis.set_ticks(ticks)
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter("")
     panels[0, 0].legend(fontsize=8)
-    panels[0, 1].legend(fontsize=8)
+    drawn.legend(*panels[0, 1].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     return drawn
 
 

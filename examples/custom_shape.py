@@ -15,7 +15,7 @@ def bump(x: torch.Tensor) -> torch.Tensor:
 
 if __name__ == "__main__":
     print(check(bump))
-    shapes: dict[str, ShapingLike] = {"bump": bump, "ano": "ano", "ppo": "ppo"}
+    shapes: dict[str, ShapingLike] = {"ano": "ano", "ppo": "ppo", "bump": bump}
     curves = {}
     for name, shape in shapes.items():
         env = make_vec_env("CartPole-v1", n_envs=8)

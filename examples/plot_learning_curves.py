@@ -8,11 +8,11 @@ from matplotlib.figure import Figure
 
 #: Name, color and line style of each setting.
 SETTINGS = {
-    "ppo": ("PPO, radius 0.2", "#000000", "-"),
-    "spo": ("SPO, radius 0.2", "#009E73", ":"),
-    "ano:desired_kl=0.01,shaping=ppo": ("PPO, KL 0.01", "#7f8c9b", "--"),
-    "ano": ("ANO, radius 0.2", "#E69F00", "-"),
-    "ano:desired_kl=0.01": ("ANO, KL 0.01", "#D55E00", "--"),
+    "ppo": ("PPO, radius 0.2", "#495057", "-"),
+    "spo": ("SPO, radius 0.2", "#e08a3c", "-"),
+    "ano:desired_kl=0.01,shaping=ppo": ("PPO, KL 0.01", "#495057", "--"),
+    "ano": ("ANO, radius 0.2", "#c2255c", "-"),
+    "ano:desired_kl=0.01": ("ANO, KL 0.01", "#c2255c", "--"),
 }
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 #: Tasks on which the settings were chosen, and tasks that were run afterwards; a row of panels each.

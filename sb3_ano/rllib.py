@@ -100,15 +100,16 @@ class ANOConfig(PPOConfig):
         if not is_importable(self.shaping):
             raise ValueError(f"shaping={name_of(self.shaping)!r} cannot be imported by its name, as the learners do")
         for name in ("clip_param", "clip_range_high", "desired_kl"):
-            _check_schedule(getattr(self, name), name)
+            if name == "clip_param" or getattr(self, name) is not None:
+                _check_schedule(getattr(self, name), name)
+        if self.desired_kl is not None and isinstance(self.clip_param, list | tuple):
+            raise ValueError("clip_param is a schedule, which desired_kl would work against; allowed is a number")
 
 
 def _check_schedule(value: Any, name: str) -> None:
-    """Check a number or a schedule of RLlib's; None stands for no such setting."""
+    """Check a number or a schedule of RLlib's."""
     Scheduler.validate(fixed_value_or_schedule=value, setting_name=name, description=name)
     numbers = [point[1] for point in value] if isinstance(value, list | tuple) else [value]
-    if value is None and name != "clip_param":
-        return
     if not all(isinstance(each, int | float) and 0 <= each < math.inf for each in numbers) or numbers[0] == 0:
         raise ValueError(f"{name}={value!r} is not allowed; allowed are positive numbers and schedules of them")
 

@@ -120,6 +120,7 @@ def test_extreme_ratios_stay_finite():
         ({"clip_param": [[5, 0.2], [10, 0.1]]}, "first timestep must be 0"),
         ({"clip_range_high": -0.1}, "clip_range_high=-0.1 is not allowed"),
         ({"desired_kl": float("nan")}, "desired_kl=nan is not allowed"),
+        ({"desired_kl": 0.01, "clip_param": [[0, 0.2], [10, 0.1]]}, "clip_param is a schedule"),
     ],
     ids=lambda value: None if isinstance(value, str) else "-".join(value),
 )

@@ -72,7 +72,7 @@ class ShapedPolicyAlgorithm(RolloutMixin):
     :param precision: ``"float32"``, or ``"bfloat16"`` for the layers of features extractor and networks; the heads, the
         distribution and the loss are computed in float32
     :param desired_kl: KL divergence per update that the radii are adapted to, or None for radii that follow ``clip_range``
-        alone; a number, a schedule or ``"lin_0.01"``. ``clip_range`` is then the radius of the first update. After each
+        alone; a number, a schedule or ``"lin_0.01"``. ``clip_range``, a number, is then the first radius. After each
         update both radii are multiplied by ``(desired_kl / kl) ** 0.25``, at least 0.8 and at most 1.25, where ``kl`` is
         the mean over all minibatches of the update (``train/kl_mean``), and the radius stays between 0.05 and 4. The
         geometric mean of ``kl`` over updates approaches ``desired_kl``. Late in a decaying learning rate, the rate limits
@@ -124,6 +124,8 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         self._check_arguments()
         for name, schedule in self._radii().items():
             schedules.require_positive(schedule, name)
+        if self.desired_kl is not None:
+            schedules.require_constant(self.clip_range, "clip_range")
         if init_setup_model:
             self._setup_model()
 
@@ -308,6 +310,7 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         :param kl: mean KL divergence of that update from the rollout's policy
         """
         if self.desired_kl is not None:
+            schedules.require_constant(self.clip_range, "clip_range")
             target = schedules.read(self.desired_kl, self._current_progress_remaining, "desired_kl")
             self.radius_factor *= schedules.adapted_radius(radius, kl, target) / radius
 

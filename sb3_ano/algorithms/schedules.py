@@ -42,6 +42,17 @@ def require_positive(schedule: FloatSchedule, name: str) -> None:
         raise ValueError(f"{name}={inner.val} is not a radius to train with; allowed are numbers above 0")
 
 
+def require_constant(schedule: FloatSchedule, name: str) -> None:
+    """Reject a schedule of the radius that ``desired_kl`` adapts: the factor would make up for it without limit.
+
+    Loading accepts it, because the RL Zoo loads models with a function that returns 0.
+
+    :raises ValueError: if the schedule is not a number
+    """
+    if not isinstance(schedule.value_schedule, ConstantSchedule):
+        raise ValueError(f"{name} is a schedule, which desired_kl would work against; allowed is a number")
+
+
 def read(schedule: Schedule, progress_remaining: float, name: str) -> float:
     """Read a schedule, whose value may be 0 or slightly below at the end of the progress.
 

@@ -22,7 +22,7 @@ from sb3_ano.cli import Parser
 from sb3_ano.llm.config import check_range
 from sb3_ano.llm.data import FORMATS, check_paths, load_reward_function, load_split, load_tokenizer
 from sb3_ano.llm.generation import generate, read_completions
-from sb3_ano.llm.judges import TEMPLATE, Judge, Ledger, judge_by_chat, judge_by_score, plain
+from sb3_ano.llm.judges import REQUEST, TEMPLATE, Judge, Ledger, judge_by_chat, judge_by_score, plain
 from sb3_ano.llm.rewards import LearnedReward
 
 #: Text of the report, with the names of what is filled in.
@@ -179,7 +179,7 @@ def _parse(arguments: Sequence[str], program: str) -> argparse.Namespace:
     chat.add_argument("--template", help="file with the request; {prompt}, {first} and {second} are replaced")
     chat.add_argument("--concurrency", type=int, default=8, help="requests at the same time")
     chat.add_argument("--retries", type=int, default=8, help="repetitions of a failed request, after growing pauses")
-    chat.add_argument("--max_tokens", type=int, default=512, help="length of a reply; reasoning models need more")
+    chat.add_argument("--request", default=REQUEST, metavar="JSON", help="fields of each request; some models need others")
     texts = parser.add_argument_group("completions")
     texts.add_argument("--dataset_name", help="Hub id, directory or file; it has a column 'prompt'")
     texts.add_argument("--dataset_config", help="configuration of a data set on the Hub")
@@ -192,8 +192,8 @@ def _parse(arguments: Sequence[str], program: str) -> argparse.Namespace:
     options = parser.parse_args(list(arguments))
     names, options.policies = options.policies, dict(map(_policy, options.policies))
     if len(options.policies) < max(2, len(names)) or "" in {*options.policies, *options.policies.values()}:
-        raise ValueError(f"policies {' '.join(names)!r} are not allowed; give two or more, each with its own name")
-    for name in ("concurrency", "retries", "max_tokens", "samples", "max_completion_length", "batch_size"):
+        raise ValueError(f"policies {' '.join(names)!r} are not allowed; give two or more, as NAME=PATH with different names")
+    for name in ("concurrency", "retries", "samples", "max_completion_length", "batch_size"):
         check_range(name, getattr(options, name), "positive integers")
     for temperature in options.temperatures:
         check_range("temperatures", temperature, "finite numbers from 0")
@@ -217,8 +217,11 @@ def _make_judge(options: argparse.Namespace, verdicts: Path) -> Judge:
         function = load_reward_function(options.judge_function)
         return functools.partial(judge_by_score, score=function, name=options.judge_function)
     if options.reward_model is not None:
-        device = torch.accelerator.current_accelerator() or "cpu"
-        reward = LearnedReward.load(options.reward_model, load_tokenizer(options.reward_model), device)
+        own = load_tokenizer(options.reward_model)
+        for path in options.policies.values():
+            if not _is_file(path) and load_tokenizer(path).get_vocab() != own.get_vocab():
+                raise ValueError(f"{path!r} has another tokenizer than reward_model={options.reward_model!r}")
+        reward = LearnedReward.load(options.reward_model, own, torch.accelerator.current_accelerator() or "cpu")
         return functools.partial(judge_by_score, score=reward, name=options.reward_model)
     template = Path(options.template).read_text() if options.template else TEMPLATE
     if absent := [name for name in ("{prompt}", "{first}", "{second}") if name not in template]:
@@ -226,7 +229,7 @@ def _make_judge(options: argparse.Namespace, verdicts: Path) -> Judge:
     # A local server needs no key, but the client does.
     key = os.environ.get("OPENAI_API_KEY") or (options.base_url and "none")
     client = openai.OpenAI(api_key=key, base_url=options.base_url, max_retries=options.retries, timeout=120.0)
-    settings = {"template": template, "concurrency": options.concurrency, "max_tokens": options.max_tokens}
+    settings = {"template": template, "concurrency": options.concurrency, "fields": options.request}
     return functools.partial(judge_by_chat, client=client, model=options.judge_model, ledger=Ledger(verdicts), **settings)
 
 

@@ -23,6 +23,7 @@ Judge = Callable[[Sequence[Pair]], list[dict[str, Any]]]
 
 #: What a chat model is asked. The three names in braces are replaced.
 TEMPLATE = Path(__file__).with_name("judge.txt").read_text().strip()
+REQUEST = '{"temperature": 0.0, "max_tokens": 512}'
 _ANSWERS = {"A": "first", "B": "second", "TIE": "tie"}
 # Of the answers to both orders; identical completions need none.
 _VERDICTS = {(): "tie", ("tie", "tie"): "tie", ("first", "second"): "win", ("second", "first"): "lose"}
@@ -101,7 +102,7 @@ def judge_by_score(pairs: Sequence[Pair], score: Callable[..., Sequence[float]],
 
 
 def judge_by_chat(
-    pairs: Sequence[Pair], client: openai.OpenAI, model: str, ledger: Ledger, template: str, concurrency: int, max_tokens: int
+    pairs: Sequence[Pair], client: openai.OpenAI, model: str, ledger: Ledger, template: str, concurrency: int, fields: str
 ) -> list[dict[str, Any]]:
     """Ask a chat model which completion is better, in both orders.
 
@@ -114,11 +115,11 @@ def judge_by_chat(
     :param ledger: requests and replies that are known already; they are not sent again
     :param template: text of the request with ``{prompt}``, ``{first}`` and ``{second}``
     :param concurrency: number of requests at the same time
-    :param max_tokens: maximum number of tokens of a reply; a model that reasons needs many
+    :param fields: further fields of each request, as JSON; such as :data:`REQUEST`
     :return: verdicts, the numbers of requests, of answers that prefer the completion shown first or second, and of tokens
     :raises ValueError: if the endpoint fails or rejects a request; replies that have arrived are kept
     """
-    settings = {"model": model, "temperature": 0.0, "max_tokens": max_tokens}
+    settings = {"model": model, **json.loads(fields)}
     requests: dict[str, dict[str, Any]] = {}
     keys: list[list[str]] = []
     for one, other in pairs:

@@ -31,7 +31,7 @@ _SHARED: dict[str, dict[str, Any]] = {
     "gae_lambda": {"one_minus_gae_lambda": (1e-3, 0.3)},
     "ent_coef": {"ent_coef": (1e-8, 0.1)},
     "max_grad_norm": {"max_grad_norm": (0.3, 2.0)},
-    "clip_range": {"clip_range": (0.05, 0.6)},
+    "clip_range": {"clip_range": (0.05, 2.0)},
     "clip_range_high": {"clip_range_high_factor": [None, 0.7, 1.4, 2.0]},  # None: symmetric
     "policy_kwargs": {"net_arch": list(_NETWORKS), "activation_fn": list(_ACTIVATIONS)},
 }

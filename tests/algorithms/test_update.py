@@ -241,6 +241,15 @@ def test_radius_changes_at_most_by_a_factor_within_its_bounds(target, rate, seco
     assert [rows[1]["clip_range"], rows[-1]["clip_range"]] == pytest.approx([second, last], rel=1e-6)
 
 
+def test_a_schedule_of_the_radius_would_work_against_the_target():
+    with pytest.raises(ValueError, match="clip_range is a schedule, which desired_kl would work against"):
+        desired(0.01, clip_range="lin_0.2")
+    model = desired(0.01)
+    model.clip_range = LinearSchedule(0.2, 0.0, 1.0)
+    with pytest.raises(ValueError, match="clip_range is a schedule"):
+        model.learn(256)
+
+
 def test_target_may_be_a_schedule():
     schedules = (0.0005, LinearSchedule(0.0005, 0.0005, 1.0), lambda progress: 0.0005, "lin_0.0005")
     constant, *same, falling = (logged_updates(desired(target), 8)[-1]["clip_range"] for target in schedules)

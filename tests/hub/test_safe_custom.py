@@ -71,7 +71,7 @@ class LooksAtNumbers(BaseFeaturesExtractor):
 @pytest.mark.parametrize(
     ("options", "policy_kwargs"),
     [
-        ({"learning_rate": square_root, "clip_range": Squared(0.5, 0.1, 1.0), "desired_kl": square_root}, {}),
+        ({"learning_rate": square_root, "clip_range_high": Squared(0.5, 0.1, 1.0), "desired_kl": square_root}, {}),
         ({"policy": CustomPolicy}, {"features_extractor_class": LooksAtNumbers, "features_extractor_kwargs": {"width": 5}}),
         *[({"policy": CustomPolicy}, {"anything": {"part": [value]}}) for value in (object(), {1: 2}, {"$class": "x"}, len)],
     ],

@@ -25,7 +25,7 @@ def sampled(algo, n_envs, count, seed=0, **additional_args):
 def test_the_documented_space_is_searched():
     floats = {
         "learning_rate": (1e-5, 5e-3), "one_minus_gamma": (1e-4, 0.1), "one_minus_gae_lambda": (1e-3, 0.3),
-        "ent_coef": (1e-8, 0.1), "max_grad_norm": (0.3, 2.0), "clip_range": (0.05, 0.6),
+        "ent_coef": (1e-8, 0.1), "max_grad_norm": (0.3, 2.0), "clip_range": (0.05, 2.0),
     }  # fmt: skip
     choices = {
         "lr_schedule": ("constant", "linear"), "n_epochs": (2, 5, 10, 20), "clip_range_high_factor": (None, 0.7, 1.4, 2.0),
