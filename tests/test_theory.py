@@ -75,8 +75,7 @@ def test_theorem_3_1_the_penalized_surrogate_is_a_lower_bound(seed, alpha, disco
     mdp, old, new = random_problem(seed, discount)
     new = (1 - change) * old + change * new
     surrogate_value = mdp.performance(old) + expected(mdp, old, new / old * mdp.advantages(old)) / (1 - discount)
-    log_ratio = np.log(new / old)
-    bound = surrogate_value - penalty(penalty_coefficient(mdp, old), alpha, log_ratio)
+    bound = surrogate_value - penalty(penalty_coefficient(mdp, old), alpha, np.log(new / old))
     assert mdp.performance(new) >= bound - 1e-9
     assert expected(mdp, old, mdp.advantages(old)) == pytest.approx(0.0, abs=1e-12)  # equality if nothing changes
 
