@@ -25,8 +25,7 @@ from sb3_ano.rllib import ANOConfig, to_sb3  # noqa: E402
 # RLlib warns of its own code.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::ResourceWarning")
 
-BOX = spaces.Box(-2.0, 2.0, (3,), np.float32)
-ACTIONS = {"Discrete": spaces.Discrete(4), "Box": BOX, "MultiDiscrete": spaces.MultiDiscrete([3, 2])}
+ACTIONS = {"Discrete": spaces.Discrete(4), "Box": spaces.Box(-2.0, 2.0, (3,)), "MultiDiscrete": spaces.MultiDiscrete([3, 2])}
 ROWS, STEPS = 12, 7
 
 
@@ -132,9 +131,8 @@ def train(running_ray):
 
     def make(env, iterations=2, cls=ANOConfig, model=None, connector=None, environment=None, learners=0, **training):
         settings = {"train_batch_size_per_learner": 256, "minibatch_size": 64, "num_epochs": 4, "lr": 3e-3, "clip_param": 0.2}
-        config = cls().environment(env, **(environment or {})).env_runners(num_env_runners=0)
-        if connector is not None:
-            config.env_runners(env_to_module_connector=lambda *_, **__: connector())
+        config = cls().environment(env, **(environment or {}))
+        config.env_runners(num_env_runners=0, env_to_module_connector=connector and (lambda *_, **__: connector()))
         networks = {"fcnet_hiddens": [32, 32], "free_log_std": env == "Pendulum-v1", **(model or {})}
         config.rl_module(model_config=DefaultModelConfig(**networks)).learners(num_learners=learners)
         config.training(**{**settings, **training}).debugging(seed=3, log_level="ERROR")

@@ -173,8 +173,7 @@ def test_remark_3_5_symmetric_bounds():
 def test_proposition_4_1_vanishing_slopes_beyond_a_peak_need_an_inflection(bumps):
     # Slopes 1 - x times a positive, decaying factor: one peak at x = 1, and a slope that returns to 0.
     def shape(x):
-        z = x - 1
-        return sum(-height / 2 * (-torch.expm1(-width * z.square())) / width for height, width in bumps)
+        return sum(height / 2 * torch.expm1(-width * (x - 1).square()) / width for height, width in bumps)
 
     properties = measure(shape)
     assert properties.argmax == pytest.approx((1.0, 1.0), abs=1e-3)
