@@ -4,9 +4,12 @@ import functools
 import json
 import math
 import re
+import socket
+import subprocess
 import sys
 import threading
 from collections import Counter
+from pathlib import Path
 
 import httpx2
 import numpy as np
@@ -21,6 +24,7 @@ from sb3_ano.llm.cli import main
 from sb3_ano.llm.comparison import summarize, wilson, win_rate_at_equal_length
 from sb3_ano.llm.generation import generate
 from sb3_ano.llm.judges import TEMPLATE, Ledger, judge_by_chat, judge_by_score, parse_reply
+from tests.common import variables
 from tests.llm.tiny import chatty, model, prompts, tokenizer
 
 
@@ -36,9 +40,7 @@ class Judge(httpx2.MockTransport):
         self.mood, self.asked, self.keys, self.answers, self.lock = mood, Counter(), set(), 0, threading.Lock()
 
     def answer(self, request):
-        given = json.loads(request.content)
-        text, sent = given["messages"][0]["content"], (str(request.url), given["model"], given["max_tokens"])
-        assert sent == ("http://judge/v1/chat/completions", "m", 512)
+        text = json.loads(request.content)["messages"][0]["content"]
         with self.lock:
             self.asked[text] += 1
             self.keys.add(request.headers["Authorization"])
@@ -75,8 +77,8 @@ def files(tmp_path, monkeypatch):
     return tmp_path
 
 
-def ask(judge, pairs, file, retries=8):
-    options = {"base_url": "http://judge/v1", "api_key": "secret-key", "max_retries": retries}
+def ask(judge: Judge, pairs: list, file: Path, retries: int = 8) -> pd.DataFrame:
+    options = {"base_url": "http://judge", "api_key": "secret-key", "max_retries": retries}
     client = openai.OpenAI(http_client=httpx2.Client(transport=judge), **options)
     return pd.DataFrame(judge_by_chat(pairs, client, "m", Ledger(file), TEMPLATE, 8, 512))
 
@@ -182,7 +184,7 @@ def test_a_function_or_a_chat_model_judges_files_and_the_report_says_how(files, 
     again = pd.read_csv(out / "win_rates.csv")
     assert again[["win", "tie", "lose"]].to_numpy().tolist() == [[2, 1, 3], [5, 1, 0], [6, 0, 0]]
     monkeypatch.setattr(openai, "OpenAI", functools.partial(openai.OpenAI, http_client=httpx2.Client(transport=Judge())))
-    chatting = ["--judge_model", "m", "--base_url", "http://judge/v1", "--concurrency", "2", "--out", "by_chat"]
+    chatting = ["--judge_model", "m", "--base_url", "http://judge", "--concurrency", "2", "--out", "by_chat"]
     assert main([*arguments[:4], *chatting]) == 0
     table = pd.read_csv("by_chat/win_rates.csv")
     assert table[["win", "tie", "lose", "requests"]].to_numpy().tolist() == [[3, 1, 2, 12], [0, 1, 5, 12], [0, 0, 6, 12]]
@@ -255,3 +257,26 @@ def test_models_are_compared_by_a_reward_model_at_temperatures(data, capsys):
     assert table["temperature"].tolist() == [0.0, 1.0]
     assert table["tie"].tolist() == [8, 8]  # the same model with the same seed
     assert "reward_model reward" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_model_served_by_transformers_judges(files, capsys):
+    """Its words are no verdicts, but its replies are those of a real server."""
+    model(".")
+    chatty().save_pretrained("model")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [Path(sys.executable).with_name("transformers"), "serve", "--device", "cpu", "--port", str(port)]
+    process = subprocess.Popen([*command, "--host", "127.0.0.1"], env=variables())
+    arguments = ["compare", "up.jsonl", "three.jsonl", "--judge_model", str(files / "model"), "--out", "out"]
+    arguments += ["--base_url", f"http://127.0.0.1:{port}/v1", "--max_tokens", "4"]
+    try:
+        assert main(arguments) == 0  # the client waits until the server listens
+    finally:
+        process.kill()
+        process.wait()
+    report = capsys.readouterr().out
+    table = pd.read_csv("out/win_rates.csv").iloc[0]
+    assert (table["unparseable"], table["requests"]) == (6, 12)
+    assert main(arguments) == 0  # without the server
+    assert capsys.readouterr().out.splitlines()[4:] == report.splitlines()[4:]
