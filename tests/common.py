@@ -2,12 +2,18 @@
 
 import os
 import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
 
 from sb3_ano import ANO, PAPO, SPO
 
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ALGORITHMS = [ANO, SPO, PAPO]
 #: Settings under which a rollout and its update take a moment.
 SMALL = {"n_steps": 32, "batch_size": 32, "n_epochs": 2, "seed": 0}
@@ -15,6 +21,18 @@ SMALL = {"n_steps": 32, "batch_size": 32, "n_epochs": 2, "seed": 0}
 needs_compiler = pytest.mark.skipif(
     shutil.which("c++") is None and "CI" not in os.environ, reason="torch.compile needs a C++ compiler"
 )
+
+
+def variables(**others: str) -> dict[str, str]:
+    """Variables of a process that can import this repository, and what is in its working directory."""
+    paths = os.pathsep.join([str(ROOT), ".", os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **others}
+
+
+def python(*arguments, cwd=None, check=False) -> subprocess.CompletedProcess:
+    """Run Python with these variables."""
+    options = {"capture_output": True, "text": True, "timeout": 500}
+    return subprocess.run([sys.executable, *map(str, arguments)], cwd=cwd, check=check, env=variables(), **options)
 
 
 def parameters(model) -> torch.Tensor:

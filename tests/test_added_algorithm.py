@@ -1,15 +1,14 @@
 """An algorithm is added in three places of a copy of the package, and then every command knows it."""
 
-import os
 import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.common import ROOT, variables
+
 MODULE = '''
 from sb3_ano.algorithms.base import ShapedPolicyAlgorithm
 
@@ -43,11 +42,12 @@ def test_an_algorithm_in_three_places_trains_saves_loads_resumes_and_is_benched(
     text, entry = registry.read_text(), 'ALGORITHMS["toy"] = Entry(Toy, "a toy")\n'
     registry.write_text(f"{text}\nfrom sb3_ano.algorithms.toy import Toy  # noqa: E402\n{entry}")
     (tmp_path / "hyperparams/toy.yml").write_text(SETTINGS)  # third place
-    variables = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
 
     def start(directory: str, *arguments: str) -> subprocess.Popen[bytes]:
         (tmp_path / directory).mkdir(exist_ok=True)
-        return subprocess.Popen([sys.executable, *arguments], cwd=tmp_path / directory, env=variables)
+        return subprocess.Popen(
+            [sys.executable, *arguments], cwd=tmp_path / directory, env=variables(PYTHONPATH=str(tmp_path))
+        )
 
     assert start("whole", "-m", *TRAIN.split()).wait() == 0
     killed = start("killed", "-m", *TRAIN.split())

@@ -1,7 +1,6 @@
 """Remove private names of PyTorch: the package must go on in the slow way, with a warning."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +9,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from sb3_ano import ANO, _compat
 from sb3_ano.algorithms.actor import Snapshot, TorchActor, make_actor
-from tests.common import SMALL, parameters
-
-PACKAGE = Path(_compat.__file__).parent
+from tests.common import ROOT, SMALL, parameters
 
 
 @pytest.fixture
@@ -66,17 +63,14 @@ def test_without_what_compilation_needs_the_update_runs_without(lack, monkeypatc
 def test_hooks_are_found():
     model = ANO("MlpPolicy", "Pendulum-v1", **SMALL)
     owners = model.policy.value_net, model.policy.optimizer
-    for register, expected in (
-        (register_module_forward_hook, [True, False]),
-        (register_optimizer_step_post_hook, [False, True]),
-    ):
+    for register, *found in (register_module_forward_hook, True, False), (register_optimizer_step_post_hook, False, True):
         with register(lambda *_: None):
-            assert list(map(_compat.has_hooks, owners)) == expected
-            assert isinstance(make_actor(model, 1), TorchActor) == expected[0]
+            assert list(map(_compat.has_hooks, owners)) == found
+            assert isinstance(make_actor(model, 1), TorchActor) == found[0]
         assert not any(map(_compat.has_hooks, owners))
 
 
 def test_no_other_module_reads_private_names_of_pytorch():
     names = "|".join([*_compat._MODULE_HOOKS, *_compat._PARAMETER_HOOKS, *_compat._OPTIMIZER_HOOKS])
     private = re.compile(rf"\btorch(\.\w+)*\._[a-z]|\.({names}|_version|_metadata)\b")
-    assert [path.name for path in PACKAGE.rglob("*.py") if private.search(path.read_text())] == ["_compat.py"]
+    assert [path.name for path in (ROOT / "sb3_ano").rglob("*.py") if private.search(path.read_text())] == ["_compat.py"]

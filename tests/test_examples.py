@@ -19,22 +19,13 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.common import ROOT, variables
 from tests.hub.hub_server import running_hub
 
-ROOT = Path(__file__).resolve().parents[1]
 #: Why a block is not run.
-REASONS = {
-    "needs a GPU for days",
-    "needs several GPUs",
-    "needs a paid endpoint",
-    "needs several machines",
-    "needs a database server",
-    "needs an account",
-    "trains for hours",
-    "sets up environments",
-    "runs the tests",
-    "measures the machine",
-}
+REASONS = {"trains for hours", "sets up environments", "runs the tests", "measures the machine"}
+NEEDS = ("a GPU for days", "several GPUs", "a paid endpoint", "several machines", "a database server", "an account")
+REASONS |= {f"needs {what}" for what in NEEDS}
 # Its commands have a test of their own.
 EXAMPLE = re.compile(r"^## Example: reward hacking$.*?(?=^## )", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(
@@ -74,11 +65,8 @@ def blocks(page: str) -> list[dict[str, str]]:
     return found
 
 
-def environment(**variables: str) -> dict[str, str]:
-    """Variables of a process with the commands of this environment; this package and the working directory can be imported."""
-    paths = os.pathsep.join([str(ROOT), ".", os.environ.get("PYTHONPATH", "")])
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PYTHONPATH": paths, "PATH": path, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", **variables}
+#: Variables of a process with the commands of this environment.
+COMMANDS = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "MPLBACKEND": "agg"}
 
 
 @pytest.mark.parametrize("page", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in PAGES])
@@ -89,9 +77,9 @@ def test_the_blocks_of_the_page_run(page, tmp_path):
     for name in ("zoo_runner.py", "examples", "benchmarks", "constraints.txt"):
         (tmp_path / name).symlink_to(ROOT / name)
     with running_hub() as hub:
-        variables = environment(HF_HOME=str(tmp_path / "hf"), **hub.variables)
+        env = variables(HF_HOME=str(tmp_path / "hf"), **COMMANDS, **hub.variables)
         run = [sys.executable, "-c", SESSION]
-        done = subprocess.run(run, cwd=tmp_path, env=variables, input=json.dumps(found), capture_output=True, text=True)
+        done = subprocess.run(run, cwd=tmp_path, env=env, input=json.dumps(found), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
 
 
@@ -102,8 +90,7 @@ def test_the_demo_trains_evaluates_and_plots(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: start([*command, *few], **options))
     monkeypatch.setattr(sys, "argv", ["demo.py", "--folder", str(tmp_path)])
     demo["main"]()
-    printed = capsys.readouterr().out
-    assert re.search(r"^ANO: return \d+ .*\nPPO: return \d+ ", printed, re.MULTILINE)
+    assert re.search(r"^ANO: return \d+ .*\nPPO: return \d+ ", capsys.readouterr().out, re.MULTILINE)
     assert (tmp_path / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -117,15 +104,14 @@ def test_the_notebook_runs(name, tmp_path, monkeypatch):
         old, new = cell.metadata.get("shortened", " -> ").split(" -> ")
         assert old in cell.source
         cell.source = cell.source.replace(old, new) if old else cell.source
-    for variable, value in environment(MPLBACKEND="module://matplotlib_inline.backend_inline").items():
+    for variable, value in variables(**COMMANDS | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}).items():
         monkeypatch.setenv(variable, value)
     NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert any("image/png" in output.get("data", {}) for cell in cells for output in cell.outputs)
 
 
 def test_the_reasons_for_not_running_a_block_are_known():
-    reasons = {block["text"] for page in PAGES for block in blocks(page) if block["marker"] == "not run"}
-    assert reasons == REASONS
+    assert {block["text"] for page in PAGES for block in blocks(page) if block["marker"] == "not run"} == REASONS
 
 
 def test_the_options_of_commands_that_are_not_run_exist(tmp_path):
@@ -148,19 +134,20 @@ def test_the_options_of_commands_that_are_not_run_exist(tmp_path):
         assert parser.parse_known_args(arguments)[1] == []
 
 
+def documented() -> set[str]:
+    text = "".join((ROOT / page).read_text() for page in PAGES)
+    return set(re.findall(r"^\.\. (?:auto|py:)\w+:: (sb3_ano\.[\w.]+)$", text, re.MULTILINE))
+
+
 @pytest.mark.parametrize(
     "package", ["", ".algorithms", ".bench.report", ".checkpoints", ".envs", ".hub", ".llm", ".shaping", ".zoo"]
 )
 def test_every_public_name_is_in_the_api_reference(package):
-    text = "".join((ROOT / page).read_text() for page in PAGES)
-    documented = set(re.findall(r"^\.\. (?:auto|py:)\w+:: (sb3_ano\.[\w.]+)$", text, re.MULTILINE))
     names = set(importlib.import_module(f"sb3_ano{package}").__all__) - {"__version__"}
-    assert {name for name in names if not {f"sb3_ano{package}.{name}", f"sb3_ano.{name}"} & documented} == set()
+    assert {name for name in names if not {f"sb3_ano{package}.{name}", f"sb3_ano.{name}"} & documented()} == set()
 
 
 def test_every_documented_path_can_be_imported():
     pytest.importorskip("ray")
     pytest.importorskip("trl")
-    text = (ROOT / "docs/api.md").read_text()
-    found = re.findall(r"^\.\. (?:auto|py:)\w+:: (sb3_ano\.[\w.]+)$", text, re.MULTILINE)
-    assert len([pkgutil.resolve_name(path) for path in found]) > 50
+    assert len([pkgutil.resolve_name(path) for path in documented()]) > 50

@@ -3,13 +3,13 @@
 import ast
 import functools
 import graphlib
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / "sb3_ano"
+from tests.common import ROOT, python
+
+PACKAGE = ROOT / "sb3_ano"
 SB3 = {"numpy", "torch", "stable_baselines3", "gymnasium"}
 HUB = SB3 | {"cloudpickle", "safetensors", "huggingface_hub", "imageio", "imageio_ffmpeg", "yaml", "matplotlib", "pandas"}
 HUB |= {"sb3_contrib"}
@@ -45,7 +45,7 @@ OPTIONAL |= {"rliable", "ray", "trl", "cv2", "sbx", "scipy", "sb3_contrib"}
 
 
 @functools.cache
-def modules() -> dict[str, Path]:
+def modules():
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
@@ -53,7 +53,7 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imported(path: Path) -> set[str]:
+def imported(path):
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -88,7 +88,7 @@ def test_no_cycle_between_modules():
 
 
 def printed(code: str) -> list[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    return python("-c", code, check=True).stdout.split()
 
 
 def test_importing_the_package_pulls_no_optional_dependency():

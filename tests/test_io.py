@@ -1,14 +1,12 @@
-"""Files that are there as a whole, locks, and facts about the machine."""
+"""Files that are there as a whole, locks, and the shell of all command lines: exit statuses, and errors in one line."""
 
 import os
-import platform
 import stat
-from importlib import metadata
 from unittest import mock
 
 import pytest
 
-from sb3_ano import _io
+from sb3_ano import _io, cli
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -49,8 +47,34 @@ def test_a_lock_is_held_by_one(tmp_path):
     _io.DirectoryLock(tmp_path, patience=0.0).release()
 
 
-def test_facts():
-    assert _io.machine()["python"] == platform.python_version()
-    assert _io.versions(["torch", "no-such-package"]) == {"torch": metadata.version("torch")}
-    assert 1 <= _io.cores() <= (os.cpu_count() or 1)
-    assert _io.now().endswith("+00:00")
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (ValueError("n=0 is not\n  allowed"), 2, "error: n=0 is not allowed"),
+        (KeyError("name"), 2, "error: 'name' (SB3_ANO_TRACEBACK=1 shows where it comes from)"),
+        (OSError(), 2, "error: OSError()"),
+        (RuntimeError("\x1b[2Jfoo"), 2, "error: ?[2Jfoo (SB3_ANO_TRACEBACK=1 shows where it comes from)"),
+        (SystemExit("no such file"), 2, "error: no such file"),
+        (SystemExit(3), 3, ""),
+        (SystemExit(), 0, ""),
+        (KeyboardInterrupt(), 130, "run it again"),
+    ],
+)
+def test_an_error_is_one_line_and_an_exit_status(error, status, message, capsys):
+    assert cli.run(mock.Mock(side_effect=error), interrupted="run it again") == status
+    assert capsys.readouterr().err.strip() == message
+
+
+def test_the_traceback_is_shown_on_request(monkeypatch):
+    monkeypatch.setenv("SB3_ANO_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="wrong"):
+        cli.run(mock.Mock(side_effect=ValueError("wrong")))
+
+
+def test_groups_have_their_own_commands(capsys):
+    assert cli.main(["bench", "--help"]) == 0
+    assert "usage: sb3-ano bench" in capsys.readouterr().out
+    assert cli.main(["bench", "rum"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    assert cli.main(["trian"]) == 2
+    assert "unknown command 'trian', did you mean 'train'?" in capsys.readouterr().err

@@ -1,32 +1,29 @@
-"""The wheel, and the extras that it declares."""
+"""The wheel, the extras that it declares, and ``.ci/install-torch``: which PyTorch is asked for on which machine."""
 
 import os
 import re
 import subprocess
 import sys
-import tomllib
 import venv
 import zipfile
 from importlib.metadata import distributions
-from pathlib import Path
 
 import pytest
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).resolve().parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+from tests.common import PROJECT, ROOT
+
 CONSTRAINTS = (ROOT / "constraints.txt").read_text().splitlines()
+(TORCH,) = (line for line in CONSTRAINTS if line.startswith("torch=="))
 
 
-def run(*command: str | Path, cwd: Path) -> str:
+def run(*command, cwd):
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # which would put a source tree first
-    finished = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, env=env)
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
+    return subprocess.check_output([str(part) for part in command], cwd=cwd, text=True, env=env)
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
+def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", folder, ROOT, cwd=folder)
     (built,) = folder.glob("*.whl")
@@ -46,16 +43,8 @@ def test_the_wheel_has_the_data_of_the_package_its_command_and_nothing_of_the_te
     assert wheel.stat().st_size < 1_000_000
 
 
-def test_the_unpacked_wheel_finds_its_own_hyperparameters(wheel, tmp_path):
-    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    code = "import sys; sys.path.insert(0, sys.argv[1])\n"
-    code += "from sb3_ano.zoo.hyperparameters import hyperparameter_file as find; print(find('ano'))"
-    found = run(sys.executable, "-c", code, tmp_path / "site", cwd=tmp_path).strip()
-    assert found == str(tmp_path / "site" / "sb3_ano" / "hyperparams" / "ano.yml")
-
-
 def test_make_takes_the_directory_and_the_python_of_its_environment(tmp_path):
-    targets = ("lint", "types", "docs", "build", "test")
+    targets = ["lint", "types", "docs", "build", "test"]
     commands = run("make", "-n", *targets, f"VENV={tmp_path}/venv", "PYTHON=python3.99", cwd=ROOT)
     assert f"\npython3.99 -m venv {tmp_path}/venv\n" in commands
     assert ".venv" not in commands
@@ -65,8 +54,7 @@ def test_make_takes_the_directory_and_the_python_of_its_environment(tmp_path):
 
 def test_all_is_all_extras_and_each_is_documented():
     extras = {**PROJECT["optional-dependencies"]}
-    page = (ROOT / "docs" / "getting_started.md").read_text()
-    documented = "".join(re.findall(r"^\| (`.+`) \|", page, re.MULTILINE))
+    documented = "".join(re.findall(r"^\| (`.+`) \|", (ROOT / "docs/getting_started.md").read_text(), re.MULTILINE))
     assert set(re.findall(r"`(\w+)`", documented)) == set(extras)
     assert extras.pop("all") == [f"sb3-ano[{','.join(extras)}]"]
 
@@ -84,9 +72,41 @@ def test_the_wheel_works_in_an_empty_environment(wheel, tmp_path):
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
     install = [python, "-m", "pip", "install", "-q"]
-    run(*install, next(line for line in CONSTRAINTS if line.startswith("torch==")), cwd=tmp_path)
+    run(*install, TORCH, cwd=tmp_path)
     run(*install, "-c", ROOT / "constraints.txt", f"sb3-ano[zoo,mujoco] @ file://{wheel}", cwd=tmp_path)
     options = "--algo ano --env Hopper-v5 -n 128 --eval-freq -1 -params n_envs:2 n_steps:32 batch_size:32"
     output = run(python, "-m", "sb3_ano.zoo", "train", *options.split(), cwd=tmp_path)
     assert f"{tmp_path}/venv/lib" in output, "hyperparameters come from the wheel"
     assert (tmp_path / "logs" / "ano" / "Hopper-v5_1" / "Hopper-v5.zip").is_file()
+
+
+INDEX = "https://download.pytorch.org/whl/cpu"
+PYTHON = """#!/bin/sh
+case "$*" in
+    *urlopen*) exit ${UNREACHABLE:-0} ;;
+    *install*+cpu*) echo "$*"; exit ${NO_CPU_BUILD:-0} ;;
+    *) echo "$*" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("system", "gpu", "faults", "expected"),
+    [
+        ("Linux", False, {}, [f"--extra-index-url {INDEX} V+cpu"]),
+        ("Linux", False, {"UNREACHABLE": "1"}, ["V+cpu"]),  # pip's own index or files have it
+        ("Linux", False, {"UNREACHABLE": "1", "NO_CPU_BUILD": "1"}, ["V+cpu", "V"]),
+        ("Linux", True, {}, ["V"]),
+        ("Darwin", False, {}, ["V"]),
+    ],
+)
+def test_a_cpu_build_is_installed_where_there_is_no_gpu(system, gpu, faults, expected, tmp_path):
+    scripts = {"uname": f"#!/bin/sh\necho {system}\n", "nvidia-smi": f"#!/bin/sh\nexit {int(not gpu)}\n", "python": PYTHON}
+    for name, text in scripts.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    variables = {**os.environ, **faults, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    output = subprocess.check_output([ROOT / ".ci/install-torch", tmp_path / "python"], env=variables, text=True, timeout=60)
+    calls = [line.partition(" install ")[2] for line in output.splitlines() if line.startswith("-m pip")]
+    assert calls == [arguments.replace("V", TORCH) for arguments in expected]
+    assert "downloads about" in output

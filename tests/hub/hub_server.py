@@ -10,14 +10,10 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import pytest
 from huggingface_hub import constants
 
 TOKEN = "hf_of_somebody"
@@ -33,15 +29,15 @@ class Repository:
     is_private: bool = False
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
 
-    def commit(self, files: dict[str, bytes]) -> None:
+    def commit(self, files):
         self.commits[f"{len(self.commits) + 1:040x}"] = files
 
     @property
-    def head(self) -> str:
+    def head(self):
         return list(self.commits)[-1]
 
     @property
-    def files(self) -> dict[str, bytes]:
+    def files(self):
         return self.commits[self.head]
 
 
@@ -60,22 +56,22 @@ class FakeHub:
     requests: list[str] = field(default_factory=list)
     fail: dict[str, int] = field(default_factory=dict)
 
-    def add(self, repo_id: str, files: dict[str, bytes]) -> None:
+    def add(self, repo_id, files):
         """Add a commit as somebody else might have made it, with any names."""
         self.repositories.setdefault(repo_id, Repository()).commit(files)
 
     @property
-    def fetched(self) -> set[str]:
+    def fetched(self):
         """Names of the files that were asked for."""
         return {request.rsplit("/", 1)[1] for request in self.requests if "/resolve/" in request}
 
     @property
-    def variables(self) -> dict[str, str]:
+    def variables(self):
         """Variables by which other processes find the server, and may write to it."""
         switches = ("HF_HUB_DISABLE_XET", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_TELEMETRY")
         return {"HF_ENDPOINT": self.url, "HF_TOKEN": TOKEN, **dict.fromkeys(switches, "1")}
 
-    def connect(self, patch: pytest.MonkeyPatch, home: Path) -> None:
+    def connect(self, patch, home):
         """Let this process and those that it starts use the server, with an empty cache."""
         for name, value in {**self.variables, "HF_HOME": str(home)}.items():
             patch.setenv(name, value)
@@ -94,10 +90,7 @@ class Refusal(Exception):  # noqa: N818  # an answer of the server
 class Handler(BaseHTTPRequestHandler):
     hub: FakeHub
 
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
+    def do_GET(self):
         path = unquote(urlsplit(self.path).path)
         request = f"{self.command} {path}"
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -129,13 +122,13 @@ class Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_POST = do_GET  # noqa: N815
 
-    def _file(self, repo_id: str, revision: str, name: str) -> tuple[bytes, dict[str, str]]:
+    def _file(self, repo_id, revision, name):
         commit, files = self._files(repo_id, revision)
         if name not in files:
             raise Refusal(404, "Entry not found", "EntryNotFound")
         return files[name], {"ETag": f'"{hashlib.sha256(files[name]).hexdigest()}"', "X-Repo-Commit": commit}
 
-    def _answer(self, path: list[str], body: bytes) -> Any:
+    def _answer(self, path, body):
         match path:
             case ["whoami-v2"]:
                 return {"type": "user", "name": USER}
@@ -156,7 +149,7 @@ class Handler(BaseHTTPRequestHandler):
                 return {"id": f"{user}/{name}", "sha": commit, "siblings": siblings}
         raise Refusal(404, f"no such route: {path}")
 
-    def _files(self, repo_id: str, revision: str) -> tuple[str, dict[str, bytes]]:
+    def _files(self, repo_id, revision):
         if repo_id not in self.hub.repositories:
             raise Refusal(404, "Repository not found", "RepoNotFound")
         repository = self.hub.repositories[repo_id]
@@ -165,7 +158,7 @@ class Handler(BaseHTTPRequestHandler):
             raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
         return commit, repository.commits[commit]
 
-    def _create(self, name: str, organization: str | None = None, visibility: str = "public", **others: Any) -> Any:
+    def _create(self, name, organization=None, visibility="public", **others):
         repo_id = f"{organization or USER}/{name}"
         if repo_id in self.hub.repositories:
             raise Refusal(409, f"{self.hub.url}/{repo_id}")
@@ -173,33 +166,27 @@ class Handler(BaseHTTPRequestHandler):
         self.hub.add(repo_id, {".gitattributes": b"*.zip filter=lfs\n"})
         return {"url": f"{self.hub.url}/{repo_id}"}
 
-    def _commit(self, repo_id: str, body: bytes) -> Any:
+    def _commit(self, repo_id, body):
         head, files = self._files(repo_id, "main")
-        files = dict(files)
-        for line in map(json.loads, body.splitlines()):
-            value = line["value"]
-            if line["key"] == "header" and value.get("parentCommit", head) != head:
-                raise Refusal(412, "A commit has happened since. Please refresh and try again.")
-            if line["key"] == "file":
-                files[value["path"]] = base64.b64decode(value["content"])
-            if line["key"] == "deletedFile":
-                del files[value["path"]]
-        self.hub.add(repo_id, files)
+        changes = [(line["key"], line["value"]) for line in map(json.loads, body.splitlines())]
+        if any(key == "header" and value.get("parentCommit", head) != head for key, value in changes):
+            raise Refusal(412, "A commit has happened since. Please refresh and try again.")
+        new = {value["path"]: base64.b64decode(value["content"]) for key, value in changes if key == "file"}
+        deleted = {value["path"] for key, value in changes if key == "deletedFile"}
+        self.hub.add(repo_id, {name: content for name, content in (files | new).items() if name not in deleted})
         head = self.hub.repositories[repo_id].head
         return {"commitUrl": f"{self.hub.url}/{repo_id}/commit/{head}", "commitOid": head}
 
 
 @contextlib.contextmanager
-def running_hub() -> Iterator[FakeHub]:
+def running_hub():
     """Run a Hub that answers at ``url`` until the context ends."""
     hub = FakeHub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("HubHandler", (Handler,), {"hub": hub}))
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    quiet = type("HubHandler", (Handler,), {"hub": hub, "log_message": lambda *_: None})
+    with ThreadingHTTPServer(("127.0.0.1", 0), quiet) as server:
+        hub.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
+        try:
+            yield hub
+        finally:
+            server.shutdown()

@@ -1,17 +1,21 @@
-"""Packages: what the Hub reads in the card, what a stranger runs, and what is published."""
+"""Packages: what the Hub reads in the card, what a stranger runs, and what is published.
+
+Replay videos: what a decoder reads back is what the environment drew.
+"""
 
 import ast
 import base64
 import io
 import json
+import os
 import re
-import tomllib
 import zipfile
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from unittest import mock
 
 import gymnasium as gym
+import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
@@ -24,23 +28,15 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_ano import MaskableANO
 from sb3_ano.envs import make_vec_env
 from sb3_ano.hub import load_safe
-from tests.common import SMALL, pseudo_huber
+from sb3_ano.hub.video import software_rendering
+from tests.common import PROJECT, ROOT, SMALL, pseudo_huber
 from tests.envs.backends import needs_envpool
 from tests.hub.agents import CustomPolicy, Reversed, trained
-
-ROOT = Path(__file__).parents[2]
 
 
 def code_of(folder: Path) -> str:
     """The Python in a package's card."""
     return (folder / "README.md").read_text().split("```python\n")[1].split("\n```")[0]
-
-
-def hyperparameters(folder: Path) -> dict:
-    """The settings in a package's card, which are those of the zoo's file, too."""
-    settings = json.loads((folder / "README.md").read_text().split("```json\n")[1].split("```")[0])
-    assert yaml.safe_load((folder / "config.yml").read_text()) == settings
-    return settings
 
 
 def test_the_hub_reads_numbers_and_words_and_the_page_says_how_the_agent_was_judged_and_trained(cartpole, pack, packed):
@@ -53,8 +49,8 @@ def test_the_hub_reads_numbers_and_words_and_the_page_says_how_the_agent_was_jud
     ((result,),) = (entry["results"] for entry in data["model-index"])
     assert result["dataset"] == {"name": "CartPole-v1", "type": "CartPole-v1"}
     arguments = {"n_eval_episodes": 3, "deterministic": True, "seed": 4}
-    metrics = [(name, results[name], arguments) for name in ("mean_reward", "std_reward")]
-    assert [(metric["type"], metric["value"], metric["args"]) for metric in result["metrics"]] == metrics
+    for metric, name in zip(result["metrics"], ("mean_reward", "std_reward"), strict=True):
+        assert (metric["type"], metric["value"], metric["args"]) == (name, results[name], arguments)
     mean, std, length = results["mean_reward"], results["std_reward"], np.mean(results["episode_lengths"])
     row = f"| {mean:.2f} | {std:.2f} | 3 | {length:.1f} | deterministic | 4 |"
     trained = ("- algorithm: ANO, 2,048 steps, 2 environment(s)", "- seed: 0", f"torch {metadata.version('torch')}")
@@ -76,8 +72,8 @@ def test_the_hub_reads_numbers_and_words_and_the_page_says_how_the_agent_was_jud
 def test_the_requirements_are_those_of_the_package_and_the_environment(env_id, extras, packages, cartpole, pack):
     """users U5, U6 e: the first command of the card failed; the versions of all packages were listed."""
     folder = pack(cartpole, cartpole.get_env(), env_id=env_id)
-    repository = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
-    assert f'\npip install "sb3-ano[{extras}] @ git+{repository}"\n' in (folder / "README.md").read_text()
+    command = f'\npip install "sb3-ano[{extras}] @ git+{PROJECT["urls"]["Repository"]}"\n'
+    assert command in (folder / "README.md").read_text()
     installed = {distribution.name.lower() for distribution in metadata.distributions()}
     common = {"python", "sb3-ano", "stable-baselines3", "torch", "gymnasium", "numpy"}
     assert set(json.loads((folder / "results.json").read_text())["versions"]) == common | (set(packages) & installed)
@@ -137,7 +133,7 @@ def test_the_snippet_leaves_the_reader_only_what_an_id_and_settings_cannot_make(
     assert yaml.safe_load((folder / "env_kwargs.yml").read_text()) == {"g": 2.0}
 
 
-def contents(name: str, data: bytes) -> Iterator[tuple[str, bytes]]:
+def contents(name, data):
     """A file, every entry of an archive, and every pickle in SB3's JSON."""
     yield name, data
     if zipfile.is_zipfile(io.BytesIO(data)):
@@ -153,7 +149,7 @@ def test_the_run_is_published_without_anything_of_the_authors_machine(pack, tmp_
     home = tmp_path / "alice_q7x"
     run = home / "run"
     for name in ("HOME", "USER", "LOGNAME", "USERNAME"):
-        monkeypatch.setenv(name, str(home) if name == "HOME" else "alice_q7x")
+        monkeypatch.setenv(name, str(home))
     for function in ("platform.node", "socket.gethostname"):
         monkeypatch.setattr(function, lambda: "host_q7x")
     env = VecNormalize(make_vec_env("CartPole-v1", 2, backend="gymnasium", monitor_dir=run))
@@ -196,7 +192,9 @@ def test_a_package_is_replaced_even_by_one_of_another_task(cartpole, pendulum, p
 def test_hyperparameters_are_plain_values(pack):
     schedules = {"clip_range": LinearSchedule(0.2, 0.0, 1.0), "learning_rate": LinearSchedule(1e-3, 1e-4, 0.5)}
     model = trained(steps=0, clip_range_high=0.3, policy_kwargs={"activation_fn": torch.nn.ReLU}, **schedules)
-    found = hyperparameters(pack(model))
+    folder = pack(model)
+    found = json.loads((folder / "README.md").read_text().split("```json\n")[1].split("```")[0])
+    assert yaml.safe_load((folder / "config.yml").read_text()) == found
     expected = {"clip_range": "lin_0.2", "clip_range_high": 0.3, "policy_kwargs": {"activation_fn": "torch.nn.ReLU"}}
     expected |= {"learning_rate": "LinearSchedule(start=0.001, end=0.0001, end_fraction=0.5)"}
     expected |= {"shaping": "ano", "normalize": False, "policy": "MlpPolicy", "n_envs": 1, "n_steps": SMALL["n_steps"]}
@@ -213,3 +211,42 @@ def test_the_card_of_an_agent_with_masks_evaluates_it_with_masks(pack, monkeypat
     assert code_of(folder).startswith("import tests  # registers the environment\nfrom sb3_contrib.common.maskable")
     assert "model.predict(observation, action_masks=get_action_masks(env))" in (folder / "README.md").read_text()
     assert "masks" not in (pack(trained(steps=0)) / "README.md").read_text()
+
+
+# imageio's reader leaves the pipes of its ffmpeg open.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_the_video_shows_every_frame_at_the_environments_speed_and_plays_in_browsers(cartpole, pack, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))  # no ffmpeg on the path is needed
+    path = pack(cartpole, video=True, video_length=70, seed=3) / "replay.mp4"
+    about, *frames = imageio_ffmpeg.read_frames(str(path))
+    assert (about["codec"], about["fps"], about["pix_fmt"][:7], len(frames)) == ("h264", 50, "yuv420p", 70)
+    env = gym.make("CartPole-v1", render_mode="rgb_array")
+    observation, _ = env.reset(seed=3)
+    for frame in frames:  # by gymnasium's own loop; the cart's lines are thin, and a compressed line is blurred
+        assert np.abs(np.frombuffer(frame, np.uint8).reshape(400, 600, 3).astype(float) - env.render()).mean() < 1.0
+        observation, *_, truncated, _ = env.step(cartpole.predict(observation, deterministic=True)[0])
+        assert not truncated
+    content = path.read_bytes()
+    assert content.index(b"moov") < content.index(b"mdat"), "a browser would have to load all of it before it plays"
+
+
+@pytest.mark.parametrize(("given", "used"), [({}, "egl"), ({"MUJOCO_GL": "osmesa"}, "osmesa"), ({"DISPLAY": ":0"}, None)])
+def test_mujoco_renders_through_egl_without_a_display_unless_the_user_says_otherwise(given, used, monkeypatch):
+    for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.platform", "linux")
+    with software_rendering():
+        assert os.environ.get("MUJOCO_GL") == used
+    assert os.environ.get("MUJOCO_GL") == given.get("MUJOCO_GL")
+
+
+@pytest.mark.parametrize("n_frames", [0, 2])
+def test_without_frames_the_push_continues_and_says_why(n_frames, cartpole, pack, capsys, monkeypatch):
+    answers = [*[np.zeros((64, 64, 3), np.uint8)] * n_frames, OSError("no graphics\nlibrary")]
+    monkeypatch.setattr("gymnasium.envs.classic_control.CartPoleEnv.render", mock.Mock(side_effect=answers))
+    folder = pack(cartpole, video=True)
+    assert capsys.readouterr().out == "no video: the environment does not render: OSError: no graphics library\n"
+    assert not (folder / "replay.mp4").exists()
+    assert "<video" not in (folder / "README.md").read_text()

@@ -1,20 +1,26 @@
-"""An agent goes to the Hub and comes back as what it was, here, in Stable-Baselines3 and in the RL Zoo."""
+"""An agent goes to the Hub and comes back as what it was, here, in Stable-Baselines3 and in the RL Zoo.
+
+Failures of the Hub and the connection leave nothing half done; what is wrong with a repository is one line.
+"""
 
 import json
-import subprocess
-import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 from gymnasium.vector.utils import batch_space
+from huggingface_hub import HfApi, constants, errors
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
 from sb3_ano import ANO
 from sb3_ano.envs import make_vec_env
-from sb3_ano.hub import download_run, load_from_hub, push_to_hub
-from tests.hub.agents import QUICK, acts_like, trained
+from sb3_ano.hub import SafeFormatError, download_run, load_from_hub, push_to_hub
+from tests.common import python
+from tests.hub.agents import QUICK, acts_like, one_line, trained
+from tests.hub.hub_server import DROP
 
 REPOSITORY = "somebody/ano-Pendulum-v1"
 
@@ -51,11 +57,9 @@ def test_a_push_is_one_commit_and_replaces_an_earlier_one_but_no_other_files(car
     repository = hub.repositories["somebody/agent"]
     assert repository.is_private
     assert len(repository.commits) == 2, "the Hub's own and the push"
-    assert set(repository.files) == {
-        ".gitattributes", "README.md", "results.json", "replay.mp4", "ano-Pendulum-v1.zip", "vec_normalize.pkl",
-        "sb3_ano.json", "policy.safetensors", "vec_normalize.safetensors",
-        "args.yml", "config.yml", "env_kwargs.yml", "train_eval_metrics.zip",
-    }  # fmt: skip
+    names = ".gitattributes README.md results.json replay.mp4 ano-Pendulum-v1.zip train_eval_metrics.zip vec_normalize.pkl "
+    names += "sb3_ano.json policy.safetensors vec_normalize.safetensors args.yml config.yml env_kwargs.yml"
+    assert set(repository.files) == {*names.split()}
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["evaluating", "mean"]
     exec(repository.files["README.md"].decode().split("```python\n")[1].split("```")[0], {})
     results = yaml.safe_load(repository.files["results.json"])
@@ -101,10 +105,9 @@ def test_the_tools_of_sb3_and_the_zoo_find_the_model(pushed, pendulum, tmp_path)
     require_statistics(huggingface_sb3.load_from_hub(REPOSITORY, "vec_normalize.pkl"), pendulum)
     seen = batch_space(pendulum.observation_space, 20).sample()
     np.save(tmp_path / "seen.npy", seen)
-    subprocess.run([sys.executable, "-c", WITHOUT_US, path], cwd=tmp_path, check=True, timeout=120)
+    python("-c", WITHOUT_US, path, cwd=tmp_path, check=True)
     np.testing.assert_array_equal(np.load(tmp_path / "actions.npy"), pendulum.predict(seen, deterministic=True)[0])
-    name = huggingface_sb3.EnvironmentName("Pendulum-v1")
-    zoo.download_from_hub("ano", name, 0, str(tmp_path / "logs"), "somebody")
+    zoo.download_from_hub("ano", huggingface_sb3.EnvironmentName("Pendulum-v1"), 0, str(tmp_path / "logs"), "somebody")
     run = tmp_path / "logs" / "ano" / "Pendulum-v1_1"
     assert (run / "Pendulum-v1" / "vecnormalize.pkl").is_file()
     assert yaml.safe_load((run / "Pendulum-v1" / "config.yml").read_text())["normalize"]["clip_obs"] == 5.0
@@ -126,16 +129,100 @@ def test_a_run_is_made_of_the_safe_format_alone(pushed, pendulum, tmp_path):
     assert [len(str(each.message)) < 500 for each in caught] == [True]
     require_statistics(run / "ALE-Pong-v5" / "vecnormalize.pkl", pendulum)
     assert acts_like(ANO.load(run / "ALE-Pong-v5.zip"), pendulum)
-    args, config, settings = (
-        yaml.safe_load((run / "ALE-Pong-v5" / f"{name}.yml").read_text()) for name in ("args", "config", "env_kwargs")
-    )
-    assert args == {"algo": "ano", "env": "ALE/Pong-v5", "env_kwargs": {}, "n_timesteps": 1024, "seed": 0}
-    assert (config["n_envs"], config["normalize"]["clip_obs"], settings) == (2, 5.0, {})
+    files = {path.stem: yaml.safe_load(path.read_text()) for path in (run / "ALE-Pong-v5").glob("*.yml")}
+    assert files["args"] == {"algo": "ano", "env": "ALE/Pong-v5", "env_kwargs": {}, "n_timesteps": 1024, "seed": 0}
+    assert (files["config"]["n_envs"], files["config"]["normalize"]["clip_obs"], files["env_kwargs"]) == (2, 5.0, {})
     with pytest.raises(FileExistsError):
         download_run(REPOSITORY, run)
 
 
 def test_a_missing_package_is_named_with_its_extra():
     code = "import sys; sys.modules['safetensors'] = None\nimport sb3_ano.hub; sb3_ano.hub.save_safe"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stderr.strip().endswith("safetensors is not installed; install it with: pip install 'sb3-ano[hub]'")
+    message = "safetensors is not installed; install it with: pip install 'sb3-ano[hub]'"
+    assert python("-c", code).stderr.strip().endswith(message)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    """huggingface_hub tries again after seconds."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+
+
+def test_a_push_that_cannot_succeed_stops_before_anything_is_done(cartpole, hub, capsys):
+    """users U6 c: a wrong class and a malformed id are reported without the Hub, a wrong token before the evaluation."""
+    with one_line(TypeError, "model is of class PPO; allowed are SPO, PAPO, ANO"):
+        push_to_hub(trained(PPO, steps=0), "somebody/agent", token="hf_wrong")
+    for repo_id in ("a/b/c", "../agent"):
+        for call in (lambda name: push_to_hub(cartpole, name), load_from_hub):
+            with pytest.raises(ValueError, match="[Rr]epo id"):
+                call(repo_id)
+    assert not hub.requests
+    with pytest.raises(OSError, match="Invalid credentials"):
+        push_to_hub(cartpole, "somebody/agent", token="hf_wrong")
+    assert capsys.readouterr().out == ""
+    assert not hub.repositories
+
+
+@pytest.mark.parametrize(
+    ("call", "pattern", "status"),
+    [
+        (lambda model, path: download_run("somebody/agent", path), "GET .*/resolve/.*/policy.safetensors", DROP),
+        (lambda model, path: push_to_hub(model, "somebody/agent", **QUICK), "POST .*/commit/main", 500),
+        (lambda model, path: push_to_hub(model, "somebody/new", **QUICK), "POST /api/repos/create", 403),
+    ],
+)
+def test_what_fails_leaves_directory_and_repository_as_they_were(call, pattern, status, hub, packed, pendulum, tmp_path):
+    hub.add("somebody/agent", packed)
+    before = {name: repository.head for name, repository in hub.repositories.items()}
+    hub.fail = {pattern: status}
+    with pytest.raises((OSError, errors.HTTPError)):
+        call(pendulum, tmp_path / "agents" / "agent")
+    assert {name: repository.head for name, repository in hub.repositories.items()} == before
+    assert not list(tmp_path.glob("agents/*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"repo_id": "somebody/other"}, errors.RepositoryNotFoundError, "Repository Not Found"),
+        ({"revision": "v2"}, errors.RevisionNotFoundError, "Invalid rev id: v2"),
+        ({"token": "hf_wrong"}, OSError, "Invalid credentials"),
+    ],
+)
+def test_a_load_that_cannot_succeed_raises_the_error_of_huggingface_hub(options, kind, message, hub, packed):
+    hub.add("somebody/agent", packed)
+    with pytest.raises(kind, match=message):
+        load_from_hub(**{"repo_id": "somebody/agent", **options})
+
+
+def test_a_repository_that_changes_meanwhile_is_read_as_it_was_and_not_overwritten(hub, packed, cartpole, monkeypatch):
+    hub.add("somebody/agent", packed)
+    repository, info = hub.repositories["somebody/agent"], HfApi.model_info
+
+    def then_somebody_commits(*arguments, **options):
+        found = info(*arguments, **options)
+        repository.commit({**repository.files, "new.txt": b"", "policy.safetensors": b"of another agent"})
+        return found
+
+    monkeypatch.setattr(HfApi, "model_info", then_somebody_commits)
+    assert acts_like(load_from_hub("somebody/agent"), cartpole), "all files are of one commit"
+    with pytest.raises(OSError, match="A commit has happened since"):
+        push_to_hub(cartpole, "somebody/agent", **QUICK)
+    assert "new.txt" in repository.files
+
+
+def test_only_files_of_the_format_are_fetched_and_errors_name_the_repository(hub, packed):
+    """Names never become paths, and pickles are not even downloaded."""
+    names = ("../evil.zip", "/tmp/evil.zip", "..\\evil.zip", "evil\x00.zip", "./sb3_ano.json", "sb3_ano.json/../../evil")
+    files = dict.fromkeys((*names, "ano-x.zip", "vec_normalize.pkl"), b"evil")
+    hub.add("somebody/hostile", files)
+    with one_line(ValueError, "no agent in the safe format .*runs any code .*hf_hub_download and ANO.load"):
+        load_from_hub("somebody/hostile")
+    assert not hub.fetched, "a file was requested"
+    hub.add("somebody/hostile", files | {"sb3_ano.json": packed["sb3_ano.json"]})
+    with one_line(SafeFormatError, "somebody/hostile/policy.safetensors"):
+        load_from_hub("somebody/hostile")
+    hub.add("somebody/hostile", files | packed)
+    load_from_hub("somebody/hostile")
+    assert hub.fetched == {"sb3_ano.json", "policy.safetensors", "results.json"}
+    assert [path.name for path in Path(constants.HF_HUB_CACHE).glob("models--*")] == ["models--somebody--hostile"]

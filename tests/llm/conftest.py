@@ -15,3 +15,15 @@ def _offline(monkeypatch):
 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A working directory with a policy, a reward model and data."""
+    from tests.llm.tiny import classifier, prompts
+
+    monkeypatch.chdir(tmp_path)
+    classifier(".")
+    prompts().to_json("posts/train.jsonl")
+    prompts().select(range(8)).to_json("posts/test.jsonl")
+    return tmp_path

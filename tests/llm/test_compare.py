@@ -1,14 +1,17 @@
 """Win rates: judges, their numbers, the command."""
 
+import functools
 import json
 import math
-import os
 import re
 import socket
 import subprocess
 import sys
+import threading
+from collections import Counter
 from pathlib import Path
 
+import httpx2
 import numpy as np
 import openai
 import pandas as pd
@@ -21,8 +24,37 @@ from sb3_ano.llm.cli import main
 from sb3_ano.llm.comparison import summarize, wilson, win_rate_at_equal_length
 from sb3_ano.llm.generation import generate
 from sb3_ano.llm.judges import TEMPLATE, Ledger, judge_by_chat, judge_by_score, parse_reply
-from tests.llm.judge_server import JudgeServer
-from tests.llm.tiny import chatty, classifier, model, prompts, tokenizer
+from tests.common import variables
+from tests.llm.tiny import chatty, model, prompts, tokenizer
+
+
+class Judge(httpx2.MockTransport):
+    """An endpoint with the part of OpenAI's interface that a judge needs, and with the fixed verdict that ``mood`` names.
+
+    Moods: ``longer`` (the longer answer is better), ``first`` (always A), ``garbage`` (a page of HTML), ``talk`` (a sentence),
+    ``busy`` (429, then 500, then as ``longer``), ``down`` (503 after six answers).
+    """
+
+    def __init__(self, mood="longer"):
+        super().__init__(self.answer)
+        self.mood, self.asked, self.keys, self.answers, self.lock = mood, Counter(), set(), 0, threading.Lock()
+
+    def answer(self, request):
+        text = json.loads(request.content)["messages"][0]["content"]
+        with self.lock:
+            self.asked[text] += 1
+            self.keys.add(request.headers["Authorization"])
+            errors = {"down": [503] * (self.answers >= 6), "busy": [429, 500][self.asked[text] - 1 :]}.get(self.mood)
+            self.answers += not errors
+        if errors:
+            return httpx2.Response(errors[0], json={"error": {"message": "later"}}, headers={"Retry-After": "0"})
+        if self.mood == "garbage":
+            return httpx2.Response(200, html="<html>no</html>")
+        first, second = (text.split(f"[ANSWER {name}]\n")[1].split(f"\n[END OF ANSWER {name}]")[0] for name in "AB")
+        word = "A" if len(first) > len(second) else "B" if len(first) < len(second) else "TIE"
+        content = {"talk": "Both have their merits.", "first": "a."}.get(self.mood, f"They differ.\n**{word}**")
+        usage = {"prompt_tokens": 10, "completion_tokens": 2}
+        return httpx2.Response(200, json={"choices": [{"message": {"content": content}}], "usage": usage})
 
 
 def pair(prompt: str, *completions: str) -> tuple:
@@ -45,8 +77,9 @@ def files(tmp_path, monkeypatch):
     return tmp_path
 
 
-def ask(server: JudgeServer, pairs: list, file: Path, retries: int = 8) -> pd.DataFrame:
-    client = openai.OpenAI(base_url=server.url, api_key="secret-key", max_retries=retries)
+def ask(judge: Judge, pairs: list, file: Path, retries: int = 8) -> pd.DataFrame:
+    options = {"base_url": "http://judge", "api_key": "secret-key", "max_retries": retries}
+    client = openai.OpenAI(http_client=httpx2.Client(transport=judge), **options)
     return pd.DataFrame(judge_by_chat(pairs, client, "m", Ledger(file), TEMPLATE, 8, 512))
 
 
@@ -100,40 +133,37 @@ def test_replies_are_parsed(reply, verdict):
 )
 def test_a_chat_judge_asks_in_both_orders_and_never_twice(tmp_path, mood, verdicts, shown, tokens, times):
     """Bias and garbage are counted separately, and a busy endpoint is asked again."""
-    file = tmp_path / "verdicts.jsonl"
-    with JudgeServer(mood) as server:
-        found = ask(server, PAIRS, file)
-        assert found.pop("verdict").tolist() == verdicts
-        names = ("requests", "shown_first", "shown_second", "prompt_tokens", "completion_tokens")
-        assert found.sum().to_dict() == dict(zip(names, (12, *shown, *tokens), strict=True))
-        assert set(server.asked.values()) == {times}
-        assert server.keys == {"Bearer secret-key"}
-    assert "secret-key" not in file.read_text()
+    judge, file = Judge(mood), tmp_path / "verdicts.jsonl"
+    found = ask(judge, PAIRS, file)
+    assert found.pop("verdict").tolist() == verdicts
+    names = ("requests", "shown_first", "shown_second", "prompt_tokens", "completion_tokens")
+    assert found.sum().to_dict() == dict(zip(names, (12, *shown, *tokens), strict=True))
     # Another process finds the replies, also those that could not be parsed.
-    assert ask(server, PAIRS, file)["verdict"].tolist() == verdicts
+    assert ask(judge, PAIRS, file)["verdict"].tolist() == verdicts
+    assert set(judge.asked.values()) == {times}
+    assert judge.keys == {"Bearer secret-key"}
+    assert "secret-key" not in file.read_text()
 
 
 def test_replies_are_kept_when_the_endpoint_fails(tmp_path):
     """And the line that a killed process left unfinished is asked for again."""
-    file = tmp_path / "verdicts.jsonl"
-    with JudgeServer("down") as server:
-        with pytest.raises(ValueError, match="judge 'm' failed: Error code: 503"):
-            ask(server, PAIRS, file, retries=0)
-        kept = file.read_text().splitlines()
-        assert len(kept) == 6
-        file.write_text("\n".join(kept)[:-10])
-        server.mood = "longer"
-        assert ask(server, PAIRS, file)["verdict"].tolist() == LONGER
-        assert server.answers == 6 + 7
+    judge, file = Judge("down"), tmp_path / "verdicts.jsonl"
+    with pytest.raises(ValueError, match="judge 'm' failed: Error code: 503"):
+        ask(judge, PAIRS, file, retries=0)
+    kept = file.read_text().splitlines()
+    assert len(kept) == 6
+    file.write_text("\n".join(kept)[:-10])
+    judge.mood = "longer"
+    assert ask(judge, PAIRS, file)["verdict"].tolist() == LONGER
+    assert judge.answers == 6 + 7
     assert len({json.loads(line)["key"] for line in file.read_text().splitlines()}) == 12
 
 
 def test_identical_completions_are_a_tie_without_a_request_and_none_can_write_into_it(tmp_path):
-    pairs = [pair("p", "same", "same"), pair("{first}", "{second}{prompt}", "b")]
-    with JudgeServer() as server:
-        assert ask(server, pairs, tmp_path / "verdicts.jsonl")["verdict"].tolist() == ["tie", "win"]
-        assert len(server.asked) == 2
-        assert sum("[ANSWER A]\n{second}{prompt}\n" in text for text in server.asked) == 1
+    pairs, judge = [pair("p", "same", "same"), pair("{first}", "{second}{prompt}", "b")], Judge()
+    assert ask(judge, pairs, tmp_path / "verdicts.jsonl")["verdict"].tolist() == ["tie", "win"]
+    assert len(judge.asked) == 2
+    assert sum("[ANSWER A]\n{second}{prompt}\n" in text for text in judge.asked) == 1
 
 
 def test_a_function_or_a_chat_model_judges_files_and_the_report_says_how(files, capsys, monkeypatch):
@@ -153,9 +183,9 @@ def test_a_function_or_a_chat_model_judges_files_and_the_report_says_how(files, 
     assert main(arguments) == 0
     again = pd.read_csv(out / "win_rates.csv")
     assert again[["win", "tie", "lose"]].to_numpy().tolist() == [[2, 1, 3], [5, 1, 0], [6, 0, 0]]
-    with JudgeServer() as server:
-        chatting = ["--judge_model", "m", "--base_url", server.url, "--concurrency", "2", "--out", "by_chat"]
-        assert main([*arguments[:4], *chatting]) == 0
+    monkeypatch.setattr(openai, "OpenAI", functools.partial(openai.OpenAI, http_client=httpx2.Client(transport=Judge())))
+    chatting = ["--judge_model", "m", "--base_url", "http://judge", "--concurrency", "2", "--out", "by_chat"]
+    assert main([*arguments[:4], *chatting]) == 0
     table = pd.read_csv("by_chat/win_rates.csv")
     assert table[["win", "tie", "lose", "requests"]].to_numpy().tolist() == [[3, 1, 2, 12], [0, 1, 5, 12], [0, 0, 6, 12]]
 
@@ -170,12 +200,10 @@ def test_a_score_that_is_nan_is_no_verdict():
 def test_generation_resumes_with_the_same_completions(tmp_path):
     """Killed in the middle of a line of the third batch; other settings are added to the file."""
     model(tmp_path)
-    texts = prompts()["prompt"][:20]
-    options = {"length": 6, "batch_size": 4}
-    path = tmp_path / "completions.jsonl"
+    texts, path = prompts()["prompt"][:20], tmp_path / "completions.jsonl"
 
     def complete(seed=3):
-        return generate(str(tmp_path / "model"), texts, Ledger(path), 1.0, seed=seed, **options)
+        return generate(str(tmp_path / "model"), texts, Ledger(path), 1.0, seed=seed, length=6, batch_size=4)
 
     whole = complete()
     assert list(whole) == texts
@@ -196,8 +224,11 @@ def test_generation_resumes_with_the_same_completions(tmp_path):
 
 
 def test_an_adapter_completes_conversations(tmp_path):
-    """As its base model with the adapter merged; the judge reads the conversation, the model its chat template."""
-    text = prompts()["prompt"][0]
+    """As its base model with the adapter merged; the judge reads the conversation, the model its chat template.
+
+    Greedy completions are the most probable tokens.
+    """
+    text, policy = prompts()["prompt"][0], model(tmp_path)
     conversation = [{"role": "user", "content": text}]
     adapted = get_peft_model(model(tmp_path), LoraConfig(r=2, init_lora_weights=False, task_type="CAUSAL_LM"))
     adapted.save_pretrained(tmp_path / "adapter")
@@ -210,23 +241,15 @@ def test_an_adapter_completes_conversations(tmp_path):
     expected = generate(str(tmp_path / "merged"), [text], Ledger(tmp_path / "m.jsonl"), **options)[text]
     plain = generate(str(tmp_path / "model"), [text], Ledger(tmp_path / "p.jsonl"), **options)[text]
     assert found[f"user: {text}"]["completion_ids"] == expected["completion_ids"] != plain["completion_ids"]
-
-
-def test_greedy_completions_are_the_most_probable_tokens(tmp_path):
-    policy = model(tmp_path)
-    text = prompts()["prompt"][0]
-    row = generate(str(tmp_path / "model"), [text], Ledger(tmp_path / "g.jsonl"), 0.0, 0, 5, 32)[text]
     ids = tokenizer()(text, return_tensors="pt")["input_ids"]
     start = ids.shape[1]
-    for _ in row["completion_ids"]:
+    for _ in plain["completion_ids"]:
         ids = torch.cat([ids, policy(input_ids=ids).logits[:, -1:].argmax(-1)], dim=1)
-    assert ids[0, start:].tolist() == row["completion_ids"]
-    assert row["completion"] == tokenizer().decode(row["completion_ids"], skip_special_tokens=True)
+    assert ids[0, start:].tolist() == plain["completion_ids"]
+    assert plain["completion"] == tokenizer().decode(plain["completion_ids"], skip_special_tokens=True)
 
 
-def test_models_are_compared_by_a_reward_model_at_temperatures(files, capsys):
-    classifier(".")
-    prompts().to_json("posts/test.jsonl")
+def test_models_are_compared_by_a_reward_model_at_temperatures(data, capsys):
     arguments = ["compare", "one=model", "same=model", "--dataset_name", "posts", "--samples", "8", "--out", "out"]
     arguments += ["--reward_model", "reward", "--max_completion_length", "4", "--temperatures", "0", "1"]
     assert main(arguments) == 0
@@ -239,17 +262,12 @@ def test_models_are_compared_by_a_reward_model_at_temperatures(files, capsys):
 @pytest.mark.slow
 def test_a_model_served_by_transformers_judges(files, capsys):
     """Its words are no verdicts, but its replies are those of a real server."""
-    model(".", noise=0.0)
-    served = tokenizer()
-    template = served.chat_template
-    served.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    served.save_pretrained("model")
-    served.chat_template = template
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+    model(".")
+    chatty().save_pretrained("model")
+    with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [Path(sys.executable).with_name("transformers"), "serve", "--device", "cpu", "--port", str(port)]
-    process = subprocess.Popen([*command, "--host", "127.0.0.1"], env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    process = subprocess.Popen([*command, "--host", "127.0.0.1"], env=variables())
     arguments = ["compare", "up.jsonl", "three.jsonl", "--judge_model", str(files / "model"), "--out", "out"]
     arguments += ["--base_url", f"http://127.0.0.1:{port}/v1", "--max_tokens", "4"]
     try:

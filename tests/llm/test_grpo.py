@@ -10,7 +10,8 @@ from trl import GRPOTrainer
 from sb3_ano.llm import GANOConfig, GANOTrainer, ShapedGRPOConfig, ShapedGRPOTrainer
 from sb3_ano.llm.config import LOSS_TYPES
 from sb3_ano.shaping import ano, ratio_form, surrogate
-from tests.llm.tiny import critic_trainer, log_probabilities, loss, make, model, parameters, rollout, tokenizer
+from tests.llm import tiny
+from tests.llm.tiny import log_probabilities, loss, make, model, parameters, reward, rollout, tokenizer
 
 LEVELS = ["token", "sequence"]
 
@@ -63,14 +64,12 @@ def test_a_clip_as_shape_has_trls_loss_and_gradient(loss_type, level, settings, 
         *({"loss_type": name, "importance_sampling_level": level} for name in LOSS_TYPES for level in LEVELS),
         {"beta": 0.1, "use_bias_correction_kl": None},  # which stands for TRL's default
         {"delta": 1.2, "off_policy_mask_threshold": 0.01},
-        {"loss_type": "cispo", "epsilon_high": 5.0},
-        {"loss_type": "sapo"},
-        {"loss_type": "vespo"},
+        *({"loss_type": name, "epsilon_high": 5.0} for name in ("cispo", "sapo", "vespo")),
     ],
     ids=str,
 )
 def test_a_training_with_ppos_shape_is_trls_bit_for_bit(settings, tmp_path):
-    """Also with what no other shape takes, see test_invalid_input.py."""
+    """Also with what no other shape takes, see test_llm_cli.py."""
     ours = trained(make(tmp_path, ShapedGRPOTrainer, ShapedGRPOConfig, shaping="ppo", max_steps=4, **settings))
     default = {"use_bias_correction_kl": True} if "beta" in settings else {}
     stock = trained(make(tmp_path, max_steps=4, **{**settings, **default}))
@@ -160,7 +159,7 @@ def test_evaluation_and_metrics(tmp_path):
 def test_lora_trains_the_adapter_and_all_of_the_critic(critic, tmp_path):
     named = {"peft_config": LoraConfig(r=4, target_modules=["query_key_value"], task_type="CAUSAL_LM")}
     settings = {"beta": 0.05, "max_steps": 3, "named": named}
-    trainer = critic_trainer(tmp_path, **settings) if critic else make(tmp_path, GANOTrainer, GANOConfig, **settings)
+    trainer = tiny.critic_trainer(tmp_path, **settings) if critic else make(tmp_path, GANOTrainer, GANOConfig, **settings)
     start = [parameter.clone() for parameter in trainer.critic.parameters()] if critic else []
     trainer.train()
     base = {name: value for name, value in trainer.model.get_base_model().state_dict().items() if "lora" not in name}
@@ -200,28 +199,81 @@ def test_a_loss_that_the_shape_cannot_act_on_is_an_error(calls, shaping, tmp_pat
         loss(ours, inputs)
 
 
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ({"beta": 0.1}, "GANO."),
-        ({"beta": 0.1, "shaping": "ppo", "kl_in": "loss"}, "GRPO, a method introduced in [DeepSeekMath"),
-        ({"beta": 0.1, "shaping": "spo"}, "GRPO with shaping='spo', KL divergence in the reward."),
-    ],
-    ids=str,
-)
-def test_model_cards_say_how_the_model_was_trained(settings, name, tmp_path):
-    """Review B5 and B14: a card that called the baseline GANO, and attributed GANO to the paper of GRPO."""
-    make(tmp_path, GANOTrainer, GANOConfig, **settings).create_model_card("it")
-    card = (tmp_path / "README.md").read_text()
-    assert f"This model was trained with {name}" in card
-    assert ("- gano\n" in card) == (name == "GANO.")
-    assert ("DeepSeekMath" in card) == ("DeepSeekMath" in name)
-
-
 def test_completions_end_with_any_eos_token_of_the_model(tmp_path):
     """Review B9: a penalty for completions that ended with another one than the tokenizer's."""
     trainer = make(tmp_path, ShapedGRPOTrainer, ShapedGRPOConfig, missing_eos_penalty=0.5)
     trainer.eos_token_ids = [tokenizer().eos_token_id, 7]
-    completions = [[5, 7], [5, tokenizer().eos_token_id], [5, 6]]
-    assert trainer._missing_eos(completions) == [0.0, 0.0, 1.0]
+    assert trainer._missing_eos([[5, 7], [5, tokenizer().eos_token_id], [5, 6]]) == [0.0, 0.0, 1.0]
     assert trainer.reward_weights.tolist() == [1.0, -0.5]
+
+
+def rewarded(folder, shaping="spo", **settings):
+    """With the KL divergence in the reward, which is compared with sums worked out from the models' own logits."""
+    settings = {"noise": 0.03, "beta": 0.5, "kl_in": "reward", **settings}
+    return make(folder, ShapedGRPOTrainer, ShapedGRPOConfig, shaping=shaping, **settings)
+
+
+@torch.no_grad()
+def divergence(folder, inputs, mask=None) -> torch.Tensor:
+    policy, reference = model(folder, noise=0.03), model(folder)
+    difference = log_probabilities(policy, inputs) - log_probabilities(reference, inputs)
+    return (difference * (inputs["completion_mask"] if mask is None else mask)).sum(1)
+
+
+def normalized(rewards: torch.Tensor) -> torch.Tensor:
+    groups = rewards.view(-1, tiny.SMALL["num_generations"])
+    return ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)).flatten()
+
+
+@pytest.mark.parametrize("iterations", [3, 1], ids=["old log-probabilities kept", "none kept"])
+def test_it_lowers_the_reward_before_the_group_is_normalized(iterations, tmp_path):
+    rewards = [reward]
+    ours = rewarded(tmp_path, "spo" if iterations > 1 else "ppo", num_iterations=iterations, reward=rewards)
+    assert rewards == [reward]  # the caller's list is left alone
+    inputs = rollout(ours)
+    assert ("old_per_token_logps" in inputs) == (iterations > 1)
+    expected = normalized(tiny.scores_of(inputs) - 0.5 * divergence(tmp_path, inputs))
+    torch.testing.assert_close(inputs["advantages"], expected, rtol=1e-4, atol=1e-4)
+    # The divergence matters here: without it, the advantages are others.
+    assert (inputs["advantages"] - normalized(tiny.scores_of(inputs))).abs().max() > 0.01
+    logged = divergence(tmp_path, inputs).mean().item()
+    assert ours._metrics["train"]["rewards/kl/mean"] == [pytest.approx(logged, rel=1e-4)]
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_it_is_not_in_the_loss_too_and_logged_as_trl_does(level, tmp_path):
+    others = ({}, {"beta": 0.0, "kl_in": "loss"}, {"kl_in": "loss"})
+    ours, without, in_loss = (rewarded(tmp_path, importance_sampling_level=level, **other) for other in others)
+    inputs = rollout(ours)
+    assert loss(ours, inputs) == loss(without, inputs)
+    assert loss(ours, inputs) != loss(in_loss, inputs)
+    assert ours._metrics["train"]["kl"][0] == pytest.approx(in_loss._metrics["train"]["kl"][0], rel=1e-5)
+    assert "kl" not in without._metrics["train"]
+    assert ours.beta == 0.5  # which the next generation needs
+    with pytest.raises(ValueError, match="beta=0.0 is not allowed; allowed are positive finite numbers"):  # review N8
+        rewarded(tmp_path, beta=0.0)
+
+
+@pytest.mark.filterwarnings("ignore:You are using 'rollout_func':UserWarning")
+def test_tokens_that_the_policy_did_not_write_do_not_count(tmp_path):
+    generator = torch.Generator().manual_seed(5)
+    written: list[list[int]] = []
+
+    def generate(prompts, trainer):
+        ids = tokenizer()(text=prompts)["input_ids"]
+        completions = [torch.randint(3, 30, (6,), generator=generator).tolist() for _ in prompts]
+        written.extend(torch.randint(0, 2, (6,), generator=generator).tolist() for _ in prompts)
+        some = torch.tensor(completions)  # asking for log-probabilities here must not be taken for the scoring (review B8)
+        trainer._get_per_token_logps_and_entropies(trainer.model, some, torch.ones_like(some), 3)
+        return {"prompt_ids": ids, "completion_ids": completions, "logprobs": None, "env_mask": written[-len(prompts) :]}
+
+    ours = rewarded(tmp_path, named={"rollout_func": generate})
+    expected = divergence(tmp_path, rollout(ours), torch.tensor(written)).mean().item()
+    assert ours._metrics["train"]["rewards/kl/mean"] == [pytest.approx(expected, rel=1e-4)]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_completions_that_nothing_could_score_stay_out(tmp_path):
+    advantages = rollout(rewarded(tmp_path, reward=tiny.sometimes))["advantages"].view(-1, 4)
+    assert (advantages[:, 1] == 0.0).all()
+    assert (advantages[:, [0, 2, 3]] != 0.0).all()

@@ -8,7 +8,8 @@ import sys
 import pandas as pd
 import pytest
 
-from tests.llm.tiny import EXAMPLES, ROOT, llm_task, python, tokenizer
+from tests.common import ROOT, python
+from tests.llm.tiny import EXAMPLES, llm_task, tokenizer
 
 # tests.llm.tiny has put their directory on the path.
 example, report = map(importlib.import_module, ("reward_hacking", "llm_report"))
@@ -53,10 +54,8 @@ def test_a_curve_has_one_value_per_generation():
     later = {"loss": 0.1, "entropy": 1.0, "ratio/outside_low": 0.0, "ratio/outside_high": 0.0}
     history = [{**update, "kl": 0.1}, {**later, "kl": 0.3}, {**update, "rewards/gold/mean": 0.7, "kl": 0.5}]
     curves = example.curves([*history, {**later, "kl": 0.9, "ratio/outside_low": 0.5}, {"train_runtime": 1.0}], 2)
-    assert curves["completions"] == [64, 128]
-    assert curves["gold"] == [1.0, 0.7]
-    assert curves["kl"] == [0.2, 0.7]
-    assert curves["outside_low"] == [0.5, 0.75]
+    expected = {"completions": [64, 128], "gold": [1.0, 0.7], "kl": [0.2, 0.7], "outside_low": [0.5, 0.75]}
+    assert curves | expected == curves
 
 
 @pytest.mark.parametrize("exponent", [-0.6, -1.0, -1.4])
@@ -79,10 +78,13 @@ def test_the_report_has_means_over_seeds_and_win_rates(tmp_path):
     """The mean of the last tenth, over seeds, the best tenth of the gold reward, and both halves of the matrix."""
     dash = "\N{EN DASH}"  # users Z11: a spread of 0.00 of one seed
     rising = [0.1 * i for i in range(20)]  # ends with 1.8, 1.9
-    names = ("gold", "proxy", "kl", "entropy", "length", "outside_low", "outside_high")
 
     def run(values: list[float]) -> dict:
-        return {"completions": [64 * (i + 1) for i in range(20)], **dict.fromkeys(names, values), "seconds": 60.0}
+        return {
+            "completions": [*range(64, 1344, 64)],
+            **dict.fromkeys(example.CURVES.values(), values),
+            "seconds": 60.0,
+        }
 
     def table(gano_over_sft: float) -> pd.DataFrame:
         rows = [("ano", "gano", 0.25), ("ano", "sft", 0.5), ("gano", "sft", gano_over_sft)]
@@ -93,7 +95,6 @@ def test_the_report_has_means_over_seeds_and_win_rates(tmp_path):
         return report.write_section(tmp_path, "equal", "Equal beta", {"ano": 0.05, "gano": 0.1}, runs, tables)
 
     single, _ = write([rising], [table(0.9)])
-    assert "## Equal beta\n" in single
     assert f"| gano | 0.1 | 0.00 ± {dash} | 1.85 ± {dash} | 1.85 ± {dash} |" in single
     assert f"| gano | 75 ± {dash} |  | 90 ± {dash} |" in single
     both, numbers = write([rising, rising[::-1]], [table(0.9), table(0.7)])  # the second begins with 1.9, 1.8
@@ -102,8 +103,7 @@ def test_the_report_has_means_over_seeds_and_win_rates(tmp_path):
     assert "| gano | 75 ± 0 |  | 80 ± 127 |" in both  # 12.706 * 14.14 / sqrt(2)
     assert "| sft | 50 ± 0 | 20 ± 127 |  |" in both
     assert json.loads(json.dumps(numbers))["win_rates"]["seeds"][1][1] == [75.0, None, 70.0]
-    for name in ("curves", "matrix"):
-        assert (tmp_path / f"{name}_equal.png").read_bytes().startswith(b"\x89PNG")
+    assert all((tmp_path / f"{name}_equal.png").stat().st_size > 10_000 for name in ("curves", "matrix"))
 
 
 @pytest.mark.slow

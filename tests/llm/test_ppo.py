@@ -1,30 +1,25 @@
-"""The critic: its formulas against a table and closed forms, its losses against the models' own outputs, and its updates."""
+"""The critic: its formulas against a table and closed forms, its losses against the models' own outputs, and its updates.
+
+Data and reward models: what can be read, and what the scores are.
+"""
 
 import math
 from pathlib import Path
 from types import SimpleNamespace
 
+import datasets
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2ForSequenceClassification
 
-from sb3_ano.llm import ANOTrainer, LearnedReward, PPOTrainer, SPOTrainer
+from sb3_ano.llm import ANOTrainer, GANOConfig, GANOTrainer, LearnedReward, PPOTrainer, SPOTrainer
+from sb3_ano.llm.data import load_split
 from sb3_ano.llm.ppo import Critic, gae, token_rewards, value_loss, whiten
 from sb3_ano.llm.training import run
 from sb3_ano.shaping import surrogate
-from tests.llm.tiny import (
-    classifier,
-    critic_trainer,
-    log_probabilities,
-    loss,
-    model,
-    parameters,
-    reward,
-    rollout,
-    scores_of,
-    sometimes,
-    tokenizer,
-)
+from tests.llm import tiny
+from tests.llm.tiny import classifier, critic_trainer, log_probabilities, loss, model, prompts, rollout, tokenizer
 
 
 def flat(module) -> torch.Tensor:
@@ -54,7 +49,7 @@ def test_the_critic_starts_as_the_reward_model(tmp_path):
     scores = LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")
     for module in scores.model.modules():
         module.p = 0.5
-    trainer = critic_trainer(tmp_path, reward=[reward, scores], value_model=None)
+    trainer = critic_trainer(tmp_path, reward=[tiny.reward, scores], value_model=None)
     critic = trainer.accelerator.unwrap_model(trainer.critic).model
     assert torch.equal(flat(critic), flat(scores.model))
     assert critic is not scores.model
@@ -77,7 +72,7 @@ def test_rewards_advantages_and_loss_are_those_of_the_models_own_outputs(trainer
     batch = rollout(trainer := critic_trainer(tmp_path, trainer_class, noise=0.03, **settings))
     mask, ids = batch["completion_mask"], batch["completion_ids"]
     ends = ids * mask == tokenizer().eos_token_id
-    scores = scores_of(batch) - 1.0 * ~(ends & mask.bool()).any(1)
+    scores = tiny.scores_of(batch) - 1.0 * ~(ends & mask.bool()).any(1)
     with torch.no_grad():
         logps = log_probabilities(model(tmp_path, noise=0.03), batch)
         kl = (logps - log_probabilities(model(tmp_path), batch)) * mask
@@ -106,8 +101,7 @@ def test_rewards_advantages_and_loss_are_those_of_the_models_own_outputs(trainer
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
     half = {name: value[:8] if value.dim() else value for name, value in batch.items()}
     log_ratio = log_probabilities(trainer.model, half) - half["old_per_token_logps"]
-    algorithm = trainer_class.algorithm
-    policy = -surrogate(log_ratio, half["advantages"], algorithm, eps_low=0.2, eps_high=0.3)
+    policy = -surrogate(log_ratio, half["advantages"], trainer_class.algorithm, eps_low=0.2, eps_high=0.3)
     new = trainer._values(trainer.critic, half)
     errors = (new - half["returns"]) ** 2, (half["values"] + (new - half["values"]).clamp(-0.2, 0.2) - half["returns"]) ** 2
     total = ((policy + 0.1 * 0.5 * torch.maximum(*errors)) * half["completion_mask"]).sum()
@@ -122,7 +116,7 @@ def test_rewards_advantages_and_loss_are_those_of_the_models_own_outputs(trainer
 
 def test_completions_without_a_score_teach_nothing(tmp_path):
     # With the KL divergence in the loss, the others have nothing but their score.
-    batch = rollout(critic_trainer(tmp_path, reward=sometimes, missing_eos_penalty=0.0, beta=0.3, kl_in="loss"))
+    batch = rollout(critic_trainer(tmp_path, reward=tiny.sometimes, missing_eos_penalty=0.0, beta=0.3, kl_in="loss"))
     mask, scored = batch["completion_mask"], torch.arange(16) % 4 != 1
     expected = gae(token_rewards(torch.arange(1.0, 17.0), None, mask, 0.0), batch["values"], mask, 1.0, 0.95)
     torch.testing.assert_close(batch["returns"], batch["values"] + expected * scored.unsqueeze(1))
@@ -134,11 +128,10 @@ def test_gradients_are_accumulated_clipped_and_cleared(tmp_path):
     """Plain gradient descent moves each model by the learning rate times the clipped norm, in every update."""
     clipped = {"optim": "sgd", "max_grad_norm": 1e-3, "learning_rate": 1.0, "lr_scheduler_type": "constant"}
     trainer = critic_trainer(tmp_path, max_steps=3, **clipped)
-    before, steps = [flat(trainer.model), flat(trainer.critic)], []
+    models = trainer.model, trainer.critic
+    before = list(map(flat, models))
     trainer.train()
-    for start, end in zip(before, (flat(trainer.model), flat(trainer.critic)), strict=True):
-        steps.append((end - start).norm().item())
-    assert all(1e-3 < step <= 3.001e-3 for step in steps)
+    assert all(1e-3 < (flat(each) - start).norm() <= 3.001e-3 for each, start in zip(models, before, strict=True))
     assert all(parameter.grad is None for parameter in trainer.critic.parameters())
     # Without clipping, both passes of an update count.
     settings = {"optim": "sgd", "max_grad_norm": 0.0, "learning_rate": 1.0, "max_steps": 1}
@@ -147,7 +140,7 @@ def test_gradients_are_accumulated_clipped_and_cleared(tmp_path):
     total = sum(loss(fresh, part) for part in trainer._buffered_inputs)
     gradients = torch.autograd.grad(total, [*fresh.model.parameters(), *fresh.critic.parameters()], allow_unused=True)
     expected = torch.cat([gradient.flatten() for gradient in gradients])
-    torch.testing.assert_close(parameters(fresh) - parameters(trainer), expected, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(tiny.parameters(fresh) - tiny.parameters(trainer), expected, rtol=1e-3, atol=1e-6)
 
 
 def test_a_training_improves_the_critic_and_its_checkpoint_starts_another(tmp_path):
@@ -156,8 +149,7 @@ def test_a_training_improves_the_critic_and_its_checkpoint_starts_another(tmp_pa
     trainer.train()
     losses = [entry["critic/loss"] for entry in trainer.state.log_history if "critic/loss" in entry]
     assert losses[-1] < 0.5 * losses[0]
-    decays = [group["weight_decay"] for group in trainer.optimizer.param_groups]
-    assert decays == [0.1, 0.0, 0.1, 0.0]
+    assert [group["weight_decay"] for group in trainer.optimizer.param_groups] == [0.1, 0.0, 0.1, 0.0]
     assert all(parameter.dim() == 2 for parameter in trainer.optimizer.param_groups[2]["params"])
     assert all(parameter.dim() == 1 for parameter in trainer.optimizer.param_groups[3]["params"])
     trainer.save_critic(tmp_path / "critic")
@@ -190,3 +182,60 @@ def test_the_hub_gets_the_final_policy_once_and_the_critic_on_request(tmp_path, 
         assert (tmp_path / "final" / "README.md").read_text().count(f"Model Card for {tmp_path.name}") == 1
     assert pushed == [["model.safetensors"], ["critic/model.safetensors", "model.safetensors"]]
     assert (tmp_path / "critic" / "model.safetensors").is_file()
+
+
+def test_a_dataset_is_read_from_a_directory_or_a_file(tmp_path):
+    rows = [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"}]
+    written = datasets.Dataset.from_list(rows)
+    written.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict(train=written, test=written.select([1])).save_to_disk(str(tmp_path / "two"))
+    for name in ("rows.jsonl", "files/train.jsonl"):
+        written.to_json(tmp_path / name)
+    written.to_csv(tmp_path / "rows.csv")
+    written.to_parquet(tmp_path / "rows.parquet")
+    for name in ("one", "two", "rows.jsonl", "rows.csv", "rows.parquet", "files"):
+        assert load_split(str(tmp_path / name), None, "train").to_list() == rows, name
+    assert load_split(str(tmp_path / "two"), None, "test").to_list() == rows[1:]
+
+
+def test_a_reward_model_scores_what_the_policy_wrote_with_its_end(tmp_path):
+    """The same score as of the whole text, one at a time and without padding, at its last token."""
+    scores = LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")
+    prompt = prompts()["prompt"][0]
+    completions = [tokenizer()(text)["input_ids"] for text in (" anna won boat .", " ben")]
+    completions[0].append(tokenizer().eos_token_id)
+    found = scores([prompt, prompt], completion_ids=completions)
+    bare = AutoModelForSequenceClassification.from_pretrained(classifier(tmp_path))
+    with torch.no_grad():
+        alone = [bare(torch.tensor([tokenizer()(prompt)["input_ids"] + ids])).logits.item() for ids in completions]
+    assert found == pytest.approx(alone, abs=1e-5)
+    assert scores([prompt], completion_ids=[completions[0][:-1]]) != pytest.approx(found[:1], abs=1e-4)
+    assert scores([prompt], [" anna won boat ."]) == pytest.approx(found[:1], abs=1e-6)  # a text ends
+
+
+def test_prompts_of_messages_are_scored_as_the_policy_has_seen_them(tmp_path):
+    """Review B7: they were an error of the tokenizer. The reward model's own tokenizer has no chat template."""
+    template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}TL;DR:{% endif %}"
+    chat = tiny.chatty(template)
+    scores = LearnedReward.load(classifier(tmp_path), chat, "cpu")
+    text = prompts()["prompt"][0].removesuffix("\nTL;DR:")
+    completion = tokenizer()(" anna won boat .")["input_ids"]
+    messages = [{"role": "user", "content": text}]
+    assert scores([messages], None, [completion]) == scores([text + "\nTL;DR:"], None, [completion])
+    data = datasets.Dataset.from_dict({"prompt": [messages] * 4})
+    rollout(GANOTrainer(model(tmp_path), scores, GANOConfig(str(tmp_path), **tiny.SMALL), data, None, chat))
+
+
+def test_adapters_are_reward_models(tmp_path):
+    """Review B1."""
+    base = AutoModelForSequenceClassification.from_pretrained(classifier(tmp_path))
+    adapted = get_peft_model(base, LoraConfig(r=2, target_modules=["query_key_value"], task_type="SEQ_CLS"))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            parameter.add_(0.1 if "lora_B" in name or "modules_to_save" in name else 0.0)
+    adapted.save_pretrained(tmp_path / "adapter")
+    tokenizer().save_pretrained(tmp_path / "adapter")
+    args = [prompts()["prompt"][0]], None, [tokenizer()(" ben")["input_ids"]]
+    expected = LearnedReward(adapted.merge_and_unload(), tokenizer())(*args)
+    assert LearnedReward.load(str(tmp_path / "adapter"), tokenizer(), "cpu")(*args) == pytest.approx(expected, abs=1e-5)
+    assert LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")(*args) != pytest.approx(expected, abs=1e-3)

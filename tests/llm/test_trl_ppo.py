@@ -8,7 +8,8 @@ from datasets import Dataset
 from transformers import AutoModelForSequenceClassification
 
 from sb3_ano.llm import PPOTrainer, ShapedPPOConfig
-from tests.llm.tiny import SMALL_CRITIC, classifier, model, prompts, python, tokenizer
+from tests.common import python
+from tests.llm.tiny import SMALL_CRITIC, classifier, model, prompts, tokenizer
 
 SETTINGS = {"learning_rate": 0.2, "temperature": 1.0, "gamma": 0.98, "lam": 0.9, "vf_coef": 0.5, "cliprange_value": 0.1}
 
@@ -20,9 +21,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
-given = json.load(open(sys.argv[1]))
-completions = torch.tensor(given["completions"])
-load = {"dtype": torch.float64}
+given = torch.load(sys.argv[1])
+completions, load = given["completions"], {"dtype": torch.float64}
 policy = AutoModelForCausalLM.from_pretrained(given["model"], **load)
 reward, value = (AutoModelForSequenceClassification.from_pretrained(given["reward"], num_labels=1, **load) for _ in range(2))
 tokenizer = AutoTokenizer.from_pretrained(given["model"], padding_side="left")
@@ -36,7 +36,7 @@ args = PPOConfig(
 data = Dataset.from_dict({"input_ids": given["prompts"]})
 with torch.no_grad():  # a reference that differs from the policy
     reference = copy.deepcopy(policy)
-    for parameter, move in zip(policy.parameters(), torch.load(given["moves"]), strict=True):
+    for parameter, move in zip(policy.parameters(), given["moves"], strict=True):
         parameter += move
 trainer = PPOTrainer(args, tokenizer, policy, reference, reward, data, value, eval_dataset=data)
 
@@ -69,12 +69,11 @@ def test_the_total_loss_is_that_of_trl_1_12(tmp_path):
     completions[::2, 3] = tokenizer().eos_token_id  # the others are fined
     policy, reference = model(tmp_path, noise=0.03).double(), model(tmp_path).double()
     moves = [a.detach() - b.detach() for a, b in zip(policy.parameters(), reference.parameters(), strict=True)]
-    torch.save(moves, tmp_path / "moves.pt")
-    given = {"model": str(tmp_path / "model"), "reward": classifier(tmp_path), "moves": str(tmp_path / "moves.pt")}
-    given |= {"prompts": ids, "completions": completions.tolist(), "settings": SETTINGS, "out": str(tmp_path / "theirs")}
-    (tmp_path / "given.json").write_text(json.dumps(given))
+    given = {"model": str(tmp_path / "model"), "reward": classifier(tmp_path), "out": str(tmp_path / "theirs")}
+    given |= {"prompts": ids, "completions": completions, "settings": SETTINGS, "moves": moves}
+    torch.save(given, tmp_path / "given.pt")
     (tmp_path / "script.py").write_text(f"import sys; sys.path.insert(0, {str(installed)!r})\n{SCRIPT}")
-    done = python(tmp_path / "script.py", tmp_path / "given.json")
+    done = python(tmp_path / "script.py", tmp_path / "given.pt")
     assert done.returncode == 0, done.stderr[-3000:]
     (expected,) = (json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("losses:"))
 

@@ -2,8 +2,6 @@
 
 import copy
 import functools
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,31 +10,17 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from trl import GRPOConfig, GRPOTrainer
 
 from sb3_ano.llm import ANOTrainer, ShapedPPOConfig
+from tests.common import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "llm"
 sys.path.append(str(EXAMPLES))
 import llm_task  # noqa: E402
 
 CPU = {"bf16": False, "use_cpu": True}
 #: Settings with fast updates; each generation serves three updates of two forward passes.
-SMALL = {
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 2,
-    "num_generations": 4,
-    "num_iterations": 3,
-    "max_completion_length": 8,
-    "learning_rate": 1e-3,
-    "beta": 0.0,
-    **CPU,
-    "gradient_checkpointing": False,
-    "report_to": "none",
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "disable_tqdm": True,
-    "use_bias_correction_kl": False,
-    "seed": 1,
-}
+SMALL = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "num_generations": 4, "num_iterations": 3, **CPU}
+SMALL |= {"max_completion_length": 8, "learning_rate": 1e-3, "beta": 0.0, "gradient_checkpointing": False, "logging_steps": 1}
+SMALL |= {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "use_bias_correction_kl": False, "seed": 1}
 
 
 @functools.cache
@@ -91,18 +75,6 @@ def make(folder, trainer=GRPOTrainer, config=GRPOConfig, noise=0.0, reward=rewar
     args = config(**{"output_dir": str(folder), **SMALL, **settings})
     evaluated = prompts().select(range(8)) if "eval_strategy" in settings else None
     return trainer(model(folder, noise), reward, args, data or prompts(), evaluated, tokenizer(), **dict(named))
-
-
-def environment() -> dict[str, str]:
-    """Variables of a process that is offline, with this package and the working directory on its path."""
-    paths = os.pathsep.join([str(ROOT), str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-
-
-def python(*arguments) -> subprocess.CompletedProcess:
-    """Run Python offline."""
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=500)
 
 
 def parameters(trainer) -> torch.Tensor:

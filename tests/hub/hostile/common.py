@@ -9,11 +9,10 @@ import select
 import struct
 import subprocess
 import sys
-from pathlib import Path
 
+from tests.common import ROOT, variables
 from tests.hub.agents import Canary, is_one_line, rewrite
 
-ROOT = Path(__file__).parents[3]
 TENSOR_FILES = ("policy.safetensors", "vec_normalize.safetensors")
 HUGE = 10**12
 #: Seconds that a case may take on a busy machine.
@@ -34,8 +33,8 @@ def watched_process(sound, spare=2**30):
         (modules / f"{name}.py").write_text("def shape(x): return x\n")
     path = os.pathsep.join([str(modules), str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-W", "ignore", "-m", "tests.hub.hostile.watched_loader", str(sound), str(spare)]
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=variables(PYTHONPATH=path), **pipes) as process:
 
         def load_there(folder, code=""):
             process.stdin.write(json.dumps([str(folder), code]) + "\n")
