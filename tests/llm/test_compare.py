@@ -80,7 +80,7 @@ def files(tmp_path, monkeypatch):
 def ask(judge: Judge, pairs: list, file: Path, retries: int = 8) -> pd.DataFrame:
     options = {"base_url": "http://judge", "api_key": "secret-key", "max_retries": retries}
     client = openai.OpenAI(http_client=httpx2.Client(transport=judge), **options)
-    return pd.DataFrame(judge_by_chat(pairs, client, "m", Ledger(file), TEMPLATE, 8, 512))
+    return pd.DataFrame(judge_by_chat(pairs, client, "m", Ledger(file), TEMPLATE, 8, '{"max_tokens": 512}'))
 
 
 def rows(verdicts: list[str]) -> pd.DataFrame:
@@ -257,6 +257,11 @@ def test_models_are_compared_by_a_reward_model_at_temperatures(data, capsys):
     assert table["temperature"].tolist() == [0.0, 1.0]
     assert table["tie"].tolist() == [8, 8]  # the same model with the same seed
     assert "reward_model reward" in capsys.readouterr().out
+    foreign = chatty()
+    foreign.add_tokens(["another"])
+    foreign.save_pretrained("model")
+    assert main([*arguments, "--out", "other"]) == 2  # its tokens would be read as other words
+    assert "'model' has another tokenizer than reward_model='reward'" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -269,7 +274,7 @@ def test_a_model_served_by_transformers_judges(files, capsys):
     command = [Path(sys.executable).with_name("transformers"), "serve", "--device", "cpu", "--port", str(port)]
     process = subprocess.Popen([*command, "--host", "127.0.0.1"], env=variables())
     arguments = ["compare", "up.jsonl", "three.jsonl", "--judge_model", str(files / "model"), "--out", "out"]
-    arguments += ["--base_url", f"http://127.0.0.1:{port}/v1", "--max_tokens", "4"]
+    arguments += ["--base_url", f"http://127.0.0.1:{port}/v1", "--request", '{"max_tokens": 4}']
     try:
         assert main(arguments) == 0  # the client waits until the server listens
     finally:
