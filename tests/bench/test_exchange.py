@@ -1,8 +1,7 @@
 """Results in other formats and from other programs."""
 
-import contextlib
 import sys
-from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -67,18 +66,14 @@ def test_tensorboard_logs_go_out_come_back_in_and_are_reported_by_their_training
 
 
 def test_weights_and_biases_gets_a_run_with_all_values_and_its_settings(tmp_path, monkeypatch):
-    logged, started = [], []
-
-    @contextlib.contextmanager
-    def init(**settings):
-        yield SimpleNamespace(log=logged.append)
-        started.append(settings)  # and finished
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    wandb = mock.MagicMock()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     results = write_results(tmp_path / "results", RUNS[:1])
     export(results, tmp_path / "logs", "wandb")
-    (settings,), (run,) = started, Results(results).runs()
+    settings, (run,) = wandb.init.call_args.kwargs, Results(results).runs()
     assert (settings["name"], settings["id"], settings["config"]) == (run.path.name, run.path.name, run.document)
+    wandb.init.return_value.__exit__.assert_called_once()
+    logged = [call.args[0] for call in wandb.init.return_value.__enter__.return_value.log.call_args_list]
     returns = [(row["global_step"], row["charts/episodic_return"]) for row in logged if "charts/episodic_return" in row]
     assert returns == [*run.episodes()[["timesteps", "r"]].itertuples(index=False, name=None)]
     assert {"global_step": 100_000, "eval/mean_reward": 1000.0} in logged
