@@ -13,29 +13,27 @@ from sb3_ano.bench.statistics import Bootstrap
 RUN = ["run", "--suite", "classic", "--envs", "CartPole", "--algos", "ppo", "ano"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["run", "--suite", "clasic"], "unknown suite 'clasic', did you mean 'classic'?"),
-        (["run", "--suite", "mujoco-v9", "--plan"], "cannot be trained on HalfCheetah-v9"),
-        ([*RUN, "--envs", "Cartpole"], "did you mean 'CartPole'?"),
-        ([*RUN, "--jobs", "0"], "argument --jobs: '0' is not allowed; allowed are positive integers"),
-        ([*RUN, "--seeds", "5-3"], "seeds='5-3' is not allowed; allowed are a number such as 5, ranges such as 3-5"),
-        *(([*RUN, "--shard", shard], f"shard='{shard}' is not allowed; allowed are 1/N to N/N") for shard in ("0/2", "5/4")),
-        ([*RUN, "--algos", "anno"], "unknown algorithm 'anno', did you mean 'ano'?"),
-        ([*RUN, "--algos", "ano:clip_rang=1"], "unknown option of ano 'clip_rang', did you mean 'clip_range'?"),
-        ([*RUN, "--algos", "ano:shaping"], "option 'shaping' of 'ano:shaping' is not allowed; allowed is OPTION=VALUE"),
-        (
-            [*RUN, "--grid", "clip_range="],
-            "grid 'clip_range=' is not allowed; allowed are [ALGORITHM.]NAME=VALUE,VALUE and paper",
-        ),
-        ([*RUN, "--grid", "anno.n_epochs=1"], "unknown hyperparameter of this plan 'anno.n_epochs', did you mean 'n_epochs'?"),
-        # Review bench B11
-        ([*RUN, "--grid", "lr=1e-3"], "unknown hyperparameter of this plan 'lr', did you mean 'learning_rate'?"),
-        ([*RUN, "--algos", "ano", "trpo", "--grid", "trpo.clip_range=1"], "of this plan 'trpo.clip_range'"),
-        (["report", "nowhere"], "nowhere holds no results"),
-    ],
-)
+MISTAKES = [
+    (["run", "--suite", "clasic"], "unknown suite 'clasic', did you mean 'classic'?"),
+    (["run", "--suite", "mujoco-v9", "--plan"], "cannot be trained on HalfCheetah-v9"),
+    ([*RUN, "--envs", "Cartpole"], "did you mean 'CartPole'?"),
+    ([*RUN, "--jobs", "0"], "argument --jobs: '0' is not allowed; allowed are positive integers"),
+    ([*RUN, "--seeds", "5-3"], "seeds='5-3' is not allowed; allowed are a number such as 5, ranges such as 3-5"),
+    *(([*RUN, "--shard", shard], f"shard='{shard}' is not allowed; allowed are 1/N to N/N") for shard in ("0/2", "5/4")),
+    ([*RUN, "--algos", "ano:clip_rang=1"], "unknown option of ano 'clip_rang', did you mean 'clip_range'?"),
+    ([*RUN, "--grid", "ano.clip_range=wide"], "ano cannot be trained on CartPole-v1: clip_range='wide' is of type str"),
+    ([*RUN, "--grid", "ano.policy_kwargs=__import__('os')"], "cannot be evaluated: name '__import__' is not defined"),
+    ([*RUN, "--algos", "ano:shaping"], "option 'shaping' of 'ano:shaping' is not allowed; allowed is OPTION=VALUE"),
+    ([*RUN, "--grid", "clip_range="], "grid 'clip_range=' is not allowed; allowed are [ALGORITHM.]NAME=VALUE,VALUE and paper"),
+    ([*RUN, "--grid", "anno.n_epochs=1"], "unknown hyperparameter of this plan 'anno.n_epochs', did you mean 'n_epochs'?"),
+    # Review bench B11
+    ([*RUN, "--grid", "lr=1e-3"], "unknown hyperparameter of this plan 'lr', did you mean 'learning_rate'?"),
+    ([*RUN, "--algos", "ano", "trpo", "--grid", "trpo.clip_range=1"], "of this plan 'trpo.clip_range'"),
+    (["report", "nowhere"], "nowhere holds no results"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
 def test_mistakes_are_one_line(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2

@@ -12,9 +12,8 @@ import pandas as pd
 import pytest
 
 from sb3_ano.bench.algorithms import title
-from sb3_ano.bench.report import Settings, escaped, latex, shown, text, write_report
-from sb3_ano.bench.report.data import Chapter, load_chapters
-from sb3_ano.bench.report.figures import looks, render
+from sb3_ano.bench.report import Settings, escaped, latex, load_chapters, render, shown, text, write_report
+from sb3_ano.bench.report.figures import looks
 from sb3_ano.bench.report.sections import tasks
 from sb3_ano.bench.results import Results
 from sb3_ano.bench.scores import ReferenceScores
@@ -26,7 +25,7 @@ SETTINGS = Settings(bootstrap=FEW, command="the command")
 FAST = {"learning_rate": "lin_0.001"}
 
 
-def load(directory, settings=SETTINGS) -> Chapter:
+def load(directory, settings=SETTINGS):
     (chapter,) = load_chapters(Results(directory), settings)
     return chapter
 
@@ -62,7 +61,6 @@ def test_numbers_are_those_of_the_normalized_scores(written):
     normalize = ReferenceScores().normalize
     normalized = [float(normalize(task, 1000.0 + 10 * seed)) for task in ("HalfCheetah-v4", "Hopper-v4") for seed in range(3)]
     assert row[["Mean", "IQM", "Seeds"]].tolist() == pytest.approx([np.mean(normalized), np.mean(sorted(normalized)[1:5]), 3])
-    assert row["IQM low"] < row["IQM"] < row["IQM high"]
     files = (pd.read_csv(written[0] / "figures" / f"mujoco-{name}.csv") for name in ("efficiency", "profiles"))
     curve, profile = (points.query("line == 'PPO'") for points in files)
     assert curve["x"].tolist() == pytest.approx(list(range(5, 101, 5)))
