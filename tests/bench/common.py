@@ -1,9 +1,7 @@
 """Small plans, and results of runs that never were, whose numbers a test can reckon with."""
 
 import itertools
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,13 +21,11 @@ SMALL = {"n_envs": 2, "n_steps": 64, "batch_size": 32, "n_epochs": 2, "learning_
 def small_suite(env_id: str = "Pendulum-v1", steps: int = 512, points: int = 1, deterministic=None, **settings) -> Suite:
     """A suite of one task."""
     hyperparameters = SMALL | {"use_sde": False, "sde_sample_freq": -1} | settings.pop("hyperparameters", {})
-    evaluation = {"points": points, "episodes": 3, "deterministic": deterministic}
-    return Suite(
-        name="small", tasks=[env_id], total_timesteps=steps, evaluation=evaluation, hyperparameters=hyperparameters, **settings
-    )
+    settings["evaluation"] = {"points": points, "episodes": 3, "deterministic": deterministic}
+    return Suite(name="small", tasks=[env_id], total_timesteps=steps, hyperparameters=hyperparameters, **settings)
 
 
-def small_run(label: str, env_id: str = "Pendulum-v1", seed: int = 0, grid: Sequence[str] = (), **settings) -> Run:
+def small_run(label: str, env_id: str = "Pendulum-v1", seed: int = 0, grid=(), **settings) -> Run:
     """A run of a suite of one task."""
     return make_plan(small_suite(env_id, **settings), [label], [seed], parse_grid(grid))[-1]
 
@@ -51,7 +47,7 @@ def assert_same_run(ours: RunFiles, theirs: RunFiles) -> None:
     assert torch.equal(*(parameters(kind.load(part.path / "model.zip")) for part in (ours, theirs)))
 
 
-def write_results(directory: Path, runs: Sequence[Mapping[str, Any]], episodes: int = 200) -> Path:
+def write_results(directory: Path, runs, episodes: int = 200) -> Path:
     """Write finished runs whose returns grow from 0 to ``final``.
 
     :param directory: directory of the results

@@ -1,10 +1,10 @@
 """The scripts in benchmarks/: parity by hand, and speed on the smallest case."""
 
+import importlib
 import re
 import shutil
 import subprocess
 import sys
-from importlib import util
 from pathlib import Path
 
 import numpy as np
@@ -18,20 +18,16 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS, DOCS = ROOT / "benchmarks", ROOT / "docs"
 
 
-def load(name: str):
-    specification = util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    module = util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+def run_script(name, *options, cwd=None):
+    subprocess.run([sys.executable, BENCHMARKS / f"{name}.py", *options], check=True, capture_output=True, cwd=cwd)
 
 
-def test_differences_are_paired_by_seed():
-    rows = [
-        {"env_id": "A", "algorithm": label, "seed": seed, "training": value, "evaluation": 2 * value}
-        for label, values in (("ppo", [100.0, 200.0, 300.0]), ("ano", [112.0, 210.0, 308.0, 999.0]))
-        for seed, value in enumerate(values)
-    ]
-    table = load("parity").compare(pd.DataFrame(rows)).set_index(["measure", "algorithm"])
+def test_differences_are_paired_by_seed(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    rows = [("ppo", seed, value) for seed, value in enumerate([100.0, 200.0, 300.0])]
+    rows += [("ano", seed, value) for seed, value in enumerate([112.0, 210.0, 308.0, 999.0])]
+    runs = pd.DataFrame(rows, columns=["algorithm", "seed", "training"]).assign(env_id="A", evaluation=1.0)
+    table = importlib.import_module("parity").compare(runs).set_index(["measure", "algorithm"])
     row = table.loc["training", "ano"]
     assert (row["seeds"], row["difference"], row["percent"]) == (3, pytest.approx(10.0), pytest.approx(5.0))
     half = 4.302652729911275 * 2.0 / np.sqrt(3)  # Student's t with 2 degrees of freedom; 12, 10 and 8 have deviation 2
@@ -41,34 +37,26 @@ def test_differences_are_paired_by_seed():
 
 def test_step_sizes_are_compared_on_the_seeds_that_both_have(tmp_path):
     """By hand: a row is labelled by its shape and step, and the difference is that of seeds 0 and 1."""
-    columns = {"kl_mean": 0.01, "radius": 0.2, "ratio_max": 1.5, "discarded": 0.0, "clip_range": 0.2, "learning_rate": 3e-4}
-    reference = ReferenceScores()
-    low, high = (float(reference.normalize("Hopper-v4", np.array(value))) for value in (1000.0, 2000.0))
-    rows = [
-        {"env": "Hopper-v4", "algorithm": label, "desired_kl": target, "seed": seed, "last_evaluations": value, **columns}
-        for label, target, values in (
-            ("ppo", np.nan, [1000.0, 1100.0, 9000.0]),
-            ("ano:desired_kl=0.01,shaping=ppo", 0.01, [2000.0, 2100.0]),
-        )
-        for seed, value in enumerate(values)
-    ]
-    pd.DataFrame(rows).to_csv(tmp_path / "runs.csv")
-    command = [sys.executable, str(BENCHMARKS / "step_sizes.py"), "--results", str(tmp_path), "--out", str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True)
+    ano = "ano:desired_kl=0.01,shaping=ppo"
+    rows = [("ppo", None, seed, value) for seed, value in enumerate([1000.0, 1100.0, 9000.0])]
+    rows += [(ano, 0.01, seed, value) for seed, value in enumerate([2000.0, 2100.0])]
+    table = pd.DataFrame(rows, columns=["algorithm", "desired_kl", "seed", "last_evaluations"])
+    table = table.assign(env="Hopper-v4", clip_range=0.2, learning_rate=3e-4)
+    table.assign(kl_mean=0.01, radius=0.2, ratio_max=1.5, discarded=0.0).to_csv(tmp_path / "runs.csv")
+    run_script("step_sizes", "--results", tmp_path, "--out", tmp_path)
     text = (tmp_path / "tables.md").read_text()
-    gap = f"{high - low:.3f}"
+    gap = "{:.3f}".format(*np.diff(ReferenceScores().normalize("Hopper-v4", np.array([1000.0, 2000.0]))))
     assert f"| {gap} ({gap} to {gap}) | 0.500 (2 seeds) |" in text  # of four ways to flip two signs, two are as large
     assert re.search(r"\| PPO, KL 0.01 \| 2050 ± 71 \(2\) \|", text)
     # Student's t with 4 degrees of freedom: 2.776 for a level of 5 %, 0.941 for a power of 80 %.
     assert f"| {(2.776445 + 0.940965) * np.std([1000, 1100, 9000], ddof=1) * np.sqrt(2 / 3):.0f} |" in text
-    assert (tmp_path / "step_sizes.png").stat().st_size > 10_000
+    assert (tmp_path / f"{tmp_path.name}.png").stat().st_size > 10_000
 
 
 def test_tables_of_step_sizes_are_those_of_the_committed_rows(tmp_path):
     committed = DOCS / "results" / "step_size"
     shutil.copy(committed / "runs.csv", tmp_path)
-    command = [sys.executable, str(BENCHMARKS / "step_sizes.py"), "--results", str(tmp_path), "--out", str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True)
+    run_script("step_sizes", "--results", tmp_path, "--out", tmp_path)
     text = (tmp_path / "tables.md").read_text()
     assert text == (committed / "tables.md").read_text()
     shown = re.findall(r"^\| 0\.00.*$", (DOCS / "choosing.md").read_text(), re.MULTILINE)
@@ -96,6 +84,5 @@ PARITY = ["--envs", "CartPole-v1", "--seeds", "2", "--steps", "2048", "--algos",
 @pytest.mark.slow
 @pytest.mark.parametrize(("script", "options", "file"), [("speed", SPEED, "speed.md"), ("parity", PARITY, "parity.csv")])
 def test_the_scripts_run(script, options, file, tmp_path):
-    command = [sys.executable, str(BENCHMARKS / f"{script}.py"), *options, "--out", str(tmp_path / "out")]
-    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    run_script(script, *options, "--out", tmp_path / "out", cwd=tmp_path)
     assert "ano" in (tmp_path / "out" / file).read_text()

@@ -1,8 +1,7 @@
 """Results in other formats and from other programs."""
 
-import contextlib
 import sys
-from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -14,6 +13,7 @@ from sb3_ano.bench.results import Results
 from tests.bench.common import runs, write_results
 
 RATES = ({}, {"learning_rate": "lin_0.001"})
+RETURNS = [1000.0, 1010.0] * 4
 RUNS = [run for name in ("ppo", "spo") for changed in RATES for run in runs(["Hopper-v4"], [name], (0, 1), changed=changed)]
 
 
@@ -28,11 +28,10 @@ def test_csv_has_a_row_per_run_and_one_per_evaluation_and_keeps_other_rows(tmp_p
     table, curves = map(pd.read_csv, files)
     assert list(table)[: len(KEY)] == KEY
     assert table["learning_rate"].tolist() == [0.0003, 0.0003, 0.001, 0.001] * 2
-    assert table["evaluation_return"].tolist() == [1000.0, 1010.0] * 4
+    assert table["evaluation_return"].tolist() == RETURNS
     assert table["last_evaluations"].tolist() == pytest.approx([950.0, 959.5] * 4)
     assert table["training_return"][0] == pytest.approx(np.mean(1000.0 * np.arange(101, 201) / 200), rel=1e-4)
-    assert len(curves) == 8 * 20
-    assert (curves.groupby(KEY, dropna=False)["evaluation_return"].last() >= 1000.0).all()
+    assert curves["evaluation_return"].tolist() == pytest.approx([k * final / 20 for final in RETURNS for k in range(1, 21)])
 
 
 def test_monitor_files_of_several_environments_are_merged_by_their_steps(tmp_path):
@@ -67,18 +66,14 @@ def test_tensorboard_logs_go_out_come_back_in_and_are_reported_by_their_training
 
 
 def test_weights_and_biases_gets_a_run_with_all_values_and_its_settings(tmp_path, monkeypatch):
-    logged, started = [], []
-
-    @contextlib.contextmanager
-    def init(**settings):
-        yield SimpleNamespace(log=logged.append)
-        started.append(settings)  # and finished
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    wandb = mock.MagicMock()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     results = write_results(tmp_path / "results", RUNS[:1])
     export(results, tmp_path / "logs", "wandb")
-    (settings,), (run,) = started, Results(results).runs()
+    settings, (run,) = wandb.init.call_args.kwargs, Results(results).runs()
     assert (settings["name"], settings["id"], settings["config"]) == (run.path.name, run.path.name, run.document)
+    wandb.init.return_value.__exit__.assert_called_once()
+    logged = [call.args[0] for call in wandb.init.return_value.__enter__.return_value.log.call_args_list]
     returns = [(row["global_step"], row["charts/episodic_return"]) for row in logged if "charts/episodic_return" in row]
     assert returns == [*run.episodes()[["timesteps", "r"]].itertuples(index=False, name=None)]
     assert {"global_step": 100_000, "eval/mean_reward": 1000.0} in logged

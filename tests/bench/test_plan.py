@@ -7,6 +7,7 @@ from torch import nn
 
 from sb3_ano.bench.algorithms import CLASSES, parse_algorithm
 from sb3_ano.bench.plan import Run, make_plan, parse_grid, parse_seeds, parse_shard
+from sb3_ano.bench.runner import check_runs
 from sb3_ano.bench.suites import load_suite
 from sb3_ano.zoo.hyperparameters import hyperparameter_file
 from tests.bench.common import small_run, small_suite
@@ -16,15 +17,12 @@ def plan(*grid: str, labels=("ano",), env="CartPole", seeds=(0,), **options):
     return make_plan(load_suite("classic").select([env]), list(labels), list(seeds), parse_grid(grid), **options)
 
 
+GRIDS = ["n_epochs=20", "clip_range=2e-1", "gae_lambda=0.80", "learning_rate=0.002", "max_grad_norm=0.5", "shaping=ano"]
+EQUAL = [("n_epochs=20", label) for label in ("ano:shaping=ano", "ano:clip_range=0.2", "ano:precision=float32")]
+
+
 # Review bench B1: a grid that names the suite's own value trained and counted the same configuration twice.
-@pytest.mark.parametrize(
-    ("grid", "label"),
-    [
-        *((grid, "ano") for grid in ("n_epochs=20", "clip_range=2e-1", "gae_lambda=0.80", "learning_rate=0.002")),
-        *((grid, "ano") for grid in ("max_grad_norm=0.5", "shaping=ano")),
-        *(("n_epochs=20", label) for label in ("ano:shaping=ano", "ano:clip_range=0.2", "ano:precision=float32")),
-    ],
-)
+@pytest.mark.parametrize(("grid", "label"), [*EQUAL, *((grid, "ano") for grid in GRIDS)])
 def test_equal_configurations_are_one_run_however_they_are_written(grid, label):
     (default,), (run,) = plan(), plan(grid, labels=[label])
     assert run.name == default.name
@@ -106,17 +104,16 @@ def test_algorithms_take_options():
     assert expected.items() <= small_run(label).hyperparameters.items()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("tasks: [A-v0]\nevaluation: {point: 3}", "evaluation.point Extra inputs are not permitted"),
-        ("tasks: [A-v0]\nhyperparameters: {clip_rang: 1}", "unknown hyperparameter 'clip_rang', did you mean 'clip_range'"),
-        ("tasks: [A-v0]\nalgorithms: {trpo: {clip_range: 1}}", "unknown hyperparameter of trpo 'clip_range'"),
-        ("tasks: [A-v0]\nalgorithms: {anno: {}}", "unknown algorithm 'anno'"),
-        ("- A", "is not a suite in YAML: unsupported operand"),
-        ("tasks: [", "is not a suite in YAML: while parsing"),
-    ],
-)
+BAD_SUITES = [
+    ("tasks: [A-v0]\nevaluation: {point: 3}", "evaluation.point Extra inputs are not permitted"),
+    ("tasks: [A-v0]\nhyperparameters: {clip_rang: 1}", "unknown hyperparameter 'clip_rang', did you mean 'clip_range'"),
+    ("tasks: [A-v0]\nalgorithms: {trpo: {clip_range: 1}}", "unknown hyperparameter of trpo 'clip_range'"),
+    ("tasks: [A-v0]\nalgorithms: {anno: {}}", "unknown algorithm 'anno'"),
+    ("tasks: [", "is not a suite in YAML: while parsing"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), BAD_SUITES)
 def test_suite_files_are_checked(content, message, tmp_path):
     (tmp_path / "suite.yml").write_text(content)
     with pytest.raises(ValueError, match=f"suite.yml.*{message}"):
@@ -136,5 +133,8 @@ def test_a_custom_suite(tmp_path):
     assert "clip_range" not in trpo.hyperparameters
     assert trpo.hyperparameters["target_kl"] == 0.03
     assert parse_algorithm("ano").constructor_arguments(first.hyperparameters)["learning_rate"] == 3e-4
+    for runs in ([first, plan()[0]], [plan()[0], first]):
+        with pytest.raises(ValueError, match="ano cannot be trained on My-v0: No module named 'my_tasks'"):
+            check_runs(runs)
     with pytest.raises(ValueError, match="needs env_wrapper, frame_stack of the zoo's file"):
         small_run("ano", "CarRacing-v3")

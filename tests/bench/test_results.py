@@ -16,38 +16,35 @@ from sb3_ano.bench import runner
 from sb3_ano.bench.plan import Run
 from sb3_ano.bench.pool import Pool, WorkerError
 from sb3_ano.bench.results import Results, ResultsWriter
-from sb3_ano.bench.runner import check_runs, execute
+from sb3_ano.bench.runner import execute
 from sb3_ano.bench.training import write_run
-from tests.bench.common import small_run, write_results
+from tests.bench.common import runs, small_run, write_results
 
-RUNS = [{"env_id": "Hopper-v4", "algorithm": "ano", "seed": seed, "final": 100.0 * seed} for seed in (0, 1, 2)]
+HEADER = '#{"t_start": 0.0}\nr,l,t,timesteps\n'
 
 
 @pytest.fixture
 def results(tmp_path):
-    return write_results(tmp_path / "results", RUNS)
+    return write_results(tmp_path / "results", runs(["Hopper-v4"], ["ano"]))
+
+
+DAMAGES = [
+    (lambda run: os.truncate(run / "monitor.csv", 100), "the checksum of monitor.csv does not match"),
+    (lambda run: (run / "progress.csv").unlink(), "'progress.csv' is missing"),
+    (lambda run: (run / "run.json").unlink(), "No such file or directory"),
+    (lambda run: (run / "run.json").write_text("[1]"), "holds list, not a JSON object"),
+    (lambda run: (run / "run.json").write_text("[" * 100_000), "is not a JSON file"),
+    (lambda run: (run / "run.json").write_text('{"a": "' + "x" * 5_000_000 + '"}'), "is larger than 4000000 bytes"),
+    (lambda run: ((run / "run.json").unlink(), os.mkfifo(run / "run.json")), "is not a regular file"),
+    (lambda run: ((run / "run.json").unlink(), (run / "run.json").symlink_to("/dev/zero")), "is not a regular file"),
+    ({"seed": "0"}, "run.json has seed='0', not a value of type int"),
+    ({"format": 1}, "format 1; this version of sb3_ano reads format 2"),
+    ({"sha256": {"../../secret": "0"}}, "'../../secret' is not a file of a run"),
+]
 
 
 # Review bench B12 and safety H8, its table of unclear errors included.
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (
-            lambda run: (run / "monitor.csv").write_bytes((run / "monitor.csv").read_bytes()[:-1]),
-            "the checksum of monitor.csv does not match",
-        ),
-        (lambda run: (run / "progress.csv").unlink(), "'progress.csv' is missing"),
-        (lambda run: (run / "run.json").unlink(), "No such file or directory"),
-        (lambda run: (run / "run.json").write_text("[1]"), "holds list, not a JSON object"),
-        (lambda run: (run / "run.json").write_text("[" * 100_000), "is not a JSON file"),
-        (lambda run: (run / "run.json").write_text('{"a": "' + "x" * 5_000_000 + '"}'), "is larger than 4000000 bytes"),
-        (lambda run: ((run / "run.json").unlink(), os.mkfifo(run / "run.json")), "is not a regular file"),
-        (lambda run: ((run / "run.json").unlink(), (run / "run.json").symlink_to("/dev/zero")), "is not a regular file"),
-        ({"seed": "0"}, "run.json has seed='0', not a value of type int"),
-        ({"format": 1}, "format 1; this version of sb3_ano reads format 2"),
-        ({"sha256": {"../../secret": "0"}}, "'../../secret' is not a file of a run"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "message"), DAMAGES)
 def test_a_damaged_run_is_named(results, damage, message):
     path = Results(results).runs()[0].path
     if callable(damage):
@@ -75,103 +72,77 @@ class Trainings:
     """A pool whose trainings end as the outcomes of their seed say."""
 
     def __init__(self, outcomes):
-        self.outcomes, self.closed = outcomes, False
+        self.outcomes, self.close = outcomes, mock.Mock()
 
     def submit(self, target, request):
         run, directory = Run(**request["run"]), Path(request["directory"])
-        future, outcome = Future(), self.outcomes[run.seed]
-        if isinstance(outcome, Future):
-            return outcome
+        outcome = self.outcomes[run.seed]
+        future = outcome if isinstance(outcome, Future) else Future()
         if isinstance(outcome, Exception):
             future.set_exception(outcome)
-            return future
-        (directory / "monitor.csv").write_text('#{"t_start": 0}\nr,l,t,timesteps\n')
-        write_run(run, directory, {})
-        if outcome == "damaged":
-            (directory / "monitor.csv").write_text("")
-        # Ray sends the files of its nodes.
-        files = {file.name: file.read_bytes() for file in directory.iterdir()} if outcome == "remote" else None
-        future.set_result(files)
+        elif isinstance(outcome, str):
+            (directory / "monitor.csv").write_text(HEADER)
+            write_run(run, directory, {})
+            if outcome == "damaged":
+                (directory / "monitor.csv").write_text("")
+            # Ray sends the files of its nodes.
+            future.set_result({f.name: f.read_bytes() for f in directory.iterdir()} if outcome == "remote" else None)
         return future
 
-    def close(self):
-        self.closed = True
+
+SMALL_RUNS = [small_run("ano", seed=seed, steps=1000) for seed in range(5)]
 
 
 def test_failed_runs_are_recorded_and_the_others_kept(tmp_path, capsys):
-    runs = [small_run("ano", seed=seed) for seed in range(5)]
     crash = WorkerError("ValueError: no", "Traceback\nValueError: no")
     lost = OSError("The node died\nand left a long story")  # as Ray says it
     executor = Trainings(["whole", crash, "damaged", lost, "remote"])
     with ResultsWriter(tmp_path) as results:
-        failures = execute(runs, executor, results, {})
-        assert executor.closed
-        assert set(failures) == {run.name for run in runs[1:4]}
+        failures = execute(SMALL_RUNS, executor, results, {})
+        executor.close.assert_called()
+        assert set(failures) == {run.name for run in SMALL_RUNS[1:4]}
         assert {run.document["seed"] for run in results.runs()} == {0, 4}
-        failed = tmp_path / "failed" / f"{runs[1].name}.json"
+        failed = tmp_path / "failed" / f"{SMALL_RUNS[1].name}.json"
         assert json.loads(failed.read_text())["errors"] == ["Traceback\nValueError: no"]
         assert "OSError: The node died\n" in capsys.readouterr().err
-        assert not execute(runs[1:4], Trainings(["whole"] * 5), results, {})
+        assert not execute(SMALL_RUNS[1:4], Trainings(["whole"] * 5), results, {})
         assert len(results.names()) == 5
     assert not failed.exists()
 
 
 def test_a_directory_that_cannot_be_written_stops_everything(tmp_path):
-    executor = Trainings(["whole"] * 3)
-    runs = [small_run("ano", seed=seed) for seed in range(3)]
-    (tmp_path / "runs" / runs[1].name / "file").mkdir(parents=True)
+    executor, (good, bad, *_) = Trainings(["whole"] * 5), SMALL_RUNS
+    (tmp_path / "runs" / bad.name / "file").mkdir(parents=True)
     with ResultsWriter(tmp_path) as results:
-        execute(runs[:1], Trainings(["whole"]), results, {})
+        execute([good], Trainings(["whole"]), results, {})
         with pytest.raises(OSError, match="cannot be written: .*; the same command resumes"):
-            execute(runs[1:], executor, results, {})
-        assert executor.closed
-        assert [run.document["seed"] for run in results.runs({runs[0].name})] == [0]
+            execute(SMALL_RUNS[1:], executor, results, {})
+        executor.close.assert_called()
+        assert [run.document["seed"] for run in results.runs({good.name})] == [0]
 
 
 # With 10 million steps, half an hour passed without a sign.
 def test_progress_is_that_of_the_episodes_of_running_and_resumed_trainings(tmp_path, capsys, monkeypatch):
-    runs, header = [small_run("ano", seed=seed, steps=1000) for seed in (0, 1)], '#{"t_start": 0.0}\nr,l,t,timesteps\r\n'
     with ResultsWriter(tmp_path) as results:
-        first, second = (results.begin(run.name) / "monitor.csv" for run in runs)
-        first.write_text(header + 20 * "1.0,10,0.1,10\r\n" + "-1.0,200,1.0,200\r\n")
+        first, second = (results.begin(run.name) / "monitor.csv" for run in SMALL_RUNS[:2])
+        first.write_text(HEADER + 20 * "1.0,10,0.1,10\r\n" + "-1.0,200,1.0,200\r\n")
         # A row that is being written, and a rollout that ends after the training.
-        changes = [(second, header), (second, "1.5,500,2.0,500\r\n1.5,9,2.0,5"), (first, "1.0,824,9.0,1024\r\n")]
+        changes = [(second, HEADER), (second, "1.5,500,2.0,500\r\n1.5,9,2.0,5"), (first, "1.0,824,9.0,1024\r\n")]
 
         def look(futures, *settings):
             if changes:
                 file, rows = changes.pop(0)
-                file.write_text(file.read_text() + rows if file.exists() else rows)
+                with file.open("a") as opened:
+                    opened.write(rows)
             else:
                 next(iter(futures)).set_exception(WorkerError("no"))
             return wait(futures, 0.0)
 
         monkeypatch.setattr(runner, "wait", look)
         monkeypatch.setattr(runner, "_IN_FILE", 0.0)
-        assert len(execute(runs, Trainings([Future(), Future()]), results, {})) == 2
-    shown = re.findall(r"(\d+)%.*?(\d of \d runs)", capsys.readouterr().err)
-    assert list(dict.fromkeys(shown)) == [
-        *((percent, "0 of 2 runs") for percent in ("10", "35", "75")),
-        ("75", "1 of 2 runs"),
-        ("100", "2 of 2 runs"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"env_id": "Pendulum-v7"}, "ano cannot be trained on Pendulum-v7: .*did you mean 'Pendulum-v1'"),
-        ({"backend": "envpol"}, "ano cannot be trained on Pendulum-v1: .*envpol"),
-        ({"imports": ["no_such_module"]}, "ano cannot be trained on Pendulum-v1: No module named 'no_such_module'"),
-        ({"hyperparameters": {"clip_range": "wide"}}, "ano cannot be trained on Pendulum-v1: .*wide"),
-        ({"hyperparameters": {"policy_kwargs": "__import__('os')"}}, "cannot be evaluated"),
-    ],
-)
-def test_what_cannot_be_made_is_named_before_anything_is_trained(settings, message):
-    run, good = small_run("ano", **settings), small_run("ano")
-    check_runs([good])
-    for runs in ([good, run], [run, good]):
-        with pytest.raises(ValueError, match=message):
-            check_runs(runs)
+        assert len(execute(SMALL_RUNS[:2], Trainings([Future(), Future()]), results, {})) == 2
+    shown = re.findall(r"(\d+)%.*?(\d) of 2 runs", capsys.readouterr().err)
+    assert list(dict.fromkeys(shown)) == [("10", "0"), ("35", "0"), ("75", "0"), ("75", "1"), ("100", "2")]
 
 
 def add(request):

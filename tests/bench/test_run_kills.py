@@ -55,11 +55,8 @@ def assert_completed(out, reference) -> None:
 def trainings(of: str) -> dict[psutil.Process, str]:
     """Return the processes that train below a directory, and the names of their runs."""
     lines = {process: process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])}
-    return {
-        process: Path(json.loads(line[-1])["directory"]).name
-        for process, line in lines.items()
-        if "sb3_ano.bench.pool" in line and of in line[-1]
-    }
+    requests = {process: line[-1] for process, line in lines.items() if "sb3_ano.bench.pool" in line and of in line[-1]}
+    return {process: Path(json.loads(request)["directory"]).name for process, request in requests.items()}
 
 
 def wait_for_trainings(out, process) -> dict[psutil.Process, str]:
@@ -140,8 +137,7 @@ def test_errors_of_trainings_come_back_from_ray():
     ray_backend = pytest.importorskip("sb3_ano.bench.ray_backend", exc_type=ImportError)
     with pytest.raises(OSError, match="--address 127.0.0.1:1: no Ray cluster was found"):
         ray_backend.RayPool("127.0.0.1:1", 1, 1)
-    pool = ray_backend.RayPool(None, 1, 1)
-    try:
+    with contextlib.closing(ray_backend.RayPool(None, 1, 1)) as pool:
         runs = (dataclasses.asdict(small_run("ano", env)) for env in ("CartPole-v9", "CartPole-v1"))
         target = "sb3_ano.bench.training:train_request"
         bad, good = (pool.submit(target, {"run": run, "models": False}) for run in runs)
@@ -149,8 +145,6 @@ def test_errors_of_trainings_come_back_from_ray():
         assert str(error).startswith("ValueError: env_id='CartPole-v9' is unknown")
         assert "Traceback" in error.details
         assert set(good.result(timeout=300)) == {"monitor.csv", "progress.csv", "evaluations.npz", "run.json"}
-    finally:
-        pool.close()
 
 
 def wait(request):

@@ -10,9 +10,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import namedtuple
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import pytest
@@ -25,13 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 VARIABLES = ("PATH", "MUJOCO_GL", "TRUST_REMOTE_CODE")
 
 
-class Finished(NamedTuple):
-    """Hold the end of a command: exit status, output and errors, and its time in seconds if it had a process."""
-
-    status: int | None
-    output: str
-    errors: str = ""
-    seconds: float = 0.0
+#: The end of a command; the time in seconds if it had a process.
+Finished = namedtuple("Finished", ["status", "output", "errors", "seconds"], defaults=["", 0.0])
 
 
 def run(command: str, *, status: int = 0) -> Finished:
@@ -56,7 +50,7 @@ def rejected(command: str) -> str:
 
 
 @pytest.fixture
-def zoo(tmp_path, monkeypatch) -> Callable[..., Finished]:
+def zoo(tmp_path, monkeypatch):
     """Run commands in an empty directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TRUST_REMOTE_CODE", raising=False)
@@ -64,7 +58,7 @@ def zoo(tmp_path, monkeypatch) -> Callable[..., Finished]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays_replaced() -> Iterator[None]:
+def nothing_stays_replaced():
     """A command that ends, and a fix, leaves the zoo and the standard library as they were."""
     register()
     zoos = [module for name, module in sys.modules.items() if name.startswith(("rl_zoo3", "huggingface_sb3", "requests"))]
@@ -77,22 +71,28 @@ def nothing_stays_replaced() -> Iterator[None]:
 
 
 @pytest.fixture
-def stack() -> Iterator[contextlib.ExitStack]:
+def stack():
     """Fixes are applied for the duration of a test."""
     with contextlib.ExitStack() as stack:
         yield stack
+
+
+def start_command(command: str, directory: Path | str = ".") -> subprocess.Popen[str]:
+    """Start a command in a process of its own."""
+    program = [sys.executable, "-m", "sb3_ano.zoo", *command.split()]
+    return subprocess.Popen(program, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def run_there(directory: Path, command: str) -> None:
     """Run a command in this process, which ends with it."""
     os.chdir(directory)
     for stream in (1, 2):
-        os.dup2(os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+        os.dup2(os.open("output.txt", os.O_WRONLY | os.O_APPEND), stream)
     raise SystemExit(cli.main(shlex.split(command)))
 
 
 @pytest.fixture(scope="session")
-def run_until() -> Callable[..., Finished]:
+def run_until():
     """Run a command in a process that is killed: after some seconds, when there is a file like a pattern, or never."""
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(["tests.conftest", "tests.zoo.conftest"])  # so that the libraries are imported once
@@ -103,18 +103,15 @@ def run_until() -> Callable[..., Finished]:
 
     def run_in_process(command: str, directory: Path, kill_after: float | str | None) -> Finished:
         directory.mkdir(exist_ok=True)
-        (directory / "output.txt").unlink(missing_ok=True)
+        output = directory / "output.txt"
+        output.write_text("")
         process, began = server.Process(target=run_there, args=(directory, command)), time.monotonic()
         process.start()
         while kill_after is not None and process.is_alive():
-            is_due = any(directory.glob(kill_after)) if isinstance(kill_after, str) else time.monotonic() - began >= kill_after
-            if is_due:
+            if any(directory.glob(kill_after)) if isinstance(kill_after, str) else time.monotonic() - began >= kill_after:
                 process.kill()
-                break
             time.sleep(0.002)
         process.join()
-        output = directory / "output.txt"
-        seconds = time.monotonic() - began
-        return Finished(process.exitcode, output.read_text() if output.exists() else "", seconds=seconds)
+        return Finished(process.exitcode, output.read_text(), seconds=time.monotonic() - began)
 
     return run_in_process

@@ -8,23 +8,22 @@ import rl_zoo3.utils
 
 from sb3_ano.envs import register_atari
 from sb3_ano.zoo.backends import take_backend
-from tests.envs.backends import needs_atari, needs_envpool
+from tests.envs.backends import needs_all
 
+pytestmark = needs_all
 ATARI_WRAPPER = "stable_baselines3.common.atari_wrappers.AtariWrapper"
 
 
-@needs_envpool
-@needs_atari
-@pytest.mark.parametrize(
-    ("env_id", "changes", "processes", "kind", "shape"),
-    [
-        ("HalfCheetah-v4", {}, "dummy", "EnvPoolVecEnv", (128, 17)),
-        ("PongNoFrameskip-v4", {"n_envs": 2}, "dummy", "EnvPoolVecEnv", (2, 4, 84, 84)),
-        ("Breakout-v4", {"n_envs": 1}, "dummy", "DirectVecEnv", (1, 4, 84, 84)),  # names no protocol: the zoo's wrappers
-        ("CartPole-v1", {}, "dummy", "DirectVecEnv", (8, 4)),
-        ("CartPole-v1", {"n_envs": 2}, "subproc", "SubprocVecEnv", (2, 4)),
-    ],
-)
+SHIPPED = [
+    ("HalfCheetah-v4", {}, "dummy", "EnvPoolVecEnv", (128, 17)),
+    ("PongNoFrameskip-v4", {"n_envs": 2}, "dummy", "EnvPoolVecEnv", (2, 4, 84, 84)),
+    ("Breakout-v4", {"n_envs": 1}, "dummy", "DirectVecEnv", (1, 4, 84, 84)),  # names no protocol: the zoo's wrappers
+    ("CartPole-v1", {}, "dummy", "DirectVecEnv", (8, 4)),
+    ("CartPole-v1", {"n_envs": 2}, "subproc", "SubprocVecEnv", (2, 4)),
+]
+
+
+@pytest.mark.parametrize(("env_id", "changes", "processes", "kind", "shape"), SHIPPED)
 def test_the_shipped_files_take_the_fast_environments(env_id, changes, processes, kind, shape, tmp_path):
     # Review users Z23: the README's speeds are those of train.
     register_atari(env_id)
@@ -39,22 +38,17 @@ def test_the_shipped_files_take_the_fast_environments(env_id, changes, processes
     env.close()
 
 
-@needs_atari
-@pytest.mark.parametrize(
-    ("hyperparams", "env_kwargs", "rest"),
-    [
-        ({}, {}, {}),
-        ({"frame_stack": 2}, {"frame_stack": 2}, {}),
-        ({"env_wrapper": ATARI_WRAPPER}, {"frame_stack": 1}, {}),
-        (
-            {"env_wrapper": [{ATARI_WRAPPER: {"terminal_on_life_loss": False, "noop_max": 5}}], "frame_stack": 4},
-            {"frame_stack": 4, "episodic_life": False, "noop_max": 5},
-            {},
-        ),
-        ({"env_wrapper": ["a.Wrapper"], "frame_stack": 4}, {}, {"env_wrapper": ["a.Wrapper"], "frame_stack": 4}),
-    ],
-    ids=str,
-)
+WRAPPED = [
+    ({}, {}, {}),
+    ({"frame_stack": 2}, {"frame_stack": 2}, {}),
+    ({"env_wrapper": ATARI_WRAPPER}, {"frame_stack": 1}, {}),
+    ({"env_wrapper": [{ATARI_WRAPPER: {"terminal_on_life_loss": False}}]}, {"frame_stack": 1, "episodic_life": False}, {}),
+    ({"env_wrapper": [{ATARI_WRAPPER: {"noop_max": 5}}], "frame_stack": 4}, {"frame_stack": 4, "noop_max": 5}, {}),
+    ({"env_wrapper": ["a.Wrapper"], "frame_stack": 4}, {}, {"env_wrapper": ["a.Wrapper"], "frame_stack": 4}),
+]
+
+
+@pytest.mark.parametrize(("hyperparams", "env_kwargs", "rest"), WRAPPED)
 def test_sb3s_atari_wrapper_in_a_file_becomes_the_protocol_of_the_backend(hyperparams, env_kwargs, rest):
     register_atari("ALE/Pong-v5")
     assert take_backend(dict(hyperparams), "PongNoFrameskip-v4") is None, "a file without the key is left alone"
@@ -63,8 +57,6 @@ def test_sb3s_atari_wrapper_in_a_file_becomes_the_protocol_of_the_backend(hyperp
     assert hyperparams == {"n_steps": 8, **rest}
 
 
-@needs_envpool
-@needs_atari
 @pytest.mark.parametrize("env_id", ["HalfCheetah-v4", "PongNoFrameskip-v4"])
 def test_an_agent_is_shown_with_gymnasium_in_the_same_spaces(env_id):
     register_atari(env_id)

@@ -1,25 +1,22 @@
 """``train --cluster``: runs on clusters of several nodes, that lose nodes, are interrupted, and resumed."""
 
-import csv
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import gymnasium as gym
+import pandas as pd
 import pytest
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb3_ano import ANO
-from tests.zoo.conftest import rejected, run
+from tests.zoo.conftest import rejected, run, start_command
 
 ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore:batch_size=.* does not divide"
-)
-RUN = Path("logs/ano/CartPole-v1_1")
+EXPECTED = "ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore:batch_size=.* does not divide"
+pytestmark = pytest.mark.filterwarnings(*EXPECTED)
+CARTPOLE, RUN = "--algo ano --env CartPole-v1 --eval-freq -1", Path("logs/ano/CartPole-v1_1")
 
 
 @pytest.fixture
@@ -31,9 +28,8 @@ def cluster():
 
 
 def start(directory, options):
-    command = f"-m sb3_ano.zoo train --algo ano --env CartPole-v1 --eval-freq -1 {options}"
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen([sys.executable, *command.split()], cwd=directory, **streams)
+    directory.mkdir(exist_ok=True)
+    return start_command(f"train {CARTPOLE} {options}", directory)
 
 
 def finish(process):
@@ -42,15 +38,14 @@ def finish(process):
     return output
 
 
-def wait_for(path, process):
-    while not path.exists():
+def wait_for_checkpoint(directory, process):
+    while not (directory / RUN / "checkpoints" / "rllib").exists():
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.2)
 
 
 def episodes(directory):
-    lines = (directory / RUN / "cluster.monitor.csv").read_text().splitlines()[1:]
-    return [(float(row["r"]), int(row["l"])) for row in csv.DictReader(lines)]
+    return pd.read_csv(directory / RUN / "cluster.monitor.csv", skiprows=1)[["r", "l"]]
 
 
 def mean_return(directory):
@@ -63,18 +58,17 @@ def test_cartpole_is_solved_on_three_nodes_also_if_one_is_lost(cluster, tmp_path
     returns = []
     for seed in range(5):
         directory = tmp_path / str(seed)
-        directory.mkdir()
         options = f"--cluster {cluster.address} --env-runners 2 --learners 2 -n 120000 --checkpoint-freq 4000 --seed {seed}"
         process = start(directory, options)
         if seed == 0:
-            wait_for(directory / RUN / "checkpoints" / "rllib", process)
+            wait_for_checkpoint(directory, process)
             cluster.remove_node(cluster.nodes[0], allow_graceful=False)
             cluster.add_node(num_cpus=1)
         output = finish(process)
         steps, mean = mean_return(directory)
         assert 120_000 <= steps < 121_000, output
         # The log has every step of the agent once, except for episodes that had not ended.
-        assert 0.9 * steps < sum(length for _, length in episodes(directory)) <= steps
+        assert 0.9 * steps < episodes(directory)["l"].sum() <= steps
         assert not (directory / RUN / "checkpoints").exists()
         returns.append(mean)
     assert sum(mean >= 450.0 for mean in returns) >= 4, returns
@@ -83,7 +77,7 @@ def test_cartpole_is_solved_on_three_nodes_also_if_one_is_lost(cluster, tmp_path
 @pytest.mark.slow
 def test_interrupted_trainings_are_saved_and_resumed(tmp_path):
     process = start(tmp_path, "--cluster --env-runners 1 -n 30000 --checkpoint-freq 2000")
-    wait_for(tmp_path / RUN / "checkpoints" / "rllib", process)
+    wait_for_checkpoint(tmp_path, process)
     process.send_signal(signal.SIGINT)
     assert "--resume continues it" in finish(process)
     steps, _ = mean_return(tmp_path)
@@ -97,8 +91,8 @@ def test_interrupted_trainings_are_saved_and_resumed(tmp_path):
     assert "Resuming" in output
     assert mean_return(tmp_path)[0] >= 30_000
     after = episodes(tmp_path)
-    assert after[: len(before)] == before
-    assert 0.9 * 30_000 < sum(length for _, length in after) <= 30_500
+    pd.testing.assert_frame_equal(after[: len(before)], before)
+    assert 0.9 * 30_000 < after["l"].sum() <= 30_500
     run(f"plot_train -a ano -e CartPole-v1 -f {tmp_path}/logs --figure {tmp_path}/x.png")
     assert (tmp_path / "x.png").stat().st_size > 10_000
 
@@ -110,20 +104,19 @@ class Broken(gym.Wrapper):
         raise ValueError("the sensor is broken")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--cluster ray://h:1", "--cluster ray://h:1 is not allowed"),
-        ("--cluster 127.0.0.1:1", "no Ray cluster was found"),
-        ("--cluster --env-runners -1", "--env-runners and --learners are integers from 0"),
-        ("--learners 2", "--env-runners and --learners are integers from 0, and need --cluster"),
-        ("--algo papo --cluster", "--cluster trains ano only"),
-        ("--cluster -params \"policy_kwargs:{'net_arch': {'pi': [8], 'vf': [4]}}\"", "cannot express net_arch"),
-        ("--cluster -params \"shaping:'anno'\"", "shaping='anno' is unknown"),
-        ("--cluster --env Pendulum-v1", "cannot express use_sde"),
-        ("--cluster -params \"env_wrapper:'tests.zoo.test_cluster.Broken'\"", "error: the sensor is broken"),
-    ],
-)
+INVALID = [
+    ("--cluster ray://h:1", "--cluster ray://h:1 is not allowed"),
+    ("--cluster 127.0.0.1:1", "no Ray cluster was found"),
+    ("--cluster --env-runners -1", "--env-runners and --learners are integers from 0, and need --cluster"),
+    ("--learners 2", "--env-runners and --learners are integers from 0, and need --cluster"),
+    ("--algo papo --cluster", "--cluster trains ano only"),
+    ("--cluster -params \"policy_kwargs:{'net_arch': {'pi': [8], 'vf': [4]}}\"", "cannot express net_arch"),
+    ("--cluster --env Pendulum-v1", "cannot express use_sde"),
+    ("--cluster -params \"env_wrapper:'tests.zoo.test_cluster.Broken'\"", "error: the sensor is broken"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), INVALID)
 def test_invalid_options_are_one_line(options, message, zoo):
-    assert message in rejected(f"train --algo ano --env CartPole-v1 --eval-freq -1 {options}")
+    assert message in rejected(f"train {CARTPOLE} {options}")
     assert not ray.is_initialized()

@@ -1,5 +1,6 @@
 """Algorithms with LSTM policies or masks in the zoo, the safe format and the Hub's tools."""
 
+import os
 from pathlib import Path
 
 import gymnasium as gym
@@ -40,7 +41,9 @@ def test_train_resume_enjoy_and_record_use_masks_and_states(algo, zoo, monkeypat
     assert Path("logs", algo, f"{env}_1", f"{env}.zip").is_file()
     assert "finished" in zoo(f"train --algo {algo} --env {env} --resume").output
     assert "Mean reward" in zoo(f"enjoy --algo {algo} --env {env} -n 600 --no-render").output
+    monkeypatch.setenv("PATH", "nothing")
     zoo(f"record_video --algo {algo} --env {env} -n 10")
+    assert os.environ["PATH"] == "nothing", "ffmpeg was only there for the video"
     assert list(Path("logs").rglob("*.mp4"))
 
 
@@ -85,15 +88,15 @@ def test_the_safe_format_rejects_the_policy_of_another_algorithm(algo, policy, t
         load_safe(tmp_path / "agent")
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("n_lstm_layers", 2000, "n_lstm_layers=2000 is not allowed; allowed are integers up to 1000"),
-        ("lstm_kwargs", {"device": "cpu"}, "lstm_kwargs has the unknown key 'device'"),  # which would take memory
-        ("lstm_kwargs", {"dropout": "0"}, "lstm_kwargs.dropout='0' is not allowed"),
-        ("lstm_kwargs", [1], r"lstm_kwargs=\[1\] is not allowed"),
-    ],
-)
+LSTMS = [
+    ("n_lstm_layers", 2000, "n_lstm_layers=2000 is not allowed; allowed are integers up to 1000"),
+    ("lstm_kwargs", {"device": "cpu"}, "lstm_kwargs has the unknown key 'device'"),  # which would take memory
+    ("lstm_kwargs", {"dropout": "0"}, "lstm_kwargs.dropout='0' is not allowed"),
+    ("lstm_kwargs", [1], r"lstm_kwargs=\[1\] is not allowed"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), LSTMS)
 def test_the_safe_format_bounds_lstms_before_they_take_memory(name, value, message, tmp_path):
     save_safe(agent("ano_lstm"), tmp_path / "agent")
     rewrite(tmp_path / "agent", {f"arguments/policy_kwargs/{name}": value})

@@ -1,6 +1,5 @@
 """Every command of the table in docs/zoo.md, for every algorithm, with nothing installed but what this package declares."""
 
-import functools
 import os
 import re
 import subprocess
@@ -81,11 +80,11 @@ def test_every_command_works_for_every_algorithm(algo, env, clean_python, tmp_pa
     variables = {name: value for name, value in os.environ.items() if name not in hidden}
     variables |= {"PATH": str(tmp_path / "no_programs"), "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "hf")}
     with running_hub() as hub:
-        start = functools.partial(subprocess.run, cwd=tmp_path, env=variables | hub.variables, capture_output=True, text=True)
+        options = {"cwd": tmp_path, "env": variables | hub.variables, "capture_output": True, "text": True, "timeout": 600}
         for command, promise in table() if algo in ALGORITHMS else table()[:-1]:
             line, promised = (text.replace("ALGO", algo).replace("ENV", env) for text in (command, promise))
             line = f"{line} {short}" if line.startswith("train") else line
-            done = start([str(clean_python), str(ROOT / "zoo_runner.py"), *line.split()], timeout=600)
+            done = subprocess.run([clean_python, ROOT / "zoo_runner.py", *line.split()], **options)
             said = f"{line}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}"
             assert done.returncode == 0, said
             if "printed" in promised:

@@ -22,7 +22,6 @@ OTHER_MUJOCO = {f"{task}-v{n}": zoos for task, zoos in ZOOS.items() for n in (4,
 PENDULUMS = [f"Inverted{kind}Pendulum-v{n}" for kind in ("", "Double") for n in (4, 5)]
 # CartPole is tuned; the zoo's minibatch of MountainCarContinuous is larger than the rollout.
 TUNED = {"CartPole-v1": {"n_timesteps": 6e4, "learning_rate": "lin_0.002"}, "MountainCarContinuous-v0": {"batch_size": 8}}
-REQUIRED = ("policy", "n_timesteps")
 
 
 def read(algo: str) -> dict:
@@ -36,7 +35,9 @@ def test_every_key_is_known_and_every_value_is_valid(algo):
     assert {"default", "atari"} <= read(algo).keys(), "the zoo takes no defaults for Atari"
     for name, settings in read(algo).items():
         assert settings["policy"] in algorithm.policy_aliases
-        check_hyperparameters(settings, algorithm, name, REQUIRED)
+        check_hyperparameters(settings, algorithm, name, ("policy", "n_timesteps"))
+        with pytest.raises(ValueError, match=f"{name}: the key 'missing' is missing"):
+            check_hyperparameters(settings, algorithm, name, ["missing"])
         assert settings["backend"] == "auto", "every entry takes the fast environments"
         assert isinstance(settings.get("clip_range", 0.2), float), "radii are constant"
         assert "clip_range_vf" not in settings
@@ -96,17 +97,13 @@ def test_mujoco_and_atari_have_the_settings_of_the_experiments():
         assert eval(settings["policy_kwargs"]) == {"net_arch": {"pi": [64, 64], "vf": [64, 64]}}
 
 
-def test_a_key_that_is_missing_is_named():
-    with pytest.raises(ValueError, match="my.yml: the key 'n_timesteps' is missing"):
-        check_hyperparameters({"policy": "MlpPolicy"}, ALGORITHMS["ano"].algorithm, "my.yml", REQUIRED)
+CLASSIC = [("CartPole-v1", 60_000, 100, 475), ("Pendulum-v1", 100_000, 20, -250)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("algo", ["ano", "spo"])
-@pytest.mark.parametrize(
-    ("env_id", "steps", "episodes", "least"), [("CartPole-v1", 60_000, 100, 475), ("Pendulum-v1", 100_000, 20, -250)]
-)
+@pytest.mark.parametrize(("env_id", "steps", "episodes", "least"), CLASSIC)
 def test_classic_control_is_learned(env_id, steps, episodes, least, algo, seed, zoo):
     zoo(f"train --algo {algo} --env {env_id} -n {steps} --seed {seed} --eval-freq -1 --verbose 0")
     model = ALGORITHMS[algo].algorithm.load(Path("logs", algo, f"{env_id}_1", f"{env_id}.zip"))

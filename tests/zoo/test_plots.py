@@ -15,28 +15,24 @@ from tests.envs.backends import needs_envpool
 from tests.zoo.conftest import rejected
 
 
-def draw(*labels: str, file: Path | None, has_display: bool) -> None:
-    with figures("all_plots", Namespace(), file and str(file), has_display=has_display):
-        for label in labels:
-            plt.figure(label)
-            plt.plot([1, 2, 3])
-        plt.show()
-    assert plt.get_fignums() == []
-
-
 @pytest.mark.parametrize("has_display", [True, False])
 def test_figures_are_written_or_shown_or_a_line_says_what_to_do(has_display, tmp_path, monkeypatch, capsys):
     shown: list[list[int]] = []
     monkeypatch.setattr(plt, "show", lambda: shown.append(plt.get_fignums()))
-    for suffix, start in {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}.items():
-        draw("one", "two", file=tmp_path / f"curve.{suffix}", has_display=has_display)
-        for name in ("curve", "curve-2"):
+    for suffix, start in {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF", "": b""}.items():
+        file = f"{tmp_path}/curve.{suffix}" if suffix else None
+        with figures("all_plots", Namespace(), file, has_display=has_display):
+            for label in ("one", "two"):
+                plt.figure(label)
+                plt.plot([1, 2, 3])
+            plt.show()
+        assert plt.get_fignums() == []
+        for name in ("curve", "curve-2") if file else ():
             assert (tmp_path / f"{name}.{suffix}").read_bytes().startswith(start)
     assert imread(tmp_path / "curve.png").std() > 0
-    assert capsys.readouterr().out.startswith(f"one: {tmp_path / 'curve.png'}\n")
-    assert shown == []
-    draw("Training", file=None, has_display=has_display)
-    assert (shown, "--figure FILE" in capsys.readouterr().out) == (([[1]], False) if has_display else ([], True))
+    output = capsys.readouterr().out
+    assert output.startswith(f"one: {tmp_path / 'curve.png'}\n")
+    assert (shown, "--figure FILE" in output) == (([[1, 2]], False) if has_display else ([], True))
 
 
 @needs_envpool

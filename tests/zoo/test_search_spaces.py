@@ -23,24 +23,20 @@ def sampled(algo, n_envs, count, seed=0, **additional_args):
 
 
 def test_the_documented_space_is_searched():
-    floats = {
+    shared = {
         "learning_rate": (1e-5, 5e-3), "one_minus_gamma": (1e-4, 0.1), "one_minus_gae_lambda": (1e-3, 0.3),
-        "ent_coef": (1e-8, 0.1), "max_grad_norm": (0.3, 2.0), "clip_range": (0.05, 2.0),
-    }  # fmt: skip
-    choices = {
+        "ent_coef": (1e-8, 0.1), "max_grad_norm": (0.3, 2.0), "clip_range": (0.05, 2.0), "n_steps_pow": (5, 11),
         "lr_schedule": ("constant", "linear"), "n_epochs": (2, 5, 10, 20), "clip_range_high_factor": (None, 0.7, 1.4, 2.0),
-        "net_arch": ("tiny", "small", "medium"), "activation_fn": ("tanh", "relu"),
+        "net_arch": ("tiny", "small", "medium"), "activation_fn": ("tanh", "relu"), "n_minibatches_pow": (0, 5),
     }  # fmt: skip
-    shared = floats | choices | {"n_steps_pow": (5, 11), "n_minibatches_pow": (0, 5)}
     own = {"ano": {"shaping": ("ano", "spo", "ppo")}, "spo": {}}
     own["papo"] = {"k": (1.0, 20.0), "omega1": (5e-4, 0.05), "omega2": (5e-4, 0.05), "max_epoch_kl": (0.02, 0.05, 0.1, None)}
     for algo in ALGORITHMS:
         ((_, trial),) = sampled(algo, 8, count=1)
-        found = {
-            name: getattr(values, "choices", None) or (values.low, values.high) for name, values in trial.distributions.items()
-        }
+        spaces = trial.distributions.items()
+        found = {name: getattr(space, "choices", None) or (space.low, space.high) for name, space in spaces}
         assert found == shared | own[algo.partition("_")[0]]
-        assert all(values.log for values in trial.distributions.values() if isinstance(values, FloatDistribution))
+        assert all(space.log for _, space in spaces if isinstance(space, FloatDistribution))
 
 
 def test_a_conversion_worked_by_hand():

@@ -3,9 +3,8 @@
 import json
 import re
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,30 +19,29 @@ from tests.zoo.conftest import rejected
 
 COMMON = "--eval-freq 900 --eval-episodes 1 --seed 5 --device cpu --verbose 1"
 WHICH = "--algo ano --env CartPole-v1"
-SMALL = "n_steps:64 batch_size:64"
+SMALL = "n_envs:4 n_steps:64 batch_size:64"
 TASKS = {
-    "CartPole-v1": f"-n 2560 -params n_envs:4 n_epochs:4 {SMALL}",
+    "CartPole-v1": f"-n 2560 -params n_epochs:4 {SMALL}",
     "HalfCheetah-v5": "-n 2560 -params n_envs:1 n_steps:256 batch_size:64 n_epochs:4 normalize:True",
 }
 AT = "logs/*/*/checkpoints/checkpoint_{}_steps.zip"
 
 
-def final_state(directory: Path, env_id: str) -> dict[str, Any]:
+def final_state(directory: Path, env_id: str) -> dict:
     """Return the results of a finished training."""
     (run,) = (path.parent for path in directory.glob(f"logs/ano/*/{env_id}.zip"))
     assert not (run / "checkpoints").exists()
     model = ANO.load(run / f"{env_id}.zip")
-    with np.load(run / "evaluations.npz") as evaluations:
-        return {
-            "parameters": parameters(model).numpy(),
-            "optimizer": model.policy.optimizer.state_dict()["state"][0]["exp_avg_sq"].numpy(),
-            "steps": model.num_timesteps,
-            "evaluations": dict(evaluations),
-            "best": parameters(ANO.load(run / "best_model.zip")).numpy(),
-            # Several environments end their episodes in an order that their wall-clock times round off.
-            "episodes": sorted(map(tuple, load_results(str(run))[["r", "l"]].to_numpy())),
-            "statistics": (run / env_id / "vecnormalize.pkl").exists(),
-        }
+    return {
+        "parameters": parameters(model).numpy(),
+        "optimizer": model.policy.optimizer.state_dict()["state"][0]["exp_avg_sq"].numpy(),
+        "steps": model.num_timesteps,
+        "evaluations": dict(np.load(run / "evaluations.npz")),
+        "best": parameters(ANO.load(run / "best_model.zip")).numpy(),
+        # Several environments end their episodes in an order that their wall-clock times round off.
+        "episodes": sorted(map(tuple, load_results(str(run))[["r", "l"]].to_numpy())),
+        "statistics": (run / env_id / "vecnormalize.pkl").exists(),
+    }
 
 
 @pytest.mark.parametrize("when", ["checkpoints", pytest.param("moments", marks=pytest.mark.slow)])
@@ -66,19 +64,17 @@ def test_a_killed_training_resumes_as_if_it_had_not_been(env_id, when, run_until
     assert re.search(r"resumes from .*_(\d+)_steps.zip after \1 steps", resumptions)
 
 
-@pytest.mark.parametrize(
-    ("algo", "vec_env", "params"),
-    [
-        ("ppo", "", "-params"),
-        pytest.param("ano", "EnvPoolVecEnv", "-params backend:\\'envpool\\'", marks=needs_envpool),
-        pytest.param("ano", "SubprocVecEnv", "--vec-env subproc -params monitor_kwargs:{}", marks=pytest.mark.slow),
-    ],
-)
+RUNS = [
+    ("ppo", "", "-params"),
+    pytest.param("ano", "EnvPoolVecEnv", "-params backend:\\'envpool\\'", marks=needs_envpool),
+    pytest.param("ano", "SubprocVecEnv", "--vec-env subproc -params monitor_kwargs:{}", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("algo", "vec_env", "params"), RUNS)
 def test_a_run_with_a_uuid_resumes_in_its_files_and_with_new_episodes_if_need_be(algo, vec_env, params, run_until, tmp_path):
     """users Z2: the run was not found."""
-    command = (
-        f"train --algo {algo} {COMMON} -n 1536 --checkpoint-freq 256 -uuid --tensorboard-log tb {params} n_envs:4 {SMALL}"
-    )
+    command = f"train --algo {algo} {COMMON} -n 1536 --checkpoint-freq 256 -uuid --tensorboard-log tb {params} {SMALL}"
     killed = run_until(command, tmp_path, AT.format(768))
     before = {file: file.read_text().splitlines()[:4] for file in tmp_path.glob("logs/*/*/*.monitor.csv")}
     resumed = run_until(f"train --algo {algo} --resume", tmp_path, None)
@@ -104,16 +100,11 @@ def written_run(name: str, *arguments: str, finished: bool = False) -> Path:
 
 
 @pytest.fixture
-def planned(zoo, monkeypatch) -> Callable[[str], Any]:
-    """Run ``train --resume`` up to where it makes the manager; returns its arguments, the zoo's and ours, and the output."""
-    made: list[Any] = []
-
-    def stop(args, *rest, **own):
-        made[:] = args, own
-        raise SystemExit(0)
-
+def planned(zoo, monkeypatch):
+    """Run ``train --resume`` up to where it makes the manager; returns the output and its arguments, the zoo's and ours."""
+    stop = mock.Mock(side_effect=SystemExit(0))
     monkeypatch.setattr("sb3_ano.zoo.commands.make_manager", stop)
-    return lambda options: (zoo(f"train {WHICH} --resume {options}").output, *made)
+    return lambda options: (zoo(f"train {WHICH} --resume {options}").output, stop.call_args.args[0], stop.call_args.kwargs)
 
 
 def test_the_run_that_was_started_last_resumes_with_its_own_options(planned):
@@ -123,14 +114,12 @@ def test_the_run_that_was_started_last_resumes_with_its_own_options(planned):
     assert own["resumed"] == Path("logs/ano/CartPole-v1_10")
     assert (args.n_timesteps, args.seed, args.hyperparams) == (10_000, 7, {"n_steps": 8})
     assert (args.progress, args.verbose, args.log_folder) == (True, 0, "logs")
-    assert not {"resume", "checkpoint_freq"} & set(vars(args))
-    Path("logs").rename("elsewhere")
-    _, args, own = planned("-f elsewhere")
-    assert (own["resumed"], args.log_folder) == (Path("elsewhere/ano/CartPole-v1_10"), "elsewhere")
-    Path("elsewhere").rename("logs")
     for same, freq in {"-n 10000": None, "--n-timesteps=10000 --seed 7 --checkpoint-freq 9": 9}.items():
         own = planned(same)[2]
         assert ("resumed" in own, own["record"]["checkpoint_freq"]) == (True, freq)
+    Path("logs").rename("elsewhere")
+    _, args, own = planned("-f elsewhere")
+    assert (own["resumed"], args.log_folder) == (Path("elsewhere/ano/CartPole-v1_10"), "elsewhere")
 
 
 def test_without_a_run_a_new_one_starts_with_the_reason(planned):
