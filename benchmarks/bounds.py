@@ -113,7 +113,7 @@ def main() -> None:
         "| case | variant | environment | acting and collection | update | step | GFLOP/s | GB/s | MFLOP per step |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    for (case, variant), rows in blocks[blocks["variant"].str.startswith("ano-")].groupby(["case", "variant"], sort=False):
+    for (case, variant), rows in blocks[blocks["variant"].str.startswith("ano-")].groupby(["case", "variant"]):
         if case not in options.cases or variant == "ano-eager":
             continue
         now, least = measured(rows), bounds(case, variant, int(rows["threads"].median()))

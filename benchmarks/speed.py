@@ -331,7 +331,9 @@ def main() -> None:
     """Measure the cases, and write blocks and table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE", help=", ".join(CASES))
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, metavar="VARIANT", help="only these variants of the cases")
+    parser.add_argument(
+        "--variants", nargs="+", choices=[*VARIANTS, *SCRIPTS], metavar="VARIANT", help="only these variants of the cases"
+    )
     parser.add_argument("--pairs", type=int, default=5, help="pairs of blocks")
     parser.add_argument("--block-seconds", type=float, default=4.0, help="length of a block")
     parser.add_argument("--threads", type=int, help="threads; by default, the best of 1 and all processors")
