@@ -60,5 +60,5 @@ figures: $(VENV)/.test-ready  ## the figures of README and of the examples, less
 	$(BIN)/python examples/plot_learning_curves.py docs/images/learning_curves.png
 	for name in $(EXAMPLES); do $(BIN)/python examples/$$name.py docs/images/examples/$$name.png || exit 1; done
 
-clean:  ## remove everything that the other targets made
-	rm -rf $(VENV) dist docs/_build demo MUJOCO_LOG.TXT .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## remove everything that the other targets made; another VENV stays
+	rm -rf .venv dist docs/_build demo MUJOCO_LOG.TXT .pytest_cache .mypy_cache .ruff_cache .hypothesis

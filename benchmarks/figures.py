@@ -30,7 +30,7 @@ def speed(blocks: pd.DataFrame) -> plt.Figure:
     """
     blocks = blocks[~blocks["case"].str.startswith(("scale", "long"))]
     rows = []
-    for (case, variant), part in blocks.groupby(["case", "of"], sort=False):
+    for (case, variant), part in blocks.groupby(["case", "of"]):
         speeds = part.pivot(index="pair", columns="variant", values="steps_per_second")
         reference = speeds.drop(columns=variant).squeeze(axis=1)
         rows.append((case, variant, (speeds[variant] / reference).to_numpy()))

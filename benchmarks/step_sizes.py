@@ -84,7 +84,8 @@ def returns(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     for (rate, setting), part in rows.groupby(["learning_rate", "setting"], sort=False):
         cells: dict[str, object] = {}
         for env, of in part.groupby("env"):
-            cells[str(env)] = f"{of[RETURN].mean():.0f} ± {of[RETURN].std():.0f} ({len(of)})"
+            spread = f" ± {of[RETURN].std():.0f}" if len(of) > 1 else ""
+            cells[str(env)] = f"{of[RETURN].mean():.0f}{spread} ({len(of)})"
         yield {"rate": f"{rate:g}", "setting": setting, **cells}
 
 
@@ -104,6 +105,13 @@ def updates(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
         means = {title: part[column].mean() for column, title in DIAGNOSTICS.items()}
         cells = {title: "not logged" if np.isnan(value) else f"{value:.3g}" for title, value in means.items()}
         yield {"rate": f"{rate:g}", "setting": setting, **cells}
+
+
+def steps(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
+    """Yield the KL divergence per update of each setting on each task: the same radius is a larger step with more actions."""
+    for (rate, setting), part in rows.groupby(["learning_rate", "setting"]):
+        means = part.groupby("env")["kl_mean"].mean()
+        yield {"rate": f"{rate:g}", "setting": setting, **{str(env): f"{kl:.3g}" for env, kl in means.items()}}
 
 
 def compared(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, object]:
@@ -192,7 +200,7 @@ def main() -> None:
     if not (options.results / "runs.csv").is_file():
         parser.error(f"{options.results / 'runs.csv'} is missing; python -m sb3_ano.bench export writes it")
     rows = read(options.results / "runs.csv")
-    parts = {"Scores": scores, "Same step size": same_steps, "Updates": updates, "Returns": returns}
+    parts = {"Scores": scores, "Same step size": same_steps, "Updates": updates, "KL of each task": steps, "Returns": returns}
     parts |= {"Learning rate": interactions, "Noise": noise}
     written = {title: pd.DataFrame(part(rows)) for title, part in parts.items()}
     tables = "\n\n".join(f"## {title}\n\n{table(frame)}" for title, frame in written.items() if len(frame))

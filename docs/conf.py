@@ -17,7 +17,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx-mathjax-offline",
 ]
-exclude_patterns = ["_build", "results/*/README.md"]
+exclude_patterns = ["_build", "results/mujoco/README.md", "results/speed/*"]
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 copybutton_prompt_text = ">>> "

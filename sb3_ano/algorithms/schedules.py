@@ -39,7 +39,7 @@ def require_positive(schedule: FloatSchedule, name: str) -> None:
     """
     inner = schedule.value_schedule
     if isinstance(inner, ConstantSchedule) and inner.val <= 0.0:
-        raise ValueError(f"{name}={inner.val} is not a radius to train with; allowed are numbers above 0")
+        raise ValueError(f"{name}={inner.val} is not allowed in a training; allowed are numbers above 0")
 
 
 def require_constant(schedule: FloatSchedule, name: str) -> None:

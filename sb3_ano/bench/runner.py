@@ -48,7 +48,8 @@ def show_plan(runs: Sequence[Run], finished: Collection[str]) -> None:
     :param runs: all runs of the plan
     :param finished: names of the finished runs
     """
-    table = rich.table.Table("algorithm", "changed", "tasks", "runs", "to train", "environment steps to train", box=None)
+    titles = ("algorithm", "changed", "tasks", "runs", "to train", "environment steps to train")
+    table = rich.table.Table(*(rich.table.Column(title, overflow="fold") for title in titles), box=None)
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         changed = ", ".join(f"{name}={value}" for name, value in run.changed.items())

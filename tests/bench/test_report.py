@@ -13,10 +13,11 @@ import pytest
 
 from sb3_ano.bench.algorithms import title
 from sb3_ano.bench.report import Settings, escaped, latex, load_chapters, render, shown, text, write_report
-from sb3_ano.bench.report.figures import looks
+from sb3_ano.bench.report.figures import draw_lines, looks, points
 from sb3_ano.bench.report.sections import tasks
 from sb3_ano.bench.results import Results
 from sb3_ano.bench.scores import ReferenceScores
+from sb3_ano.bench.statistics import Estimate
 from tests.bench.common import runs, write_results
 
 FEW = 50
@@ -79,9 +80,9 @@ def test_numbers_are_those_of_the_normalized_scores(written):
 
 def test_the_points_of_figures_have_intervals_and_are_those_of_the_tables_and_updates(written):
     files = {file.stem.removeprefix("mujoco-"): pd.read_csv(file) for file in (written[0] / "figures").glob("*.csv")}
-    for points in files.values():
-        assert set(points) == {"panel", "algorithm", "line", "x", "value", "low", "high"}
-        interval = points[points["low"].notna()]
+    for drawn in files.values():
+        assert set(drawn) == {"panel", "algorithm", "line", "x", "value", "low", "high"}
+        interval = drawn[drawn["low"].notna()]
         assert ((interval["low"] <= interval["value"]) & (interval["value"] <= interval["high"])).all()
     (point,) = files["aggregates"].query("algorithm == 'ano' and panel == 'IQM'").to_dict("records")
     row = cells(written[0], "aggregates").set_index("Algorithm").loc["ANO learning_rate=0.0003"]
@@ -282,3 +283,12 @@ def test_figures_and_tables_fit_in_a_browser(written, medium, width):
     assert len(measured["boxes"]) == len(list((out / "figures").glob("*.png"))) > 8
     assert all(0 <= box["left"] < box["left"] + 300 < box["right"] <= width for box in measured["boxes"])
     assert min(box["height"] for box in measured["boxes"]) > 40
+
+
+def test_long_names_fit_into_the_legend():
+    names, value = ("ppo", "ano:shaping=my_shapes:bump", "ano:shaping=my_shapes:geman"), np.arange(2.0)
+    lines = pd.concat([points(name, value, Estimate(value, value, value)) for name in names])
+    figure = draw_lines(lines, looks(names), "steps")
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert 0.0 <= legend.x0 < legend.x1 <= figure.bbox.width

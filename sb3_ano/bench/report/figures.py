@@ -83,6 +83,7 @@ def draw_intervals(data: pd.DataFrame, looks: Looks, xlabel: str, mark: float | 
     :param mark: position of a vertical line
     """
     figure, panels = _new_figure(data, 2, 0.7 + 0.27 * data.groupby("panel").size().max())
+    figure.set_figwidth(figure.get_figwidth() + 0.07 * max(0, data["line"].str.len().max() - 12))
     for index, (axis, panel, rows) in enumerate(panels):
         for height, row in enumerate(rows.to_dict("records")):
             color, _, marker = looks[row["algorithm"]]
@@ -139,7 +140,8 @@ def draw_lines(
             _make_logarithmic(axis, "y", rows["value"])
     for axis, _, _ in panels[-columns:]:
         axis.set_xlabel(xlabel)
-    figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=min(3, len(handles)))
+    fitting = max(1, int(figure.get_figwidth() / (0.6 + 0.08 * max(map(len, handles)))))
+    figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=min(3, len(handles), fitting))
     return figure
 
 
