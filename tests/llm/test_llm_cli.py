@@ -145,7 +145,7 @@ COMMANDS = [
     # Users Z13: these asked the Hub for the model first.
     (TRAIN + "--model_name_or_path ./sft", "model_name_or_path='./sft' does not exist"),
     (TRAIN + "--model_name_or_path no/model --reward_model posts/reward", "reward_model='posts/reward' does not exist"),
-    (FILES + "up.jsonl", "'up.jsonl up.jsonl' are not allowed; give two or more, each with its own name"),
+    (FILES + "up.jsonl", "'up.jsonl up.jsonl' are not allowed; give two or more, as NAME=PATH"),
     (FILES + "none.jsonl", "none='none.jsonl' does not exist"),
     (FILES + "model", "'model' is no JSON, CSV or Parquet file, but a model that needs prompts; give --dataset_name"),
     (FILES + "bad.jsonl", "data set 'bad.jsonl' cannot be read: JSON parse error: Missing a closing quotation mark"),
