@@ -23,6 +23,7 @@ Judge = Callable[[Sequence[Pair]], list[dict[str, Any]]]
 
 #: What a chat model is asked. The three names in braces are replaced.
 TEMPLATE = Path(__file__).with_name("judge.txt").read_text().strip()
+#: Fields of a request besides model and messages, as JSON.
 REQUEST = '{"temperature": 0.0, "max_tokens": 512}'
 _ANSWERS = {"A": "first", "B": "second", "TIE": "tie"}
 # Of the answers to both orders; identical completions need none.
@@ -102,7 +103,7 @@ def judge_by_score(pairs: Sequence[Pair], score: Callable[..., Sequence[float]],
 
 
 def judge_by_chat(
-    pairs: Sequence[Pair], client: openai.OpenAI, model: str, ledger: Ledger, template: str, concurrency: int, fields: str
+    pairs: Sequence[Pair], client: openai.OpenAI, model: str, ledger: Ledger, template: str, concurrency: int, fields: dict
 ) -> list[dict[str, Any]]:
     """Ask a chat model which completion is better, in both orders.
 
@@ -115,11 +116,11 @@ def judge_by_chat(
     :param ledger: requests and replies that are known already; they are not sent again
     :param template: text of the request with ``{prompt}``, ``{first}`` and ``{second}``
     :param concurrency: number of requests at the same time
-    :param fields: further fields of each request, as JSON; such as :data:`REQUEST`
+    :param fields: further fields of each request, such as those of :data:`REQUEST`
     :return: verdicts, the numbers of requests, of answers that prefer the completion shown first or second, and of tokens
     :raises ValueError: if the endpoint fails or rejects a request; replies that have arrived are kept
     """
-    settings = {"model": model, **json.loads(fields)}
+    settings = {"model": model, **fields}
     requests: dict[str, dict[str, Any]] = {}
     keys: list[list[str]] = []
     for one, other in pairs:

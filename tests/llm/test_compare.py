@@ -80,7 +80,7 @@ def files(tmp_path, monkeypatch):
 def ask(judge: Judge, pairs: list, file: Path, retries: int = 8) -> pd.DataFrame:
     options = {"base_url": "http://judge", "api_key": "secret-key", "max_retries": retries}
     client = openai.OpenAI(http_client=httpx2.Client(transport=judge), **options)
-    return pd.DataFrame(judge_by_chat(pairs, client, "m", Ledger(file), TEMPLATE, 8, '{"max_tokens": 512}'))
+    return pd.DataFrame(judge_by_chat(pairs, client, "m", Ledger(file), TEMPLATE, 8, {"max_tokens": 512}))
 
 
 def rows(verdicts: list[str]) -> pd.DataFrame:
