@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 import torch
 from speed import CASES, make_model, timed
-from stable_baselines3.common.buffers import RolloutBuffer
 from torch.utils.flop_counter import FlopCounterMode
 
 from sb3_ano._io import machine, versions, write_file
@@ -69,8 +68,7 @@ def bounds(case: str, variant: str, threads: int) -> dict[str, float]:
     torch.set_num_threads(threads)
     model = make_model({"case": case, "variant": variant, "threads": threads, "device": "cpu"})
     env, policy = model.get_env(), model.policy
-    bare = getattr(env, "unwrapped", env)
-    environment = environment_seconds(bare)
+    environment = environment_seconds(env.unwrapped)
     per_second, bandwidth = rates(torch.bfloat16 if variant.endswith("bfloat16") else torch.float32)
     observations = policy.obs_to_tensor(env.reset())[0]
     acting = operations(lambda: policy(observations)) / env.num_envs
@@ -81,7 +79,6 @@ def bounds(case: str, variant: str, threads: int) -> dict[str, float]:
         values, log_prob, _ = policy.evaluate_actions(batch.observations, batch.actions)
         (values.mean() + log_prob.mean()).backward()
 
-    assert isinstance(model.rollout_buffer, RolloutBuffer)
     update = model.n_epochs * operations(minibatch) / model.batch_size
     traffic = VECTORS * 4 * sum(p.numel() for p in policy.parameters()) * model.n_epochs / model.batch_size
     return {
@@ -108,6 +105,8 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=DEFAULT_CASES, metavar="CASE", help="cases of speed.py")
     parser.add_argument("--results", type=Path, default=Path("docs/results/speed"), help="directory with blocks.csv")
     options = parser.parse_args()
+    if not (options.results / "blocks.csv").is_file():
+        parser.error(f"{options.results / 'blocks.csv'} is missing; benchmarks/speed.py writes it")
     blocks = pd.read_csv(options.results / "blocks.csv")
     lines = [
         "| case | variant | environment | acting and collection | update | step | GFLOP/s | GB/s | MFLOP per step |",
