@@ -3,6 +3,7 @@
 import argparse
 import functools
 import itertools
+import json
 import os
 import random
 import sys
@@ -15,7 +16,6 @@ import openai
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from pydantic import TypeAdapter
 from scipy.optimize import minimize
 
 from sb3_ano._io import now, versions, write_file
@@ -180,8 +180,7 @@ def _parse(arguments: Sequence[str], program: str) -> argparse.Namespace:
     chat.add_argument("--template", help="file with the request; {prompt}, {first} and {second} are replaced")
     chat.add_argument("--concurrency", type=int, default=8, help="requests at the same time")
     chat.add_argument("--retries", type=int, default=8, help="repetitions of a failed request, after growing pauses")
-    fields = TypeAdapter(dict[str, Any]).validate_json
-    chat.add_argument("--request", type=fields, default=REQUEST, metavar="JSON", help="fields besides model and messages")
+    chat.add_argument("--request", type=json.loads, default=REQUEST, metavar="JSON", help="fields besides model and messages")
     texts = parser.add_argument_group("completions")
     texts.add_argument("--dataset_name", help="Hub id, directory or file; it has a column 'prompt'")
     texts.add_argument("--dataset_config", help="configuration of a data set on the Hub")
