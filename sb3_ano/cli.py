@@ -30,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     :return: exit status: 0 after success, 2 after an error, 130 after an interrupt
     """
     rest = list(sys.argv[1:] if arguments is None else arguments)
+    if rest == ["--version"]:
+        print(f"sb3-ano {importlib.import_module('sb3_ano').__version__}")
+        return 0
     group = rest.pop(0) if rest and rest[0] in GROUPS else "zoo"
 
     def command() -> int:

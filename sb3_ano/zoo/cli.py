@@ -20,7 +20,7 @@ examples:
   {program} enjoy --algo ano --env CartPole-v1 --no-render
   {program} --algo spo --env HalfCheetah-v5 -params clip_range:0.3
 
-'{program} COMMAND --help' shows the options of a command. Set SB3_ANO_TRACEBACK=1 to see where an error comes from."""
+'{program} COMMAND --help' shows options, 'sb3-ano --version' the version, SB3_ANO_TRACEBACK=1 where an error comes from."""
 
 #: Commands of the zoo: summary by name.
 COMMANDS = {

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,11 @@ def test_help_lists_the_commands_under_a_name_that_can_be_typed(program, entry):
     assert shown.startswith(f"usage: {program} COMMAND")
     listed = re.findall(r"^  (\w+)  ", shown, re.MULTILINE)
     assert listed == [*cli.COMMANDS, *(sb3_ano.cli.GROUPS if program == "sb3-ano" else ())]
+
+
+def test_the_version_is_that_of_the_distribution(capsys):
+    assert sb3_ano.cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"sb3-ano {metadata.version('sb3-ano')}\n"
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
