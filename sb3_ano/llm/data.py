@@ -101,8 +101,7 @@ def tokenize_prompts(prompts: list[Any], tokenizer: Any) -> list[list[int]]:
     """
     if isinstance(prompts[0], str):
         return tokenizer(text=prompts)["input_ids"]
-    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
-    return tokenizer.apply_chat_template(prompts, **options)["input_ids"]
+    return tokenizer.apply_chat_template(prompts, add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]
 
 
 def load_reward_function(name: str) -> Callable[..., list[float]]:

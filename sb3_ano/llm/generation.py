@@ -46,8 +46,7 @@ def generate(
     missing = [index for index, batch in enumerate(keys) if not ledger.rows.keys() >= {*batch}]
     if missing:
         tokenizer = load_tokenizer(name)
-        device = torch.accelerator.current_accelerator() or torch.device("cpu")
-        model = AutoModelForCausalLM.from_pretrained(name).eval().to(device)
+        model = AutoModelForCausalLM.from_pretrained(name).eval().to(torch.accelerator.current_accelerator() or "cpu")
         ends = model.generation_config.eos_token_id
         ends = [*{tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}]
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}
@@ -56,7 +55,7 @@ def generate(
         model.generation_config = GenerationConfig(**sampling, **tokens, max_new_tokens=length)
     for index in tqdm(missing, desc=f"{name}, T = {temperature:g}", unit="batch", disable=not missing or None):
         batch = batches[index]
-        inputs = tokenizer.pad({"input_ids": tokenize_prompts(batch, tokenizer)}, return_tensors="pt").to(device)
+        inputs = tokenizer.pad({"input_ids": tokenize_prompts(batch, tokenizer)}, return_tensors="pt").to(model.device)
         torch.manual_seed(seed * 1_000_003 + index * batch_size)  # the same for all policies
         new_tokens = model.generate(**inputs)[:, inputs["input_ids"].shape[1] :].tolist()
         for key, prompt, row in zip(keys[index], batch, new_tokens, strict=True):

@@ -54,10 +54,9 @@ class Ledger:
         :param key: name of the row, which :func:`hash_key` makes
         :param content: other columns
         """
-        row = {"key": key, **content}
         with self._lock, open(self.path, "ab") as file:
-            self.rows[key] = row
-            file.write((json.dumps(row) + "\n").encode())
+            self.rows[key] = {"key": key, **content}
+            file.write((json.dumps(self.rows[key]) + "\n").encode())
             file.flush()
             os.fsync(file.fileno())
 
