@@ -51,7 +51,7 @@ def load_from_hub(
     :param shaping: shaping function of an agent that was trained with one that is not built in
     :param custom_objects: classes and functions of the agent that are not SB3's or this package's, as for ``load_safe``
     :raises ValueError: if the repository holds no agent in the safe format, or the agent is damaged
-    :raises Exception: huggingface_hub's, most of them an OSError, if the repository, a file or the connection fails
+    :raises Exception: huggingface_hub's or its HTTP client's, if the repository, a file or the connection fails
     """
     with _downloaded(repo_id, revision, token) as agent:
         return load_safe(agent, env, device=device, shaping=shaping, custom_objects=custom_objects)

@@ -168,7 +168,7 @@ def push_to_hub(
     :return: address of the agent's page
     :raises TypeError: if the model is not an algorithm of this package, or an option is unknown
     :raises ValueError: as for :func:`package`
-    :raises Exception: huggingface_hub's, most of them an OSError, if the Hub or the connection fails; the repository is then
+    :raises Exception: huggingface_hub's or its HTTP client's, if the Hub or the connection fails; the repository is then
         as it was, or new and empty
     """
     require_algorithm(model)

@@ -210,7 +210,7 @@ def _is_file(path: str) -> bool:
 
 def _policy(text: str) -> tuple[str, str]:
     name, separator, path = text.partition("=")
-    return (name, path) if separator else (Path(text).stem, text)
+    return (name, path) if separator else (Path(text).stem if _is_file(text) else Path(text).name, text)
 
 
 def _make_judge(options: argparse.Namespace, verdicts: Path) -> Judge:
@@ -261,6 +261,7 @@ def _pairs(completions: dict[str, Policies], options: argparse.Namespace) -> Ite
         if not common:
             raise ValueError(f"{first} and {second} have no prompt in common")
         for pair in [(a[prompt], b[prompt]) for prompt in common]:
-            # In tokens, or in words if the tokens are unknown
-            lengths = [len(row.get("completion_ids") or row["completion"].split()) for row in pair]
+            # In tokens, or in words if the tokens of one of them are unknown
+            are_known = all(row.get("completion_ids") is not None for row in pair)
+            lengths = [len(row["completion_ids"] if are_known else row["completion"].split()) for row in pair]
             yield dict(zip(_COLUMNS, (first, second, temperature, *lengths, pair), strict=True))

@@ -78,7 +78,7 @@ def plain(prompt: Any) -> str:
 
 
 def judge_by_score(pairs: Sequence[Pair], score: Callable[..., Sequence[float]], name: str) -> list[dict[str, Any]]:
-    """Prefer the completion with the higher score; the verdict is ``unparseable`` if a score is NaN.
+    """Prefer the completion with the higher score; the verdict is ``unparseable`` if a score is NaN or None.
 
     :param pairs: completions to compare
     :param score: reward function as in TRL: keyword arguments ``prompts``, ``completions`` and, if all completions have
@@ -96,7 +96,7 @@ def judge_by_score(pairs: Sequence[Pair], score: Callable[..., Sequence[float]],
         values = score(**columns)
         if len(values) != len(batch):
             raise ValueError(f"judge {name!r} returned {len(values)} scores for {len(batch)} completions")
-        scores |= {id(row): float(value) for row, value in zip(batch, values, strict=True)}
+        scores |= {id(row): float("nan" if value is None else value) for row, value in zip(batch, values, strict=True)}
     signs = [float(np.sign(scores[id(first)] - scores[id(second)])) for first, second in pairs]
     return [{"verdict": {1.0: "win", -1.0: "lose", 0.0: "tie"}.get(sign, "unparseable")} for sign in signs]
 
@@ -119,14 +119,13 @@ def judge_by_chat(
     :return: verdicts, the numbers of requests, of answers that prefer the completion shown first or second, and of tokens
     :raises ValueError: if the endpoint fails or rejects a request; replies that have arrived are kept
     """
-    settings = {"model": model, **fields}
     requests: dict[str, dict[str, Any]] = {}
     keys: list[list[str]] = []
     for one, other in pairs:
         texts = one["completion"], other["completion"]
         orders = () if texts[0] == texts[1] else (texts, texts[::-1])
         contents = [_fill(template, plain(one["prompt"]), *order) for order in orders]
-        both = [{**settings, "messages": [{"role": "user", "content": content}]} for content in contents]
+        both = [{"model": model, **fields, "messages": [{"role": "user", "content": content}]} for content in contents]
         keys.append([hash_key(request) for request in both])
         requests |= zip(keys[-1], both, strict=True)
     missing = {key: request for key, request in requests.items() if key not in ledger.rows}

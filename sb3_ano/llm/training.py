@@ -38,6 +38,8 @@ DEFAULTS = {
     "max_steps": 15_625,
     "report_to": "tensorboard",
     "save_total_limit": 2,
+    # With --push_to_hub, the policy is pushed once, at the end.
+    "hub_strategy": "end",
     # No parameter is unused, and the search for such parameters would slow down each update of several processes.
     "ddp_find_unused_parameters": False,
 }
