@@ -1,8 +1,8 @@
 """Compare the time of each part of a step with a lower bound: ``python benchmarks/bounds.py`` reads docs/results/speed.
 
-A part that computes cannot be faster than its operations at the speed of a large matrix product, nor than its memory
-traffic at the speed of a copy. The rates are measured first; the environments, which are not ours, by themselves. Write
-``bounds.md``; the times of the parts come from ``blocks.csv``.
+Acting and the update cannot be faster than their operations at the speed of a large matrix product, the update also not
+than its memory traffic at the speed of a copy. These rates are measured, and the environments, which are not ours, by
+themselves. Write ``bounds.md``; the times of the parts come from ``blocks.csv``.
 """
 
 import argparse

@@ -3,9 +3,10 @@
     python benchmarks/speed.py                                  # every case; leave the machine alone meanwhile
     python benchmarks/speed.py --cases paper pong --sbx-python PATH --out docs/results/speed
 
-Blocks of SB3's PPO and of a variant alternate, each in a process of its own. ``blocks.csv`` has a row per block, ``speed.md``
-medians and quartiles of the ratios of neighboring blocks, and by how much the
-last quarter of a whole run was slower than the first (growth). ``scale-N`` are N environments with rollouts of 2048 samples.
+Blocks of SB3's PPO and of a variant alternate, each in a process of its own; for masks and LSTM policies, PPO is
+sb3-contrib's. ``blocks.csv`` has a row per block, ``speed.md`` medians and quartiles of the ratios of neighboring blocks, and
+the time of the last quarter of a whole run divided by that of the first. ``scale-N`` are N environments with rollouts of
+2048 samples.
 
 The cases ``cleanrl`` and ``cleanrl-pong`` are those of CleanRL's ``ppo_continuous_action.py`` and ``ppo_atari_envpool.py``.
 With ``--peers``, a directory with clones and an environment for them, these and LeanRL's run as their authors wrote

@@ -1,6 +1,6 @@
 """Measure what VecNormalize adds to a step, SB3's class and this package's: ``python benchmarks/vec_normalize.py``.
 
-The environments replay recorded HalfCheetah-like transitions (17 observations, float64), so that only the wrapper is timed.
+The environments return the same random numbers at each step (17 observations, float64), so that only the wrapper is timed.
 """
 
 import time

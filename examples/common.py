@@ -1,4 +1,4 @@
-"""Record and draw learning curves, for all examples."""
+"""Record and draw learning curves, for the other examples."""
 
 import sys
 from collections.abc import Mapping, Sequence

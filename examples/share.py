@@ -1,4 +1,4 @@
-"""Save an agent without pickles, prepare it for the Hugging Face Hub, and load it: ``python examples/share.py OUT.png``."""
+"""Prepare an agent for the Hugging Face Hub, and load it without pickles: ``python examples/share.py OUT.png``."""
 
 import tempfile
 from pathlib import Path

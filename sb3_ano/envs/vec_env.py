@@ -52,9 +52,9 @@ def make_vec_env(
     The arguments are those of SB3's ``make_vec_env``, in its order; ``backend`` and ``num_threads`` are keyword-only. The
     attribute ``backend`` of the result names the library: ``"gymnasium"``, ``"envpool"`` or ``"ale"``.
 
-    ``"auto"`` selects EnvPool for Atari games, gymnasium's MuJoCo tasks that it has, and tasks that gymnasium does not have. It selects ale-py
-    for Atari games if EnvPool is not installed, and gymnasium for everything else, or if an argument is given that only
-    gymnasium supports. All backends play Atari games by the same protocol. The ids are ``NAME-v5`` and
+    ``"auto"`` selects EnvPool for Atari games, gymnasium's MuJoCo tasks that it has, and tasks that gymnasium does not have.
+    It selects ale-py for Atari games if EnvPool is not installed, and gymnasium for everything else, or if an argument is
+    given that only gymnasium supports. All backends play Atari games by the same protocol. The ids are ``NAME-v5`` and
     ``NAMENoFrameskip-v4`` without sticky actions, and ``ALE/NAME-v5`` with them. ``env_kwargs`` changes the protocol by the
     names of ``AtariProtocol``, for example ``{"episodic_life": False}``.
 

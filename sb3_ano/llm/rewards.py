@@ -73,9 +73,7 @@ def load_classifier(name: str, tokenizer: Any, argument: str, trust_remote_code:
     """
     own = load_tokenizer(name, trust_remote_code=trust_remote_code)
     if tokenizer.get_vocab() != own.get_vocab():
-        raise ValueError(
-            f"{argument}={name!r} has another tokenizer ({len(own)} tokens) than the policy ({len(tokenizer)} tokens)"
-        )
+        raise ValueError(f"{argument}={name!r} has another tokenizer ({len(own)} tokens) than the policy ({len(tokenizer)})")
     options = {"num_labels": 1, "trust_remote_code": trust_remote_code}
     if find_adapter_config_file(name) is not None:
         return AutoPeftModelForSequenceClassification.from_pretrained(name, **options).merge_and_unload(), own, []
