@@ -76,7 +76,7 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         update both radii are multiplied by ``(desired_kl / kl) ** 0.25``, at least 0.8 and at most 1.25, where ``kl`` is
         the mean over all minibatches of the update (``train/kl_mean``), and the radius stays between 0.05 and 4. The
         geometric mean of ``kl`` over updates approaches ``desired_kl``. Late in a decaying learning rate, the rate limits
-        the step and the radius grows to its bound
+        the step and ANO's radius grows to its bound
     :param check_finite: whether to raise if an environment returns NaN or Inf; False leaves them to the policy
     :raises ValueError: if an argument is out of range, the environment id is unknown, or a space is not supported
     :raises TypeError: if an argument is of the wrong type

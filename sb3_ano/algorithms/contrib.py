@@ -114,7 +114,7 @@ class MaskableANO(ANO):
 class RecurrentANO(ANO):
     """ANO for policies with an LSTM; arguments and policies are those of sb3-contrib's RecurrentPPO.
 
-    The LSTM sees whole sequences, while sb3-contrib's loop restarts it at each step: trainings were 1.0 (images) to 3.5 times
+    The LSTM sees whole sequences, while sb3-contrib's loop runs it step by step: trainings were 1.0 (images) to 3.5 times
     (small networks, many epochs) as fast as RecurrentPPO's, see docs/performance.md. The update is not compiled. The keyword
     arguments are those of :class:`~sb3_ano.algorithms.ano.ANO`.
     """

@@ -36,7 +36,7 @@ class _WholeSequences(RecurrentActorCriticPolicy):
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
         extractor = super().make_features_extractor()
-        # For Discrete observations it is a NumPy integer, which PyTorch's LSTM rejects.
+        # For MultiDiscrete observations it is a NumPy integer, which PyTorch's LSTM rejects.
         extractor._features_dim = int(extractor.features_dim)
         return extractor
 

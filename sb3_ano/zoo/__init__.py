@@ -1,7 +1,7 @@
-"""The RL Zoo with ANO, SPO and PAPO in it.
+"""The RL Zoo with this package's algorithms in it.
 
-After ``register()``, ``rl_zoo3.train.train()`` in the same process knows ``ano``, ``spo`` and ``papo`` and finds their
-hyperparameters. ``python -m sb3_ano.zoo`` is the command line.
+After ``register()``, ``rl_zoo3.train.train()`` in the same process knows ``ano``, ``spo``, ``papo``, ``ano_lstm``,
+``ano_mask`` and ``ano_lstm_mask``, and finds their hyperparameters. ``python -m sb3_ano.zoo`` is the command line.
 """
 
 from sb3_ano.extras import missing_extra

@@ -93,10 +93,10 @@ def test_masks_reach_processes_through_wrappers():
         env.close()
 
 
-def test_lstm_policies_take_discrete_observations():
+def test_lstm_policies_take_multi_discrete_observations():
     # sb3-contrib's do not, but they take their one-hot codes.
     def env(wrap: Any = lambda inner: inner) -> Any:
-        return masked_vec_env(spaces.Discrete(3), DISCRETE, kind=lambda *both: wrap(MaskedEnv(*both)))
+        return masked_vec_env(spaces.MultiDiscrete([3, 2]), DISCRETE, kind=lambda *both: wrap(MaskedEnv(*both)))
 
     expected = after_three_rollouts(RecurrentPPO, "Discrete", env=env(FlattenObservation))
     assert relative_difference(expected, after_three_rollouts(RecurrentANO, "Discrete", env=env(), shaping="ppo")) <= 1e-6

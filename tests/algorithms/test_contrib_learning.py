@@ -19,7 +19,7 @@ from sb3_ano import ANO, MaskableANO, RecurrentANO, RecurrentMaskableANO
 @pytest.mark.parametrize(
     ("cls", "policy", "env", "options"),
     [
-        # sb3-contrib's test: without training the return is 7, without masks 41.
+        # sb3-contrib's test: without training the return is 7, without masks 43.
         (MaskableANO, "MlpPolicy", InvalidActionEnvDiscrete(dim=70, n_invalid_actions=55), {}),
         (MaskableANO, "MlpPolicy", InvalidActionEnvMultiDiscrete(dims=[10, 7], n_invalid_actions=12), {}),
         (
