@@ -72,14 +72,12 @@ def summarize(rows: pd.DataFrame) -> dict[Any, float]:
     """
     counts = {name: int((rows["verdict"] == name).sum()) for name in (*_OUTCOMES, "unparseable")}
     outcomes = rows["verdict"].map(_OUTCOMES).dropna()
-    low, high = wilson(outcomes.sum(), len(outcomes))
     differences = (rows["length"] - rows["opponent_length"])[outcomes.index]
     return {
         "prompts": len(rows),
         **counts,
         "win_rate": float(outcomes.mean()),
-        "low": low,
-        "high": high,
+        **dict(zip(("low", "high"), wilson(outcomes.sum(), len(outcomes)), strict=True)),
         "equal_length": win_rate_at_equal_length(outcomes.to_numpy(), differences.to_numpy(float)),
         **rows[["length", "opponent_length"]].mean().to_dict(),
         **rows.drop(columns=[*_KEYS, "verdict", "length", "opponent_length"], errors="ignore").sum().to_dict(),
@@ -180,7 +178,7 @@ def _parse(arguments: Sequence[str], program: str) -> argparse.Namespace:
     chat.add_argument("--template", help="file with the request; {prompt}, {first} and {second} are replaced")
     chat.add_argument("--concurrency", type=int, default=8, help="requests at the same time")
     chat.add_argument("--retries", type=int, default=8, help="repetitions of a failed request, after growing pauses")
-    chat.add_argument("--request", type=json.loads, default=REQUEST, metavar="JSON", help="fields besides model and messages")
+    chat.add_argument("--request", type=json_object, default=REQUEST, metavar="JSON", help="fields besides model and messages")
     texts = parser.add_argument_group("completions")
     texts.add_argument("--dataset_name", help="Hub id, directory or file; it has a column 'prompt'")
     texts.add_argument("--dataset_config", help="configuration of a data set on the Hub")
@@ -202,6 +200,11 @@ def _parse(arguments: Sequence[str], program: str) -> argparse.Namespace:
     if options.dataset_name is None and (models := [path for path in options.policies.values() if not _is_file(path)]):
         raise ValueError(f"{models[0]!r} is no JSON, CSV or Parquet file, but a model that needs prompts; give --dataset_name")
     return options
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Parse a JSON object; argparse names this function in its error."""
+    return dict(json.loads(text))
 
 
 def _is_file(path: str) -> bool:

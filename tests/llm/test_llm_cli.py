@@ -155,6 +155,7 @@ COMMANDS = [
     (FILES + "other.jsonl", "up and other have no prompt in common"),
     (FILES + "six.jsonl --temperatures -1", "temperatures=-1.0 is not allowed; allowed are finite numbers from 0"),
     (JUDGED + "--judge_model m --base_url http://x --template up.jsonl", "'up.jsonl' lacks {prompt}, {first}, {second}"),
+    (JUDGED + "--judge_model m --base_url http://x --request [1]", "argument --request: invalid json_object value"),
     (JUDGED + "--judge_model m --base_url http://127.0.0.1:9/v1 --retries 1", "judge 'm' failed: Connection error."),
 ]
 SCRIPT = """
