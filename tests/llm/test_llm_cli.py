@@ -145,7 +145,7 @@ COMMANDS = [
     # Users Z13: these asked the Hub for the model first.
     (TRAIN + "--model_name_or_path ./sft", "model_name_or_path='./sft' does not exist"),
     (TRAIN + "--model_name_or_path no/model --reward_model posts/reward", "reward_model='posts/reward' does not exist"),
-    (FILES + "three.jsonl --request [1", "argument --request: invalid loads value: '[1'"),
+    (FILES + "three.jsonl --request [1]", "argument --request: invalid json_object value: '[1]'"),
     (FILES + "up.jsonl", "'up.jsonl up.jsonl' are not allowed; give two or more, as NAME=PATH"),
     (FILES + "none.jsonl", "none='none.jsonl' does not exist"),
     (FILES + "model", "'model' is no JSON, CSV or Parquet file, but a model that needs prompts; give --dataset_name"),
@@ -155,7 +155,6 @@ COMMANDS = [
     (FILES + "other.jsonl", "up and other have no prompt in common"),
     (FILES + "six.jsonl --temperatures -1", "temperatures=-1.0 is not allowed; allowed are finite numbers from 0"),
     (JUDGED + "--judge_model m --base_url http://x --template up.jsonl", "'up.jsonl' lacks {prompt}, {first}, {second}"),
-    (JUDGED + "--judge_model m --base_url http://x --request [1]", "argument --request: invalid json_object value"),
     (JUDGED + "--judge_model m --base_url http://127.0.0.1:9/v1 --retries 1", "judge 'm' failed: Connection error."),
 ]
 SCRIPT = """
