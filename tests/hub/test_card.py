@@ -49,8 +49,8 @@ def test_the_hub_reads_numbers_and_words_and_the_page_says_how_the_agent_was_jud
     ((result,),) = (entry["results"] for entry in data["model-index"])
     assert result["dataset"] == {"name": "CartPole-v1", "type": "CartPole-v1"}
     arguments = {"n_eval_episodes": 3, "deterministic": True, "seed": 4}
-    for metric, name in zip(result["metrics"], ("mean_reward", "std_reward"), strict=True):
-        assert (metric["type"], metric["value"], metric["args"]) == (name, results[name], arguments)
+    found = [(metric["type"], metric["value"], metric["args"]) for metric in result["metrics"]]
+    assert found == [(name, results[name], arguments) for name in ("mean_reward", "std_reward")]
     mean, std, length = results["mean_reward"], results["std_reward"], np.mean(results["episode_lengths"])
     row = f"| {mean:.2f} | {std:.2f} | 3 | {length:.1f} | deterministic | 4 |"
     trained = ("- algorithm: ANO, 2,048 steps, 2 environment(s)", "- seed: 0", f"torch {metadata.version('torch')}")
@@ -60,23 +60,20 @@ def test_the_hub_reads_numbers_and_words_and_the_page_says_how_the_agent_was_jud
     assert "licen" not in packed["README.md"].decode().lower()
 
 
-@pytest.mark.parametrize(
-    ("env_id", "extras", "packages"),
-    [
-        ("CartPole-v1", "hub", []),
-        ("HalfCheetah-v5", "hub,mujoco", ["mujoco"]),
-        ("Pong-v5", "hub,atari", ["ale-py"]),
-        pytest.param("Catch-v0", "hub,envpool", ["envpool"], marks=needs_envpool),
-    ],
-)
-def test_the_requirements_are_those_of_the_package_and_the_environment(env_id, extras, packages, cartpole, pack):
+# The extra, and the package in it, that an environment needs.
+REQUIREMENTS = {"CartPole-v1": [], "HalfCheetah-v5": ["mujoco"], "Pong-v5": ["atari", "ale-py"], "Catch-v0": ["envpool"]}
+
+
+@needs_envpool
+@pytest.mark.parametrize(("env_id", "needed"), REQUIREMENTS.items())
+def test_the_requirements_are_those_of_the_package_and_the_environment(env_id, needed, cartpole, pack):
     """users U5, U6 e: the first command of the card failed; the versions of all packages were listed."""
     folder = pack(cartpole, cartpole.get_env(), env_id=env_id)
-    command = f'\npip install "sb3-ano[{extras}] @ git+{PROJECT["urls"]["Repository"]}"\n'
+    command = f'\npip install "sb3-ano[{",".join(["hub", *needed[:1]])}] @ git+{PROJECT["urls"]["Repository"]}"\n'
     assert command in (folder / "README.md").read_text()
     installed = {distribution.name.lower() for distribution in metadata.distributions()}
     common = {"python", "sb3-ano", "stable-baselines3", "torch", "gymnasium", "numpy"}
-    assert set(json.loads((folder / "results.json").read_text())["versions"]) == common | (set(packages) & installed)
+    assert set(json.loads((folder / "results.json").read_text())["versions"]) == common | (set(needed[-1:]) & installed)
 
 
 def test_no_name_writes_code_or_markdown_into_the_card(cartpole, pack):
@@ -102,21 +99,16 @@ def run_snippet(folder, monkeypatch, supplied: str = "", env=None) -> dict:
     return names
 
 
+CUSTOM = {"learning_rate": lambda progress: 1e-3, "policy": CustomPolicy, "shaping": ("ano", pseudo_huber)}
+SUPPLIED = "custom_objects={'learning_rate': 1.0, 'policy': CustomPolicy}, shaping=('ano', pseudo_huber)"
+PARTS = "`ano, tests.common:pseudo_huber`\n- `custom_objects=`: `{'policy': 'tests.hub.agents:CustomPolicy', 'learning_rate'"
+CODE = "^ano-CartPole-v1.zip holds the code of learning_rate, .*the path of its file"
+# Neither a shape without a name nor a schedule matters for acting.
+NAMELESS = {"shaping": lambda x: x - x * x}, "shaping='ano'", f"`shaping=`: `{__name__}:<lambda>`", "cannot be imported"
+
+
 @pytest.mark.filterwarnings("ignore:.*(stored by name only|cannot be imported|is another function):UserWarning")
-@pytest.mark.parametrize(
-    ("options", "supplied", "remark", "warning"),
-    [
-        # Neither a shape without a name nor a schedule matters for acting.
-        ({"shaping": lambda x: x - x * x}, "shaping='ano'", f"`shaping=`: `{__name__}:<lambda>`", "cannot be imported"),
-        (
-            {"learning_rate": lambda progress: 1e-3, "policy": CustomPolicy, "shaping": ("ano", pseudo_huber)},
-            "custom_objects={'learning_rate': 1.0, 'policy': CustomPolicy}, shaping=('ano', pseudo_huber)",
-            "- `shaping=`: `ano, tests.common:pseudo_huber`\n"
-            "- `custom_objects=`: `{'policy': 'tests.hub.agents:CustomPolicy', 'learning_rate'",
-            "^ano-CartPole-v1.zip holds the code of learning_rate, .*the path of its file",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("options", "supplied", "remark", "warning"), [NAMELESS, (CUSTOM, SUPPLIED, PARTS, CODE)])
 def test_the_card_names_what_only_the_author_has(options, supplied, remark, warning, pack, monkeypatch):
     """Safety H6: what cannot be imported by name is pickled as code, with the globals that it uses."""
     with pytest.warns(UserWarning, match=warning):
@@ -232,14 +224,11 @@ def test_the_video_shows_every_frame_at_the_environments_speed_and_plays_in_brow
 
 @pytest.mark.parametrize(("given", "used"), [({}, "egl"), ({"MUJOCO_GL": "osmesa"}, "osmesa"), ({"DISPLAY": ":0"}, None)])
 def test_mujoco_renders_through_egl_without_a_display_unless_the_user_says_otherwise(given, used, monkeypatch):
-    for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.platform", "linux")
-    with software_rendering():
-        assert os.environ.get("MUJOCO_GL") == used
-    assert os.environ.get("MUJOCO_GL") == given.get("MUJOCO_GL")
+    with mock.patch.dict(os.environ, given, clear=True):
+        with software_rendering():
+            assert os.environ.get("MUJOCO_GL") == used
+        assert os.environ == given
 
 
 @pytest.mark.parametrize("n_frames", [0, 2])
