@@ -21,23 +21,6 @@ USER = "somebody"
 DROP = 0
 
 
-class Repository(dict[str, dict[str, bytes]]):
-    """Commits by their ids, the newest last: each is a whole set of files."""
-
-    is_private = False
-
-    def commit(self, files):
-        self[f"{len(self) + 1:040x}"] = files
-
-    @property
-    def head(self):
-        return list(self)[-1]
-
-    @property
-    def files(self):
-        return self[self.head]
-
-
 class Refusal(Exception):  # noqa: N818  # an answer of the server
     """Status, message and error code of an answer."""
 
@@ -92,30 +75,33 @@ class Handler(BaseHTTPRequestHandler):
                 if repo_id in self.server.repositories:
                     raise Refusal(409, url)
                 self.server.add(repo_id, {".gitattributes": b"*.zip filter=lfs\n"})
-                self.server.repositories[repo_id].is_private = options.get("visibility") == "private"
+                self.server.visibility[repo_id] = options.get("visibility")
                 return {"url": url}
         repo_id, request = "/".join(path[:2]), path[2:]
         if repo_id not in self.server.repositories:
             raise Refusal(404, "Repository not found", "RepoNotFound")
-        repository = self.server.repositories[repo_id]
+        commits = {f"{number:040x}": files for number, files in enumerate(self.server.repositories[repo_id])}
+        head = list(commits)[-1]
         match request:
             case ["preupload", _]:
                 regular = {"uploadMode": "regular", "shouldIgnore": False, "oid": None}
                 return {"files": [{"path": file["path"], **regular} for file in json.loads(body)["files"]]}
             case ["commit", _]:
                 changes = [(line["key"], line["value"]) for line in map(json.loads, body.splitlines())]
-                if changes[0][1].get("parentCommit", repository.head) != repository.head:
+                if changes[0][1].get("parentCommit", head) != head:
                     raise Refusal(412, "A commit has happened since. Please refresh and try again.")
-                new = {value["path"]: base64.b64decode(value["content"]) for key, value in changes if key == "file"}
-                deleted = {value["path"] for key, value in changes if key == "deletedFile"}
-                files = repository.files | new
-                repository.commit({name: files[name] for name in files if name not in deleted})
-                return {"commitUrl": f"{self.server.url}/{repo_id}/commit/{repository.head}", "commitOid": repository.head}
+                files = dict(commits[head])
+                for key, value in changes[1:]:
+                    files[value["path"]] = base64.b64decode(value.get("content", ""))
+                    if key == "deletedFile":
+                        del files[value["path"]]
+                self.server.add(repo_id, files)
+                return {"commitUrl": f"{self.server.url}/{repo_id}/commit/{head}", "commitOid": head}
         kind, revision, *name = request if len(request) > 1 else ("", "main")
-        commit = repository.head if revision == "main" else revision
-        if commit not in repository:
+        commit = head if revision == "main" else revision
+        if commit not in commits:
             raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
-        files = repository[commit]
+        files = commits[commit]
         if kind == "resolve":
             if "/".join(name) not in files:
                 raise Refusal(404, "Entry not found", "EntryNotFound")
@@ -132,13 +118,14 @@ class FakeHub(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.repositories: dict[str, Repository] = {}  # by "user/name"
+        self.repositories: dict[str, list[dict[str, bytes]]] = {}  # commits by "user/name", each a whole set of files
+        self.visibility: dict[str, str] = {}
         self.requests: list[str] = []  # method and path of each
         self.fail: dict[str, int] = {}  # status to answer with, by a pattern of the request
 
     def add(self, repo_id, files):
         """Add a commit as somebody else might have made it, with any names."""
-        self.repositories.setdefault(repo_id, Repository()).commit(files)
+        self.repositories.setdefault(repo_id, []).append(files)
 
     @property
     def fetched(self):

@@ -53,22 +53,22 @@ def test_environments_are_normalized_as_in_training(stack, hub):
 
 def test_a_push_is_one_commit_and_replaces_an_earlier_one_but_no_other_files(cartpole, pendulum, hub, monkeypatch, capsys):
     push_to_hub(pendulum, "somebody/agent", private=True, n_eval_episodes=2, video_length=3)
-    repository = hub.repositories["somebody/agent"]
-    assert repository.is_private
-    assert len(repository) == 2, "the Hub's own and the push"
+    assert hub.visibility == {"somebody/agent": "private"}
+    _, files = hub.repositories["somebody/agent"]  # the Hub's own commit and the push
     names = ".gitattributes README.md results.json replay.mp4 ano-Pendulum-v1.zip train_eval_metrics.zip vec_normalize.pkl "
     names += "sb3_ano.json policy.safetensors vec_normalize.safetensors args.yml config.yml env_kwargs.yml"
-    assert set(repository.files) == {*names.split()}
+    assert set(files) == {*names.split()}
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["evaluating", "mean"]
-    exec(repository.files["README.md"].decode().split("```python\n")[1].split("```")[0], {})
-    results = yaml.safe_load(repository.files["results.json"])
+    exec(files["README.md"].decode().split("```python\n")[1].split("```")[0], {})
+    results = json.loads(files["results.json"])
     assert capsys.readouterr().out == f"{results['mean_reward']:.2f} +/- {results['std_reward']:.2f}\n"
-    first = repository.head
-    repository.commit({**repository.files, "notes.txt": b"mine"})
+    first = HfApi().model_info("somebody/agent").sha
+    hub.add("somebody/agent", files | {"notes.txt": b"mine"})
     monkeypatch.delenv("HF_TOKEN")
     push_to_hub(cartpole, "somebody/agent", token="hf_of_somebody", **QUICK)
-    assert not {"vec_normalize.pkl", "vec_normalize.safetensors", "replay.mp4"} & set(repository.files)
-    assert {"notes.txt", ".gitattributes", "ano-CartPole-v1.zip", "ano-Pendulum-v1.zip"} < set(repository.files)
+    files = set(hub.repositories["somebody/agent"][-1])
+    assert not {"vec_normalize.pkl", "vec_normalize.safetensors", "replay.mp4"} & files
+    assert {"notes.txt", ".gitattributes", "ano-CartPole-v1.zip", "ano-Pendulum-v1.zip"} < files
     assert load_from_hub("somebody/agent", token="hf_of_somebody").observation_space.shape == (4,)
     assert load_from_hub("somebody/agent", revision=first, token="hf_of_somebody").observation_space.shape == (3,)
 
@@ -110,7 +110,7 @@ def test_a_run_is_made_of_the_safe_format_alone(pushed, pendulum, tmp_path):
 
     Review safety H2: settings of an environment can be files elsewhere, memory, executables. They are shown and left out.
     """
-    files = pushed.repositories[REPOSITORY].files
+    files = pushed.repositories[REPOSITORY][-1]
     broken = {name: b"no pickle, no YAML: {" for name in files if name.endswith((".zip", ".pkl", ".yml"))}
     env_kwargs = {"xml_file": "/etc/passwd", "desc": ["S" * 999] * 1000, "frame_stack": 3_000_000}
     broken["results.json"] = json.dumps({"env_id": "ALE/Pong-v5", "env_kwargs": env_kwargs}).encode()
@@ -166,33 +166,30 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("call", "fail", "kind"), FAILURES)
-def test_what_fails_raises_the_hubs_error_and_leaves_directory_and_repository(
-    call, fail, kind, hub, packed, pendulum, tmp_path
-):
+def test_what_fails_raises_the_hubs_error_and_leaves_what_was_there(call, fail, kind, hub, packed, pendulum, tmp_path):
     hub.add(AGENT, packed)
-    before = {name: repository.head for name, repository in hub.repositories.items()}
     hub.fail = fail
     with pytest.raises(kind) as caught:
         call(pendulum, tmp_path / "agents" / "agent")
     assert type(caught.value).__module__.startswith(("huggingface_hub", "httpx"))
-    assert {name: repository.head for name, repository in hub.repositories.items()} == before
+    assert hub.repositories == {AGENT: [packed]}
     assert not list(tmp_path.glob("agents/*"))
 
 
 def test_a_repository_that_changes_meanwhile_is_read_as_it_was_and_not_overwritten(hub, packed, cartpole, monkeypatch):
     hub.add("somebody/agent", packed)
-    repository, info = hub.repositories["somebody/agent"], HfApi.model_info
+    info = HfApi.model_info
 
     def then_somebody_commits(*arguments, **options):
         found = info(*arguments, **options)
-        repository.commit({**repository.files, "new.txt": b"", "policy.safetensors": b"of another agent"})
+        hub.add("somebody/agent", packed | {"new.txt": b"", "policy.safetensors": b"of another agent"})
         return found
 
     monkeypatch.setattr(HfApi, "model_info", then_somebody_commits)
     assert acts_like(load_from_hub("somebody/agent"), cartpole), "all files are of one commit"
     with pytest.raises(OSError, match="A commit has happened since"):
         push_to_hub(cartpole, "somebody/agent", **QUICK)
-    assert "new.txt" in repository.files
+    assert "new.txt" in hub.repositories["somebody/agent"][-1]
 
 
 def test_only_files_of_the_format_are_fetched_and_errors_name_the_repository(hub, packed):

@@ -109,13 +109,7 @@ def test_settings_that_would_run_code_are_rejected(file, kind, zoo, stack, tmp_p
     assert not {"antigravity", "rl_zoo3.benchmark"} & set(sys.modules)
 
 
-def test_trusted_settings_are_read_as_they_are(zoo, stack, monkeypatch):
-    fixes.unsafe_settings(stack)
-    monkeypatch.setenv("TRUST_REMOTE_CODE", "1")
-    assert read("a: !!python/name:os.getcwd\n")["a"] is os.getcwd
-
-
-def test_what_the_zoo_writes_is_read_as_before(zoo, stack):
+def test_what_the_zoo_writes_is_read_as_before_and_anything_if_it_is_trusted(zoo, stack, monkeypatch):
     wrappers = [{"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 5}}, "sb3_contrib.common.wrappers.TimeFeatureWrapper"]
     written = OrderedDict(
         policy="MlpPolicy",
@@ -129,3 +123,5 @@ def test_what_the_zoo_writes_is_read_as_before(zoo, stack):
     fixes.unsafe_settings(stack)
     assert read(*files) == before
     assert before["policy_kwargs"]["activation_fn"] is torch.nn.Tanh
+    monkeypatch.setenv("TRUST_REMOTE_CODE", "1")
+    assert read("a: !!python/name:os.getcwd\n")["a"] is os.getcwd

@@ -13,7 +13,7 @@ from torch import nn  # for the policy arguments, which the zoo evaluates
 
 from sb3_ano._registry import ALGORITHMS, zoo_name
 from sb3_ano.zoo.hyperparameters import check_hyperparameters, hyperparameter_file
-from tests.zoo.conftest import ROOT
+from tests.common import ROOT
 
 MUJOCO = [f"{task}-v{n}" for task in ("HalfCheetah", "Ant", "Hopper", "Walker2d", "Humanoid", "Swimmer") for n in (4, 5)]
 # With the task whose settings the zoo has.

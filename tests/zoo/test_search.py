@@ -84,7 +84,6 @@ def test_any_trial_trains_with_its_hyperparameters_whatever_the_file_says_now():
     for options, message in {
         f"-optimize --study-name s --storage {JOURNAL} -n 1024": "with 512 steps and 1 evaluations per trial, which cannot be",
         f"--study-name s --storage {JOURNAL} --trial-id 2": "--trial-id 2 of --study-name s is not in study.log",
-        "--study-name t --trial-id 0": "study.db cannot be opened: (sqlite3.OperationalError) unable to open",
     }.items():
         assert message in rejected(f"{TRAIN} {options}")
 
@@ -278,5 +277,4 @@ def test_policy_kwargs_of_the_file_that_are_not_searched_stay(as_text):
     result = merge({"gamma": 0.9, "policy_kwargs": given}, {"policy_kwargs": networks, "clip_range": 0.3})
     assert (result["gamma"], result["clip_range"]) == (0.9, 0.3)
     assert eval(result["policy_kwargs"]) == networks | {"log_std_init": -2, "optimizer_kwargs": {"eps": 1e-5}}
-    assert eval(merge({}, {"policy_kwargs": networks})["policy_kwargs"]) == networks
     assert eval(merge({"policy_kwargs": given}, {})["policy_kwargs"])["log_std_init"] == -2

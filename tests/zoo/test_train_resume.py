@@ -138,8 +138,3 @@ def test_a_run_does_not_swallow_other_options(other, finished, zoo):
     errors = rejected(f"train {WHICH} --resume {other}")
     assert "is not what logs/ano/CartPole-v1_1 was started with" in errors
     assert "start a new run with -i" in errors
-
-
-def test_a_damaged_record_is_named(zoo):
-    (written_run("CartPole-v1_1") / "CartPole-v1" / "run.json").write_text('{"arguments": [')
-    assert "run.json is not a JSON file" in rejected(f"train {WHICH} --resume")
