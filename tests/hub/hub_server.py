@@ -8,120 +8,99 @@ import base64
 import contextlib
 import hashlib
 import json
+import logging
 import re
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote, urlsplit
 
 from huggingface_hub import constants
+from werkzeug import Request, Response
+from werkzeug.exceptions import abort
+from werkzeug.serving import make_server
 
 TOKEN = "hf_of_somebody"
 USER = "somebody"
-#: Stands for a status in :attr:`FakeHub.fail`: the connection is lost before the answer.
+#: Stands for a status in :attr:`FakeHub.fail`: the connection is lost before the end of the answer.
 DROP = 0
 
 
-class Refusal(Exception):  # noqa: N818  # an answer of the server
-    """Status, message and error code of an answer."""
+def refuse(status, message, code=""):
+    headers = {"X-Error-Message": message, "X-Error-Code": code}
+    abort(Response(json.dumps({"error": message, "url": message}), status, headers))  # the address of one that exists
 
 
-class Handler(BaseHTTPRequestHandler):
-    def log_message(self, *_):
-        """Stay silent."""
+class FakeHub:
+    """The state of the server, and its faults.
 
-    def do_GET(self):
-        path = unquote(urlsplit(self.path).path)
-        request = f"{self.command} {path}"
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.server.requests.append(request)
-        faults = [status for pattern, status in self.server.fail.items() if re.search(pattern, request)]
-        if DROP in faults:
-            return
-        status, headers = 200, {}
-        try:
-            if faults:
-                raise Refusal(faults[0], "as the test asks for")
-            token = self.headers.get("Authorization")
-            if token != f"Bearer {TOKEN}" and (token or re.match("POST /api/(repos|models)/", request)):
-                raise Refusal(401, "Invalid credentials in Authorization header")
-            answer = self._answer(path.removeprefix("/api/models").strip("/").split("/"), body)
-            if isinstance(answer, tuple):
-                content, commit = answer
-                headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": commit}
-            else:
-                content = json.dumps(answer).encode()
-        except Refusal as refusal:
-            status, message, *code = refusal.args
-            headers = {"X-Error-Message": message, "X-Error-Code": "".join(code)}
-            content = json.dumps({"error": message, "url": message}).encode()  # of a repository that exists
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
+    :param url: address of the server
+    """
 
-    do_HEAD = do_POST = do_GET  # noqa: N815
+    def __init__(self, url):
+        self.url = url
+        self.repositories: dict[str, list[dict[str, bytes]]] = {}  # commits by "user/name", each a whole set of files
+        self.visibility: dict[str, str] = {}
+        self.requests: list[str] = []  # method and path of each
+        self.fail: dict[str, int] = {}  # status to answer with, by a pattern of the request
 
-    def _answer(self, path, body):
-        """The answer as JSON, or the content of a file and its commit."""
+    @Request.application
+    def __call__(self, request):
+        line = f"{request.method} {request.path}"
+        self.requests.append(line)
+        for status in [status for pattern, status in self.fail.items() if re.search(pattern, line)]:
+            if status == DROP:
+                return Response(headers={"Content-Length": "1"})
+            refuse(status, "as the test asks for")
+        token = request.headers.get("Authorization")
+        if token != f"Bearer {TOKEN}" and (token or re.match("POST /api/(repos|models)/", line)):
+            refuse(401, "Invalid credentials in Authorization header")
+        answer = self._answer(request.path.removeprefix("/api/models").strip("/").split("/"), request)
+        return answer if isinstance(answer, Response) else Response(json.dumps(answer))
+
+    def _answer(self, path, request):
         match path:
             case ["api", "validate-yaml"]:
                 return {"errors": [], "warnings": []}
             case ["api", "repos", "create"]:
-                options = json.loads(body)
-                repo_id = f"{options.get('organization') or USER}/{options['name']}"
-                url = f"{self.server.url}/{repo_id}"
-                if repo_id in self.server.repositories:
-                    raise Refusal(409, url)
-                self.server.add(repo_id, {".gitattributes": b"*.zip filter=lfs\n"})
-                self.server.visibility[repo_id] = options.get("visibility")
+                repo_id = f"{request.json.get('organization') or USER}/{request.json['name']}"
+                url = f"{self.url}/{repo_id}"
+                if repo_id in self.repositories:
+                    refuse(409, url)
+                self.add(repo_id, {".gitattributes": b"*.zip filter=lfs\n"})
+                self.visibility[repo_id] = request.json.get("visibility")
                 return {"url": url}
-        repo_id, request = "/".join(path[:2]), path[2:]
-        if repo_id not in self.server.repositories:
-            raise Refusal(404, "Repository not found", "RepoNotFound")
-        commits = {f"{number:040x}": files for number, files in enumerate(self.server.repositories[repo_id])}
+        repo_id, rest = "/".join(path[:2]), path[2:]
+        if repo_id not in self.repositories:
+            refuse(404, "Repository not found", "RepoNotFound")
+        commits = {f"{number:040x}": files for number, files in enumerate(self.repositories[repo_id])}
         head = list(commits)[-1]
-        match request:
+        match rest:
             case ["preupload", _]:
                 regular = {"uploadMode": "regular", "shouldIgnore": False, "oid": None}
-                return {"files": [{"path": file["path"], **regular} for file in json.loads(body)["files"]]}
+                return {"files": [{"path": file["path"], **regular} for file in request.json["files"]]}
             case ["commit", _]:
-                changes = [(line["key"], line["value"]) for line in map(json.loads, body.splitlines())]
+                changes = [(line["key"], line["value"]) for line in map(json.loads, request.data.splitlines())]
                 if changes[0][1].get("parentCommit", head) != head:
-                    raise Refusal(412, "A commit has happened since. Please refresh and try again.")
+                    refuse(412, "A commit has happened since. Please refresh and try again.")
                 files = dict(commits[head])
                 for key, value in changes[1:]:
                     files[value["path"]] = base64.b64decode(value.get("content", ""))
                     if key == "deletedFile":
                         del files[value["path"]]
-                self.server.add(repo_id, files)
-                return {"commitUrl": f"{self.server.url}/{repo_id}/commit/{head}", "commitOid": head}
-        kind, revision, *name = request if len(request) > 1 else ("", "main")
+                self.add(repo_id, files)
+                return {"commitUrl": f"{self.url}/{repo_id}/commit/{head}", "commitOid": head}
+        kind, revision, *name = rest if len(rest) > 1 else ("", "main")
         commit = head if revision == "main" else revision
         if commit not in commits:
-            raise Refusal(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+            refuse(404, f"Invalid rev id: {revision}", "RevisionNotFound")
         files = commits[commit]
         if kind == "resolve":
             if "/".join(name) not in files:
-                raise Refusal(404, "Entry not found", "EntryNotFound")
-            return files["/".join(name)], commit
+                refuse(404, "Entry not found", "EntryNotFound")
+            content = files["/".join(name)]
+            return Response(content, headers={"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": commit})
         if kind == "tree":  # which upload_folder asks for
             return [{"type": "file", "path": name, "size": len(files[name]), "oid": "0" * 40} for name in files]
         siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
         return {"id": repo_id, "sha": commit, "siblings": siblings}
-
-
-class FakeHub(ThreadingHTTPServer):
-    """The state of the server, and its faults."""
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        self.repositories: dict[str, list[dict[str, bytes]]] = {}  # commits by "user/name", each a whole set of files
-        self.visibility: dict[str, str] = {}
-        self.requests: list[str] = []  # method and path of each
-        self.fail: dict[str, int] = {}  # status to answer with, by a pattern of the request
 
     def add(self, repo_id, files):
         """Add a commit as somebody else might have made it, with any names."""
@@ -153,9 +132,11 @@ class FakeHub(ThreadingHTTPServer):
 @contextlib.contextmanager
 def running_hub():
     """Run a Hub that answers at ``url`` until the context ends."""
-    with FakeHub() as hub:
-        threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.02}).start()
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    with make_server("127.0.0.1", 0, lambda *arguments: hub(*arguments), threaded=True) as server:
+        hub = FakeHub(f"http://127.0.0.1:{server.server_port}")
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
         try:
             yield hub
         finally:
-            hub.shutdown()
+            server.shutdown()

@@ -35,7 +35,6 @@ def final_state(directory: Path, env_id: str) -> dict:
     return {
         "parameters": parameters(model).numpy(),
         "optimizer": model.policy.optimizer.state_dict()["state"][0]["exp_avg_sq"].numpy(),
-        "steps": model.num_timesteps,
         "evaluations": dict(np.load(run / "evaluations.npz")),
         "best": parameters(ANO.load(run / "best_model.zip")).numpy(),
         # Several environments end their episodes in an order that their wall-clock times round off.
