@@ -131,12 +131,6 @@ def test_a_missing_package_is_named_with_its_extra():
     assert python("-c", code).stderr.strip().endswith(message)
 
 
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch):
-    """huggingface_hub tries again after seconds."""
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-
-
 def test_a_push_that_cannot_succeed_stops_before_anything_is_done(cartpole, hub, capsys, tmp_path):
     """users U6 c: a wrong class and a malformed id are reported without the Hub, a wrong token before the evaluation."""
     with one_line(TypeError, "model is of class PPO; allowed are SPO, PAPO, ANO"):
@@ -167,7 +161,8 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("call", "fail", "kind"), FAILURES)
-def test_what_fails_raises_the_hubs_error_and_leaves_what_was_there(call, fail, kind, hub, packed, pendulum, tmp_path):
+def test_what_fails_leaves_all_as_it_was_with_the_hubs_error(call, fail, kind, hub, packed, pendulum, tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # huggingface_hub tries again after seconds
     hub.add(AGENT, packed)
     hub.fail = fail
     with pytest.raises(kind) as caught:

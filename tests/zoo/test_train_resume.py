@@ -20,10 +20,7 @@ from tests.zoo.conftest import rejected
 COMMON = "--eval-freq 900 --eval-episodes 1 --seed 5 --device cpu --verbose 1"
 WHICH = "--algo ano --env CartPole-v1"
 SMALL = "n_envs:4 n_steps:64 batch_size:64"
-TASKS = {
-    "CartPole-v1": f"-n 2560 -params n_epochs:4 {SMALL}",
-    "HalfCheetah-v5": "-n 2560 -params n_envs:1 n_steps:256 batch_size:64 n_epochs:4 normalize:True",
-}
+CHEETAH = pytest.param("HalfCheetah-v5", "n_envs:1 n_steps:256 batch_size:64 normalize:True", marks=pytest.mark.slow)
 AT = "logs/*/*/checkpoints/checkpoint_{}_steps.zip"
 
 
@@ -44,9 +41,9 @@ def final_state(directory: Path, env_id: str) -> dict:
 
 
 @pytest.mark.parametrize("when", ["checkpoints", pytest.param("moments", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("env_id", ["CartPole-v1", pytest.param("HalfCheetah-v5", marks=pytest.mark.slow)])
-def test_a_killed_training_resumes_as_if_it_had_not_been(env_id, when, run_until, tmp_path):
-    command = f"train --algo ano --env {env_id} {COMMON} --checkpoint-freq 300 {TASKS[env_id]}"  # rollouts have 256 steps
+@pytest.mark.parametrize(("env_id", "params"), [("CartPole-v1", SMALL), CHEETAH])  # rollouts have 256 steps
+def test_a_killed_training_resumes_as_if_it_had_not_been(env_id, params, when, run_until, tmp_path):
+    command = f"train --algo ano --env {env_id} {COMMON} -n 2560 --checkpoint-freq 300 -params n_epochs:4 {params}"
     whole = run_until(command, tmp_path / "whole", None)
     assert whole.status == 0, whole.output
     moments = np.random.default_rng(2026).uniform(0.0, 0.8 * whole.seconds, (6, 4))  # also before the start and after the end
