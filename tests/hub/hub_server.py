@@ -1,7 +1,7 @@
 """A Hugging Face Hub on this machine: the part of its API that pushing and loading use, with repositories in memory.
 
 The answers were written down from the requests and expectations of huggingface_hub's client. It is a server because other
-processes, such as the RL Zoo's commands, need it, too.
+processes, such as the RL Zoo's commands, need it, too. Werkzeug comes with TensorBoard.
 """
 
 import base64
