@@ -9,10 +9,8 @@ import pytest
 import torch
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ano import ANO
 from sb3_ano.envs import make_vec_env
 from sb3_ano.hub import package, save_safe
-from tests.common import SMALL
 from tests.hub.agents import QUICK, trained
 from tests.hub.hostile.common import watched_process
 from tests.hub.hub_server import running_hub
@@ -29,15 +27,14 @@ def hub(monkeypatch, tmp_path):
 @pytest.fixture(scope="session")
 def cartpole():
     """An agent that has learnt a little."""
-    model = ANO("MlpPolicy", make_vec_env("CartPole-v1", 2, backend="gymnasium"), policy_kwargs={"net_arch": [16]}, **SMALL)
-    return model.learn(2048)
+    return trained(env=make_vec_env("CartPole-v1", 2, backend="gymnasium"), steps=2048, policy_kwargs={"net_arch": [16]})
 
 
 @pytest.fixture(scope="session")
 def pendulum():
     """An agent whose observations and rewards are normalized."""
     env = VecNormalize(make_vec_env("Pendulum-v1", 2, backend="gymnasium"), gamma=0.98, clip_obs=5.0)
-    return ANO("MlpPolicy", env, policy_kwargs={"net_arch": [16]}, **SMALL).learn(1024)
+    return trained(env=env, steps=1024, policy_kwargs={"net_arch": [16]})
 
 
 @pytest.fixture(scope="session")

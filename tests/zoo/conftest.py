@@ -19,7 +19,6 @@ from stable_baselines3.common.monitor import Monitor, ResultsWriter
 
 from sb3_ano.zoo import cli, commands, register  # noqa: F401  # what a command would import
 
-ROOT = Path(__file__).resolve().parents[2]
 #: Variables of the environment that commands set.
 VARIABLES = ("PATH", "MUJOCO_GL", "TRUST_REMOTE_CODE")
 

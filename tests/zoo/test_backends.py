@@ -39,7 +39,6 @@ def test_the_shipped_files_take_the_fast_environments(env_id, changes, processes
 
 
 WRAPPED = [
-    ({}, {}, {}),
     ({"frame_stack": 2}, {"frame_stack": 2}, {}),
     ({"env_wrapper": ATARI_WRAPPER}, {"frame_stack": 1}, {}),
     ({"env_wrapper": [{ATARI_WRAPPER: {"terminal_on_life_loss": False}}]}, {"frame_stack": 1, "episodic_life": False}, {}),

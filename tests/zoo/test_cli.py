@@ -1,20 +1,29 @@
-"""The zoo's command line, and what ``register`` does to the zoo."""
+"""The zoo's command line, what ``register`` does to the zoo, and every command of the table in docs/zoo.md.
 
+The commands run for every algorithm with nothing installed but what this package declares.
+"""
+
+import os
 import re
 import subprocess
 import sys
+import venv
+from ctypes.util import find_library
 from importlib import metadata
 from pathlib import Path
 
 import pytest
-import rl_zoo3
 import yaml
+from matplotlib.image import imread
 
 import sb3_ano.cli
+from sb3_ano._registry import ALGORITHMS
 from sb3_ano.zoo import cli
 from sb3_ano.zoo.parsing import PLOTS
+from tests.common import ROOT, python
 from tests.envs.backends import needs_envpool
-from tests.zoo.conftest import ROOT, rejected
+from tests.hub.hub_server import running_hub
+from tests.zoo.conftest import rejected
 
 # The zoo leaves the environments of a run that could not start to the end of the process.
 LEFT_OPEN = "ignore:unclosed file:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
@@ -22,15 +31,8 @@ pytestmark = pytest.mark.filterwarnings(*LEFT_OPEN)
 ANO, CHEETAH = "--algo ano --env CartPole-v1", "--algo ano --env HalfCheetah-v4"
 
 
-def python(*arguments: str | Path, cwd: Path | None = None):
-    return subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, timeout=300)
-
-
-OTHERS = [pytest.param(algo, f"--algo {algo}", marks=pytest.mark.slow) for algo in ("spo", "papo", "trpo")]
-
-
 # Users Z3: enjoy without options finds what train has left without options.
-@pytest.mark.parametrize(("algo", "which"), [("ano", ANO), ("ppo", ""), *OTHERS])
+@pytest.mark.parametrize(("algo", "which"), [("ano", ANO), ("ppo", "")])
 def test_an_agent_is_trained_enjoyed_and_trained_further(algo, which, zoo):
     few = "-n 512 --eval-freq 256 --eval-episodes 1 --seed 1"
     trained = zoo(f"train {which} {few} -params gamma:0.9 n_envs:2 n_steps:64 batch_size:64 \"backend:'gymnasium'\"")
@@ -54,24 +56,19 @@ def test_a_custom_file_and_a_custom_shape_are_used(zoo, monkeypatch):
     for display in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(display, raising=False)
     assert "There is no display" in zoo(f"enjoy {ANO} -f logs -n 60").output
-    zoos = Path(rl_zoo3.__file__).parent / "hyperparams" / "ppo.yml"
-    assert f"Loading hyperparameters from: {zoos}" in zoo(f"train {ANO} -n 64 --eval-freq -1 -conf {zoos}").output
 
 
 BAD_INPUT = [
-    ("--algo ano --env CartPol-v1", "CartPol-v1 not found in gym registry, you maybe meant CartPole-v1?"),
     ("--algo ano -params xyzzy:1", "-params: unknown key 'xyzzy' for ANO; allowed are"),
     ("--algo ppo -params nsteps:8", "-params: unknown key 'nsteps' for PPO, did you mean 'n_steps'?\n"),  # users Z22
     ("--algo spo -params \"shaping:'ano'\"", "unknown key 'shaping' for SPO"),
     ("enjoy --nonsense", "unrecognized arguments: --nonsense ('python -m sb3_ano.zoo enjoy --help' shows the options)"),
     ("--algo ano -params \"shaping:'anno'\"", "shaping='anno' is unknown; allowed are"),
-    ("--algo ano -params 'shaping:lambda x: x'", "allowed are names, such as"),
     ("--algo ano -params shaping:spo", "name 'spo' is not defined: options KEY:VALUE take Python values, such as"),
     ("--algo ano -params clip_range=0.3", "options KEY:VALUE take Python values, such as clip_range:0.3"),
     (f"{CHEETAH} -params \"backend:'envpol'\"", "backend='envpol' is unknown, did you mean 'envpool'?"),
     (f"{CHEETAH} --vec-env subproc -params \"backend:'envpool'\"", "vec_env_cls is not allowed with backend 'envpool'"),
     ("--algo ano -n 512 --device bogus", "bogus"),  # users Z7
-    ("--algo ano -optimize --sampler bogus", "invalid choice: 'bogus'"),  # users Z4
     ("--algo ano -optimize --storage a.txt", "--storage a.txt cannot be opened: Could not parse SQLAlchemy URL"),
     ("--algo sac --resume", "--resume needs an on-policy algorithm; sac is none"),
     ("--algo ano --resume -optimize", "a search continues with its --storage and --study-name"),
@@ -131,22 +128,15 @@ def test_help_ends_where_its_reader_ends(tmp_path):  # users Z22
     assert shown.stderr == ""
 
 
-def loaded(code: str) -> set[str]:
-    """Names of the distributions' modules that are loaded after a program."""
-    code = f"{code}\nimport sys; print('@', *{{name.partition('.')[0] for name in sys.modules}})"
-    return set(python("-c", code).stdout.rpartition("@")[2].split())
-
-
 def test_commands_start_as_fast_as_the_zoos_own():  # users Z19
-    heavy = {"requests", "pandas", "seaborn", "scipy", "imageio", "safetensors", "ray", "ale_py", "envpool"}
-    helped = loaded("from sb3_ano.zoo.cli import main; main(['train', '--help'])")
-    assert "rl_zoo3" in helped
-    assert not heavy & (helped - loaded("import rl_zoo3.train, sb3_ano"))
-    assert loaded("from sb3_ano.zoo.cli import main; main(['--help'])") <= loaded("import argparse, sb3_ano")
+    code = "import sys, rl_zoo3.train, sb3_ano.zoo.cli as cli; before = set(sys.modules); cli.main(['train', '--help'])"
+    loaded = python("-c", f"{code}; print('@', *(set(sys.modules) - before))", check=True).stdout.rpartition("@")[2].split()
+    assert "sb3_ano.zoo.commands" in loaded
+    assert not {"requests", "pandas", "seaborn", "scipy", "imageio", "safetensors", "ray", "ale_py", "envpool"} & {*loaded}
 
 
 OWN_SCRIPT = """
-import argparse, subprocess, sys
+import argparse, subprocess
 import rl_zoo3.train, rl_zoo3.utils
 from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_SAMPLER
@@ -162,13 +152,82 @@ assert list(map(dict, tables)) == after
 changed = {name for old, new in zip(before, after) for name in {*old, *new} if old.get(name) is not new.get(name)}
 assert changed == {"ano", "spo", "papo", "ano_lstm", "ano_mask", "ano_lstm_mask", "ExperimentManager", "create_test_env"}
 assert type(rl_zoo3.train.ExperimentManager(argparse.Namespace(), "ppo", "CartPole-v1", "logs")) is ExperimentManager
-
-sys.argv = "train --algo spo --env CartPole-v1 -n 64 --eval-freq -1 -params n_steps:16 batch_size:16".split()
-rl_zoo3.train.train()
+assert rl_zoo3.train.ExperimentManager(argparse.Namespace(), "spo", "CartPole-v1", "logs").config.endswith("spo.yml")
 """
 
 
-def test_registering_adds_algorithms_and_leaves_those_of_others_alone(tmp_path):
-    finished = python("-c", OWN_SCRIPT, cwd=tmp_path)
+def test_registering_adds_algorithms_and_leaves_those_of_others_alone():
+    finished = python("-c", OWN_SCRIPT)
     assert finished.returncode == 0, finished.stderr
-    assert "hyperparams/spo.yml" in finished.stdout
+
+
+# What makes a training short, and the same for all algorithms.
+COMMON = "-n 512 --eval-freq 128 --eval-episodes 2 -params batch_size:64"
+SHORT = dict.fromkeys(("CartPole-v1", "Hopper-v4"), f"{COMMON} n_envs:2 n_steps:64")
+SHORT["BreakoutNoFrameskip-v4"] = f"{COMMON} n_envs:1 n_steps:256"  # an episode of which takes most of the training
+# The zoo has no settings for TRPO on Atari.
+ATARI_WRAPPER = "stable_baselines3.common.atari_wrappers.AtariWrapper"
+TRPO_ON_ATARI = f"atari: {{env_wrapper: [{ATARI_WRAPPER}], frame_stack: 4, policy: CnnPolicy, n_timesteps: 1000}}"
+
+
+def table() -> list[tuple[str, str]]:
+    """Commands and what is there afterwards."""
+    return re.findall(r"^\| `(.+)` \| (.+) \|$", (ROOT / "docs" / "zoo.md").read_text().partition("## Fixes")[0], re.MULTILINE)
+
+
+def test_the_documentation_has_every_command():
+    commands = [command.split()[0] for command, _ in table()]
+    assert commands == [*cli.COMMANDS, "load_from_hub"], "of which the last one is for our algorithms only"
+
+
+@pytest.fixture(scope="session")
+def clean_python(tmp_path_factory):
+    """An interpreter with links to this package's source and to what ``pip install 'sb3-ano[EXTRAS]'`` brings.
+
+    All of that is installed in the test environment, or pip fails without an index.
+    """
+    what = f"sb3-ano[zoo,hub,mujoco,atari] @ file://{ROOT}"
+    pip = python("-m", "pip", "install", "--dry-run", "--no-index", "--no-build-isolation", what, check=True)
+    directory = tmp_path_factory.mktemp("clean")
+    venv.create(directory, symlinks=True)
+    (site,) = directory.glob("lib/python*/site-packages")
+    for installed in map(
+        metadata.distribution, re.findall("^Requirement already satisfied: ([\\w.-]+)", pip.stdout, re.MULTILINE)
+    ):
+        for top in {file.parts[0] for file in installed.files or [] if file.parts[0] not in ("..", "__pycache__")}:
+            if not (site / top).exists():
+                (site / top).symlink_to(installed.locate_file(top))
+    (site / "sb3_ano.pth").write_text(f"{ROOT}\n")
+    return directory / "bin" / "python"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", SHORT)
+@pytest.mark.parametrize("algo", [*(algo for algo in ALGORITHMS if "mask" not in algo), "ppo", "trpo"])
+def test_every_command_works_for_every_algorithm(algo, env, clean_python, tmp_path):
+    if env == "Hopper-v4" and "CI" not in os.environ and find_library("EGL") is None:
+        pytest.skip("MuJoCo does not render here; it needs EGL's library (Debian: libegl1)")
+    (tmp_path / "trpo.yml").write_text(TRPO_ON_ATARI)
+    short = f"--seed 1 {SHORT[env]} {'-conf trpo.yml' if (algo, env) == ('trpo', 'BreakoutNoFrameskip-v4') else ''}"
+    # No display and no ffmpeg, whatever machine this is.
+    hidden = {"DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL", "SDL_VIDEODRIVER"}
+    variables = {name: value for name, value in os.environ.items() if name not in hidden}
+    variables |= {"PATH": str(tmp_path / "no_programs"), "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "hf")}
+    with running_hub() as hub:
+        options = {"cwd": tmp_path, "env": variables | hub.variables, "capture_output": True, "text": True, "timeout": 600}
+        for command, promise in table() if algo in ALGORITHMS else table()[:-1]:
+            line, promised = (text.replace("ALGO", algo).replace("ENV", env) for text in (command, promise))
+            line = f"{line} {short}" if line.startswith("train") else line
+            done = subprocess.run([clean_python, ROOT / "zoo_runner.py", *line.split()], **options)
+            said = f"{line}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}"
+            assert done.returncode == 0, said
+            if "printed" in promised:
+                assert "Loading logs/" in done.stdout
+            elif promised.startswith("`"):
+                assert min([file.stat().st_size for file in tmp_path.glob(promised.strip("`"))], default=0) > 0, said
+    assert imread(tmp_path / "curves.png").std() > 0.01, "the plot is empty"
+    (row,) = re.findall(rf"^\|{algo}.*$", (tmp_path / "benchmarks" / "benchmark.md").read_text(), re.MULTILINE)
+    assert "|0k" in row.replace(" ", ""), "the steps of the training"  # users Z6
+    pushed = hub.repositories[f"me/{algo}-{env}"][-1]
+    assert {f"{algo}-{env}.zip", "config.yml", "README.md", "replay.mp4"} <= set(pushed)
+    assert len(pushed["replay.mp4"]) > 1000

@@ -108,7 +108,6 @@ INVALID = [
     ("--cluster ray://h:1", "--cluster ray://h:1 is not allowed"),
     ("--cluster 127.0.0.1:1", "no Ray cluster was found"),
     ("--cluster --env-runners -1", "--env-runners and --learners are integers from 0, and need --cluster"),
-    ("--learners 2", "--env-runners and --learners are integers from 0, and need --cluster"),
     ("--algo papo --cluster", "--cluster trains ano only"),
     ("--cluster -params \"policy_kwargs:{'net_arch': {'pi': [8], 'vf': [4]}}\"", "cannot express net_arch"),
     ("--cluster --env Pendulum-v1", "cannot express use_sde"),

@@ -13,7 +13,6 @@ from torch import nn  # for the policy arguments, which the zoo evaluates
 
 from sb3_ano._registry import ALGORITHMS, zoo_name
 from sb3_ano.zoo.hyperparameters import check_hyperparameters, hyperparameter_file
-from tests.zoo.conftest import ROOT
 
 MUJOCO = [f"{task}-v{n}" for task in ("HalfCheetah", "Ant", "Hopper", "Walker2d", "Humanoid", "Swimmer") for n in (4, 5)]
 # With the task whose settings the zoo has.
@@ -55,7 +54,6 @@ def test_the_files_differ_only_where_papo_needs_it():
     assert ano == spo
     assert papo.pop("Pendulum-v1") == {**ano.pop("Pendulum-v1"), "max_epoch_kl": 0.1}
     assert papo == ano
-    assert hyperparameter_file("ano") == ROOT / "hyperparams" / "ano.yml"
 
 
 def test_every_environment_exists():

@@ -29,7 +29,6 @@ def test_figures_are_written_or_shown_or_a_line_says_what_to_do(has_display, tmp
         assert plt.get_fignums() == []
         for name in ("curve", "curve-2") if file else ():
             assert (tmp_path / f"{name}.{suffix}").read_bytes().startswith(start)
-    assert imread(tmp_path / "curve.png").std() > 0
     output = capsys.readouterr().out
     assert output.startswith(f"one: {tmp_path / 'curve.png'}\n")
     assert (shown, "--figure FILE" in output) == (([[1, 2]], False) if has_display else ([], True))
