@@ -24,7 +24,6 @@ MISTAKES = [
     ([*RUN, "--grid", "ano.policy_kwargs=__import__('os')"], "cannot be evaluated: name '__import__' is not defined"),
     ([*RUN, "--algos", "ano:shaping"], "option 'shaping' of 'ano:shaping' is not allowed; allowed is OPTION=VALUE"),
     ([*RUN, "--grid", "clip_range="], "grid 'clip_range=' is not allowed; allowed are [ALGORITHM.]NAME=VALUE,VALUE and paper"),
-    ([*RUN, "--grid", "anno.n_epochs=1"], "unknown hyperparameter of this plan 'anno.n_epochs', did you mean 'n_epochs'?"),
     # Review bench B11
     ([*RUN, "--grid", "lr=1e-3"], "unknown hyperparameter of this plan 'lr', did you mean 'learning_rate'?"),
     ([*RUN, "--algos", "ano", "trpo", "--grid", "trpo.clip_range=1"], "of this plan 'trpo.clip_range'"),

@@ -8,7 +8,6 @@ from sb3_ano.bench.suites import load_suite
 
 RETURNS = [
     (DEFAULT_TABLES, "HalfCheetah-v4", 4955.8925, 0.5),  # half way from -289.415 to 10201.2
-    (DEFAULT_TABLES, "Hopper-v4", 18.791, 0.0),
     (DEFAULT_TABLES, "Swimmer-v4", 104.2, 1.0),
     (DEFAULT_TABLES, "Swimmer-v4", -1.329, 0.0),  # the measured score fills the gap
     (DEFAULT_TABLES, "Boxing-v5", 100.0, 99.9 / 4.2),
@@ -61,8 +60,6 @@ INVALID = [
 @pytest.mark.parametrize(("content", "message"), INVALID)
 def test_an_invalid_table_is_rejected(tmp_path, content, message):
     path = tmp_path / "scores.csv"
-    with pytest.raises(OSError, match="No such file or directory: .*scores.csv"):
-        load_table(str(path))
     path.write_text(content)
     with pytest.raises(ValueError, match=message):
         load_table(str(path))
