@@ -1,4 +1,4 @@
-"""Files that are there as a whole, locks, and the shell of all command lines: exit statuses, and errors in one line."""
+"""Files that are there as a whole, and the shell of all command lines: exit statuses, and errors in one line."""
 
 import os
 import stat
@@ -33,12 +33,6 @@ def test_a_directory_is_replaced_whole_or_not_at_all(tmp_path):
         with pytest.raises(FileNotFoundError), _io.replace_directory(path) as new:
             fail(new)
         assert (os.listdir(path), os.listdir(tmp_path)) == (["second"], ["report"])
-
-
-def test_a_lock_is_held_by_one(tmp_path):
-    with _io.DirectoryLock(tmp_path, patience=0.0), pytest.raises(BlockingIOError, match="is in use"):
-        _io.DirectoryLock(tmp_path, patience=0.0)
-    _io.DirectoryLock(tmp_path, patience=0.0).release()
 
 
 @pytest.mark.parametrize(
