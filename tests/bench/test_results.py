@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from unittest import mock
@@ -171,19 +170,3 @@ def test_a_task_of_ray_has_processors_a_gpu_and_the_version_of_the_driver(monkey
     assert asked == [(3, 0), (3, 0), (3, 1)]
     with pytest.raises(WorkerError, match="install the same version on all nodes"):
         ray_backend._call("module:function", {}, 1, {"sb3-ano": "0"})
-
-
-def test_no_more_than_the_given_number_run_at_a_time(monkeypatch):
-    running, together = [], []
-
-    def call(target, request, **_):
-        running.append(target)
-        together.append(len(running))
-        time.sleep(0.05)
-        running.remove(target)
-
-    monkeypatch.setattr("sb3_ano.bench.pool.call", call)
-    pool = Pool(2)
-    wait([pool.submit(str(number), {}) for number in range(6)])
-    pool.close()
-    assert max(together) == 2
