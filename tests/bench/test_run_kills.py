@@ -59,8 +59,8 @@ def trainings(of: str) -> dict[psutil.Process, str]:
     return {process: Path(json.loads(request)["directory"]).name for process, request in requests.items()}
 
 
-def wait_for_trainings(out, process) -> dict[psutil.Process, str]:
-    while not (running := trainings(str(out))):
+def wait_for_trainings(below, process) -> dict[psutil.Process, str]:
+    while not (running := trainings(str(below))):
         assert process.poll() is None
         time.sleep(0.05)
     return running
@@ -110,19 +110,17 @@ def test_a_killed_worker_a_second_command_and_an_interrupt(uninterrupted, tmp_pa
 
 
 @pytest.mark.filterwarnings("default")  # Ray's own
-def test_a_cluster_of_two_nodes_loses_one(uninterrupted, tmp_path):
+def test_a_cluster_of_two_nodes_loses_one(uninterrupted, tmp_path, monkeypatch):
     cluster_utils = pytest.importorskip("ray.cluster_utils")
-    out = tmp_path / "out"
+    out, of_node = tmp_path / "out", tmp_path / "node"
+    of_node.mkdir()
     cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
-        lost = cluster.add_node(num_cpus=1)
+        with monkeypatch.context() as changed:
+            changed.setenv("TMPDIR", str(of_node))  # where the node makes the directories of its runs
+            lost = cluster.add_node(num_cpus=1)
         process = start(out, "--backend", "ray", "--address", cluster.address)
-        node, training = psutil.Process(lost.all_processes["raylet"][0].process.pid), False
-        while not training:
-            assert process.poll() is None
-            time.sleep(0.1)
-            with contextlib.suppress(psutil.Error):  # of a child that has just ended
-                training = any("sb3_ano.bench.pool" in child.cmdline() for child in node.children(recursive=True))
+        wait_for_trainings(of_node, process)
         cluster.remove_node(lost, allow_graceful=False)
         _, error = process.communicate(timeout=600)
         assert process.returncode == 0, error
