@@ -27,9 +27,8 @@ import torch
 from sb3_ano._registry import ALGORITHMS
 files = [f"{name}/logs/toy/CartPole-v1_1/CartPole-v1.zip" for name in ("whole", "killed")]
 whole, resumed = map(ALGORITHMS["toy"].algorithm.load, files)
-assert type(whole).__module__ == "sb3_ano.algorithms.toy"
 assert all(map(torch.equal, whole.policy.parameters(), resumed.policy.parameters()))
-assert whole.num_timesteps == resumed.num_timesteps == 512
+assert (type(whole).__module__, whole.num_timesteps, resumed.num_timesteps) == ("sb3_ano.algorithms.toy", 512, 512)
 """
 
 

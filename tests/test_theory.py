@@ -12,7 +12,6 @@ from scipy import linalg, optimize
 
 from sb3_ano.shaping import SHAPINGS, measure, surrogate
 
-EPS = 0.2
 MDP_SEEDS = st.integers(0, 10_000)
 
 
@@ -73,7 +72,7 @@ def test_theorem_3_1_needs_its_penalty():
 def test_definition_3_2_the_objective_is_zero_at_first_and_a_lower_bound_of_the_linear_one(shaping, seed):  # Corollary 3.3
     mdp = Problem(seed, 0.9)
     log_ratios = np.zeros((4, 3)), np.log(mdp.new / mdp.old)
-    at_first, later = (objective(log_ratio, mdp.advantages, shaping, EPS, 0.3) for log_ratio in log_ratios)
+    at_first, later = (objective(log_ratio, mdp.advantages, shaping, 0.2, 0.3) for log_ratio in log_ratios)
     assert mdp.expected(at_first.numpy()) == pytest.approx(0.0, abs=1e-12)
     assert (later.numpy() <= mdp.new / mdp.old * mdp.advantages + 1e-12).all()
 
@@ -153,6 +152,6 @@ def test_negative_advantages_pull_outliers_back_and_never_let_go(shaping, reward
     # The derivative by the log-ratio in units of PPO's weight, which is the ratio: sign(A) h'(x).
     log_ratio = torch.tensor([3.0, 3.0], dtype=torch.float64, requires_grad=True)
     advantages = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    surrogate(log_ratio, advantages, shaping, eps_low=EPS, eps_high=EPS).sum().backward()
+    surrogate(log_ratio, advantages, shaping, eps_low=0.2, eps_high=0.2).sum().backward()
     slopes = (log_ratio.grad / math.exp(3.0)).tolist()
     assert slopes == pytest.approx([rewarded, punished], abs=0.05 if shaping == "spo" else 1e-8)

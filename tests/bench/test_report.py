@@ -225,7 +225,7 @@ OKABE_ITO = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "
 
 
 # Review bench B5: PPO and ANO were the same color for readers without red receptors, and both were solid lines.
-def test_algorithms_are_named_and_told_apart_by_colors_of_okabe_and_ito_and_by_line_styles():
+def test_algorithms_are_named_and_told_apart_by_colors_of_okabe_and_ito_and_line_styles_in_a_legend_that_fits():
     labels = ["ppo", "ano:shaping=spo,desired_kl=0.01", "cleanrl_ppo"]
     assert [title(label) for label in labels] == ["PPO", "ANO (shaping=spo, desired_kl=0.01)", "cleanrl_ppo"]
     labels += ["trpo", "spo", "papo", "ano", "ano:shaping=ppo"]
@@ -234,6 +234,10 @@ def test_algorithms_are_named_and_told_apart_by_colors_of_okabe_and_ito_and_by_l
     colors, lines, markers = zip(*looks().values(), strict=True)
     assert set(colors) < OKABE_ITO
     assert len(set(colors)) == len(set(map(str, lines))) == len(set(markers)) == 5
+    figure = draw_lines(pd.concat(points(label, [0.0, 1.0], Estimate.exact(np.ones(2))) for label in labels), every, "steps")
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert 0.0 <= legend.x0 < legend.x1 <= figure.bbox.width
 
 
 def test_an_earlier_report_is_replaced_and_other_files_are_not(tmp_path, report):
@@ -278,12 +282,3 @@ def test_figures_and_tables_fit_in_a_browser(written, medium, width):
     assert len(measured["boxes"]) == len(list((out / "figures").glob("*.png"))) > 8
     assert all(0 <= box["left"] < box["left"] + 300 < box["right"] <= width for box in measured["boxes"])
     assert min(box["height"] for box in measured["boxes"]) > 40
-
-
-def test_long_names_fit_into_the_legend():
-    names, value = ("ppo", "ano:shaping=my_shapes:bump", "ano:shaping=my_shapes:geman"), np.arange(2.0)
-    lines = pd.concat([points(name, value, Estimate(value, value, value)) for name in names])
-    figure = draw_lines(lines, looks(names), "steps")
-    figure.draw_without_rendering()
-    legend = figure.legends[0].get_window_extent()
-    assert 0.0 <= legend.x0 < legend.x1 <= figure.bbox.width
