@@ -11,34 +11,7 @@ from sb3_ano import ANO, _compat
 from sb3_ano.algorithms.actor import Snapshot, TorchActor, make_actor
 from tests.common import ROOT, SMALL, parameters
 
-
-@pytest.fixture
-def expected() -> torch.Tensor:
-    return parameters(ANO("MlpPolicy", "Pendulum-v1", **SMALL).learn(64))
-
-
-@pytest.fixture(autouse=True)
-def _warn_again():
-    _compat._warn_of_absence.cache_clear()
-
-
-@pytest.mark.parametrize("names", ["_MODULE_HOOKS", "_PARAMETER_HOOKS", "_OPTIMIZER_HOOKS", "_HOOKS_OF_ALL_MODULES"])
-def test_without_the_name_of_hooks_models_train_as_in_sb3(names, monkeypatch, expected):
-    monkeypatch.setattr(_compat, names, (*getattr(_compat, names), "_no_such_hooks"))
-    with pytest.warns(UserWarning, match="has no _no_such_hooks: hooks cannot be ruled out") as warned:
-        model = ANO("MlpPolicy", "Pendulum-v1", **SMALL).learn(64)
-    assert len(warned) == 1
-    assert model._updater.vectors is None
-    torch.testing.assert_close(parameters(model), expected)
-
-
-def test_without_the_registries_of_modules_a_policy_may_have_changed(monkeypatch):
-    model = ANO("MlpPolicy", "Pendulum-v1", **SMALL)
-    assert Snapshot(model.policy).is_current()
-    monkeypatch.setattr(_compat, "_REGISTRIES", ("_no_such_registry",))
-    assert not Snapshot(model.policy).is_current()
-
-
+HOOKS = ("_MODULE_HOOKS", "_PARAMETER_HOOKS", "_OPTIMIZER_HOOKS", "_HOOKS_OF_ALL_MODULES")
 LACKING = {
     "cache": lambda patch: patch.delattr(torch._dynamo.eval_frame, "_debug_get_cache_entry_list"),
     "setting": lambda patch: patch.setitem(_compat._TRACING, "no_such_setting", True),
@@ -46,18 +19,30 @@ LACKING = {
 }
 
 
-@pytest.mark.parametrize("lack", LACKING)
-def test_without_what_compilation_needs_the_update_runs_without(lack, monkeypatch, expected):
+@pytest.mark.parametrize("lack", [*HOOKS, *LACKING])
+def test_without_a_private_name_models_train_as_before_with_one_warning(lack, monkeypatch):
     import torch._dynamo
     import torch._inductor
 
-    LACKING[lack](monkeypatch)
-    message = f"torch_compile: the update cannot be compiled.*torch {torch.__version__[0]}"
+    expected = parameters(ANO("MlpPolicy", "Pendulum-v1", **SMALL).learn(64))
+    _compat._warn_of_absence.cache_clear()
+    if lack in LACKING:
+        LACKING[lack](monkeypatch)
+        message = f"torch_compile: the update cannot be compiled.*torch {torch.__version__[0]}"
+    else:  # and then as SB3 does
+        monkeypatch.setattr(_compat, lack, (*getattr(_compat, lack), "_no_such_hooks"))
+        message = "has no _no_such_hooks: hooks cannot be ruled out"
     with pytest.warns(UserWarning, match=message) as warned:
-        model = ANO("MlpPolicy", "Pendulum-v1", **SMALL, torch_compile=True).learn(64)
-    assert len(warned) == 1
-    assert not model._updater.compiled
-    assert torch.equal(parameters(model), expected)
+        model = ANO("MlpPolicy", "Pendulum-v1", **SMALL, torch_compile=lack in LACKING or "auto").learn(64)
+    assert (len(warned), model._updater.compiled, model._updater.vectors is None) == (1, False, lack in HOOKS)
+    torch.testing.assert_close(parameters(model), expected, **{} if lack in HOOKS else {"rtol": 0, "atol": 0})
+
+
+def test_without_the_registries_of_modules_a_policy_may_have_changed(monkeypatch):
+    model = ANO("MlpPolicy", "Pendulum-v1", **SMALL)
+    assert Snapshot(model.policy).is_current()
+    monkeypatch.setattr(_compat, "_REGISTRIES", ("_no_such_registry",))
+    assert not Snapshot(model.policy).is_current()
 
 
 def test_hooks_are_found():

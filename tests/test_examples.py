@@ -28,10 +28,8 @@ NEEDS = ("a GPU for days", "several GPUs", "a paid endpoint", "several machines"
 REASONS |= {f"needs {what}" for what in NEEDS}
 # Its commands have a test of their own.
 EXAMPLE = re.compile(r"^## Example: reward hacking$.*?(?=^## )", re.MULTILINE | re.DOTALL)
-BLOCK = re.compile(
-    r"^(?:<!-- (?P<marker>not run|shortened): (?P<text>[^\n]+) -->\n)?```(?P<language>\w+)\n(?P<code>.*?)^```$",
-    re.MULTILINE | re.DOTALL,
-)
+MARKER = r"(?:<!-- (?P<marker>not run|shortened): (?P<text>[^\n]+) -->\n)?"
+BLOCK = re.compile(rf"^{MARKER}```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 #: Pages whose blocks take at most ten seconds.
 FAST = {"docs/algorithms.md", "docs/coming_from_ppo.md", "docs/custom.md", "docs/report.md", "docs/shaping.md"}
 PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
@@ -134,20 +132,18 @@ def test_the_options_of_commands_that_are_not_run_exist(tmp_path):
         assert parser.parse_known_args(arguments)[1] == []
 
 
-def documented() -> set[str]:
-    text = "".join((ROOT / page).read_text() for page in PAGES)
-    return set(re.findall(r"^\.\. (?:auto|py:)\w+:: (sb3_ano\.[\w.]+)$", text, re.MULTILINE))
+TEXTS = "".join((ROOT / page).read_text() for page in PAGES)
+DOCUMENTED = set(re.findall(r"^\.\. (?:auto|py:)\w+:: (sb3_ano\.[\w.]+)$", TEXTS, re.MULTILINE))
+PACKAGES = ["", ".algorithms", ".bench.report", ".checkpoints", ".envs", ".hub", ".llm", ".shaping", ".zoo"]
 
 
-@pytest.mark.parametrize(
-    "package", ["", ".algorithms", ".bench.report", ".checkpoints", ".envs", ".hub", ".llm", ".shaping", ".zoo"]
-)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_every_public_name_is_in_the_api_reference(package):
     names = set(importlib.import_module(f"sb3_ano{package}").__all__) - {"__version__"}
-    assert {name for name in names if not {f"sb3_ano{package}.{name}", f"sb3_ano.{name}"} & documented()} == set()
+    assert {name for name in names if not {f"sb3_ano{package}.{name}", f"sb3_ano.{name}"} & DOCUMENTED} == set()
 
 
 def test_every_documented_path_can_be_imported():
     pytest.importorskip("ray")
     pytest.importorskip("trl")
-    assert len([pkgutil.resolve_name(path) for path in documented()]) > 50
+    assert len([pkgutil.resolve_name(path) for path in DOCUMENTED]) > 50

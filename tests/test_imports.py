@@ -1,7 +1,6 @@
 """The layers of the package, and what importing it may pull in."""
 
 import ast
-import functools
 import graphlib
 import sys
 
@@ -9,7 +8,6 @@ import pytest
 
 from tests.common import ROOT, python
 
-PACKAGE = ROOT / "sb3_ano"
 SB3 = {"numpy", "torch", "stable_baselines3", "gymnasium"}
 HUB = SB3 | {"cloudpickle", "safetensors", "huggingface_hub", "imageio", "imageio_ffmpeg", "yaml", "matplotlib", "pandas"}
 HUB |= {"sb3_contrib"}
@@ -33,10 +31,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "hub": (AGENTS, HUB),
     "rllib": (BASE | {"algorithms", "envs", "shaping"}, SB3 | {"ray"}),
     "zoo": (AGENTS | {"hub", "cli", "rllib"}, ZOO | {"ray", "tqdm"}),
-    "bench": (
-        AGENTS | {"hub", "cli", "zoo"},
-        SB3 | {"rich", "tqdm", "pandas", "sb3_contrib", "ray", "yaml", "pydantic", "matplotlib", "jinja2", "scipy"},
-    ),
+    "bench": (AGENTS | {"hub", "cli", "zoo"}, SB3 | SCIENCE | {"rich", "sb3_contrib", "ray", "yaml", "pydantic", "jinja2"}),
     "llm": (BASE | {"shaping", "cli"}, LLM),
     "": ({"algorithms", "extras"}, set()),
 }
@@ -44,13 +39,8 @@ OPTIONAL = {"rl_zoo3", "optuna", "ale_py", "mujoco", "envpool", "huggingface_hub
 OPTIONAL |= {"rliable", "ray", "trl", "cv2", "sbx", "scipy", "sb3_contrib"}
 
 
-@functools.cache
-def modules():
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+PATHS = sorted((ROOT / "sb3_ano").rglob("*.py"))
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in PATHS}
 
 
 def imported(path):
@@ -61,15 +51,15 @@ def imported(path):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names.add(node.module)
-            names |= {f"{node.module}.{alias.name}" for alias in node.names} & modules().keys()
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys()
     return names
 
 
-@pytest.mark.parametrize("module", modules())
+@pytest.mark.parametrize("module", MODULES)
 def test_modules_import_only_what_their_layer_may(module):
     layer = module.partition(".")[2].partition(".")[0]
     own, others = LAYERS[layer]
-    for name in imported(modules()[module]):
+    for name in imported(MODULES[module]):
         top, _, inner = name.partition(".")
         if top != "sb3_ano":
             assert top in others or top in sys.stdlib_module_names, f"{module} imports {name}"
@@ -81,8 +71,8 @@ def test_modules_import_only_what_their_layer_may(module):
 def test_no_cycle_between_modules():
     # A package imports its modules, so that an import of a module from its own package would be a cycle only by name.
     graph = {
-        module: {name for name in imported(path) & modules().keys() if not f"{module}.".startswith(f"{name}.")}
-        for module, path in modules().items()
+        module: {name for name in imported(path) & MODULES.keys() if not f"{module}.".startswith(f"{name}.")}
+        for module, path in MODULES.items()
     }
     list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names the modules
 
@@ -104,8 +94,3 @@ def test_shaping_is_usable_without_stable_baselines3():
     code = "import sys; sys.modules['stable_baselines3'] = sys.modules['gymnasium'] = None\n"
     code += "import sb3_ano.llm.cli, sb3_ano.shaping as shaping; print(shaping.check('ano').inflections)"
     assert printed(code) == ["1"]
-    import sb3_ano
-
-    assert {"ANO", "PAPO", "SPO", "RecurrentANO"} <= {name for name in sb3_ano.__all__ if getattr(sb3_ano, name)}
-    with pytest.raises(AttributeError, match="has no attribute 'PPO'"):
-        _ = sb3_ano.PPO

@@ -26,8 +26,7 @@ def run(*command, cwd):
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", folder, ROOT, cwd=folder)
-    (built,) = folder.glob("*.whl")
-    return built
+    return next(folder.glob("*.whl"))
 
 
 def test_the_wheel_has_the_data_of_the_package_its_command_and_nothing_of_the_tests(wheel):

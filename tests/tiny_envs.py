@@ -46,12 +46,9 @@ def tiny_vec_env(observation_space: spaces.Space, action_space: spaces.Space, n_
     return make_vec_env(lambda: TinyEnv(deepcopy(observation_space), deepcopy(action_space)), n_envs)
 
 
-def vec_env_with_bad_number(
-    index: int, what: str, number: float, at: int, observation_space: spaces.Space = BOX_OBSERVATIONS, wrap: Any = None
-) -> VecEnv:
+def vec_env_with_bad_number(index, what, number, at, observation_space=BOX_OBSERVATIONS, wrap=lambda env: env) -> VecEnv:
     """Four environments, of which the one at ``index`` goes wrong at step ``at``; 0 is its reset."""
-    env = tiny_vec_env(observation_space, spaces.Discrete(2), 4)
-    env = env if wrap is None else wrap(env)
+    env = wrap(tiny_vec_env(observation_space, spaces.Discrete(2), 4))
     reset, step, steps = env.reset, env.step_wait, itertools.count()
 
     def spoiled(observations: Any, rewards: Any, dones: Any, infos: Any) -> tuple:

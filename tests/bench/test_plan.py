@@ -8,6 +8,7 @@ from torch import nn
 from sb3_ano.bench.algorithms import CLASSES, parse_algorithm
 from sb3_ano.bench.plan import Run, make_plan, parse_grid, parse_seeds, parse_shard
 from sb3_ano.bench.runner import check_runs
+from sb3_ano.bench.scores import load_table
 from sb3_ano.bench.suites import load_suite
 from sb3_ano.zoo.hyperparameters import hyperparameter_file
 from tests.bench.common import small_run, small_suite
@@ -104,20 +105,23 @@ def test_algorithms_take_options():
     assert expected.items() <= small_run(label).hyperparameters.items()
 
 
-BAD_SUITES = [
-    ("tasks: [A-v0]\nevaluation: {point: 3}", "evaluation.point Extra inputs are not permitted"),
-    ("tasks: [A-v0]\nhyperparameters: {clip_rang: 1}", "unknown hyperparameter 'clip_rang', did you mean 'clip_range'"),
-    ("tasks: [A-v0]\nalgorithms: {trpo: {clip_range: 1}}", "unknown hyperparameter of trpo 'clip_range'"),
-    ("tasks: [A-v0]\nalgorithms: {anno: {}}", "unknown algorithm 'anno'"),
-    ("tasks: [", "is not a suite in YAML: while parsing"),
+INVALID = [
+    (load_suite, "tasks: [A-v0]\nevaluation: {point: 3}", "evaluation.point Extra inputs are not permitted"),
+    (load_suite, "tasks: [A-v0]\nhyperparameters: {clip_rang: 1}", "hyperparameter 'clip_rang', did you mean 'clip_range'"),
+    (load_suite, "tasks: [A-v0]\nalgorithms: {trpo: {clip_range: 1}}", "unknown hyperparameter of trpo 'clip_range'"),
+    (load_suite, "tasks: [A-v0]\nalgorithms: {anno: {}}", "unknown algorithm 'anno'"),
+    (load_suite, "tasks: [", "is not a suite in YAML: while parsing"),
+    (load_table, "env,expert\nA-v0,1\n", "is invalid: .*'random' not found in columns"),
+    (load_table, "", "is invalid: No columns"),
+    (load_table, "env,random,expert\nA-v0,0,high\n", "is invalid: could not convert string to float: 'high'"),
 ]
 
 
-@pytest.mark.parametrize(("content", "message"), BAD_SUITES)
-def test_suite_files_are_checked(content, message, tmp_path):
-    (tmp_path / "suite.yml").write_text(content)
-    with pytest.raises(ValueError, match=f"suite.yml.*{message}"):
-        load_suite(str(tmp_path / "suite.yml"))
+@pytest.mark.parametrize(("load", "content", "message"), INVALID)
+def test_suite_files_and_score_tables_are_checked(load, content, message, tmp_path):
+    (tmp_path / "file").write_text(content)
+    with pytest.raises(ValueError, match=f"{tmp_path}/file.*{message}"):
+        load(str(tmp_path / "file"))
 
 
 def test_a_custom_suite(tmp_path):

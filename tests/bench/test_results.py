@@ -4,8 +4,7 @@ import json
 import os
 import re
 import shutil
-import time
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from unittest import mock
 
@@ -46,15 +45,14 @@ DAMAGES = [
 # Review bench B12 and safety H8, its table of unclear errors included.
 @pytest.mark.parametrize(("damage", "message"), DAMAGES)
 def test_a_damaged_run_is_named(results, damage, message):
-    path = Results(results).runs()[0].path
+    run = Results(results).runs()[0]
     if callable(damage):
-        damage(path)
+        damage(run.path)
     else:
-        (path / "run.json").write_text(json.dumps(json.loads((path / "run.json").read_text()) | damage))
+        (run.path / "run.json").write_text(json.dumps(run.document | damage))
     with pytest.raises(ValueError, match="1 damaged runs; remove their directories to run them again") as error:
         Results(results).runs()
-    assert message in str(error.value)
-    assert path.name in str(error.value)
+    assert [part for part in (message, run.path.name) if part not in str(error.value)] == []
 
 
 def test_all_damaged_runs_are_named_at_once_and_so_are_copies(results):
@@ -68,26 +66,22 @@ def test_all_damaged_runs_are_named_at_once_and_so_are_copies(results):
         assert all(name in str(error.value) for name in damaged)
 
 
-class Trainings:
+def trainings(*outcomes):
     """A pool whose trainings end as the outcomes of their seed say."""
 
-    def __init__(self, outcomes):
-        self.outcomes, self.close = outcomes, mock.Mock()
-
-    def submit(self, target, request):
+    def train(target, request):
         run, directory = Run(**request["run"]), Path(request["directory"])
-        outcome = self.outcomes[run.seed]
-        future = outcome if isinstance(outcome, Future) else Future()
-        if isinstance(outcome, Exception):
-            future.set_exception(outcome)
-        elif isinstance(outcome, str):
-            (directory / "monitor.csv").write_text(HEADER)
-            write_run(run, directory, {})
-            if outcome == "damaged":
-                (directory / "monitor.csv").write_text("")
-            # Ray sends the files of its nodes.
-            future.set_result({f.name: f.read_bytes() for f in directory.iterdir()} if outcome == "remote" else None)
-        return future
+        if isinstance(outcome := outcomes[run.seed], Exception):
+            raise outcome
+        (directory / "monitor.csv").write_text(HEADER)
+        write_run(run, directory, {})
+        if outcome == "damaged":
+            (directory / "monitor.csv").write_text("")
+        if outcome == "remote":  # the files are on another machine, and Ray sends them
+            return {file.name: (file.read_bytes(), file.unlink())[0] for file in [*directory.iterdir()]}
+        return None
+
+    return mock.Mock(submit=lambda *request: ThreadPoolExecutor(1).submit(train, *request))
 
 
 SMALL_RUNS = [small_run("ano", seed=seed, steps=1000) for seed in range(5)]
@@ -96,7 +90,7 @@ SMALL_RUNS = [small_run("ano", seed=seed, steps=1000) for seed in range(5)]
 def test_failed_runs_are_recorded_and_the_others_kept(tmp_path, capsys):
     crash = WorkerError("ValueError: no", "Traceback\nValueError: no")
     lost = OSError("The node died\nand left a long story")  # as Ray says it
-    executor = Trainings(["whole", crash, "damaged", lost, "remote"])
+    executor = trainings("whole", crash, "damaged", lost, "remote")
     with ResultsWriter(tmp_path) as results:
         failures = execute(SMALL_RUNS, executor, results, {})
         executor.close.assert_called()
@@ -105,16 +99,16 @@ def test_failed_runs_are_recorded_and_the_others_kept(tmp_path, capsys):
         failed = tmp_path / "failed" / f"{SMALL_RUNS[1].name}.json"
         assert json.loads(failed.read_text())["errors"] == ["Traceback\nValueError: no"]
         assert "OSError: The node died\n" in capsys.readouterr().err
-        assert not execute(SMALL_RUNS[1:4], Trainings(["whole"] * 5), results, {})
+        assert not execute(SMALL_RUNS[1:4], trainings(*["whole"] * 5), results, {})
         assert len(results.names()) == 5
     assert not failed.exists()
 
 
 def test_a_directory_that_cannot_be_written_stops_everything(tmp_path):
-    executor, (good, bad, *_) = Trainings(["whole"] * 5), SMALL_RUNS
+    executor, (good, bad, *_) = trainings(*["whole"] * 5), SMALL_RUNS
     (tmp_path / "runs" / bad.name / "file").mkdir(parents=True)
     with ResultsWriter(tmp_path) as results:
-        execute([good], Trainings(["whole"]), results, {})
+        execute([good], trainings("whole"), results, {})
         with pytest.raises(OSError, match="cannot be written: .*; the same command resumes"):
             execute(SMALL_RUNS[1:], executor, results, {})
         executor.close.assert_called()
@@ -127,20 +121,19 @@ def test_progress_is_that_of_the_episodes_of_running_and_resumed_trainings(tmp_p
         first, second = (results.begin(run.name) / "monitor.csv" for run in SMALL_RUNS[:2])
         first.write_text(HEADER + 20 * "1.0,10,0.1,10\r\n" + "-1.0,200,1.0,200\r\n")
         # A row that is being written, and a rollout that ends after the training.
-        changes = [(second, HEADER), (second, "1.5,500,2.0,500\r\n1.5,9,2.0,5"), (first, "1.0,824,9.0,1024\r\n")]
+        changes = [(second, ""), (second, "1.5,500,2.0,500\r\n1.5,9,2.0,5"), (first, "1.0,824,9.0,1024\r\n")]
 
         def look(futures, *settings):
             if changes:
                 file, rows = changes.pop(0)
-                with file.open("a") as opened:
-                    opened.write(rows)
+                file.write_text(HEADER + rows)
             else:
                 next(iter(futures)).set_exception(WorkerError("no"))
             return wait(futures, 0.0)
 
         monkeypatch.setattr(runner, "wait", look)
         monkeypatch.setattr(runner, "_IN_FILE", 0.0)
-        assert len(execute(SMALL_RUNS[:2], Trainings([Future(), Future()]), results, {})) == 2
+        assert len(execute(SMALL_RUNS[:2], mock.Mock(**{"submit.side_effect": [Future(), Future()]}), results, {})) == 2
     shown = re.findall(r"(\d+)%.*?(\d) of 2 runs", capsys.readouterr().err)
     assert list(dict.fromkeys(shown)) == [("10", "0"), ("35", "0"), ("75", "0"), ("75", "1"), ("100", "2")]
 
@@ -160,10 +153,10 @@ def test_results_and_errors_of_processes_come_back():
     pool = Pool(2, threads=3)
     added, failed = (pool.submit(f"tests.bench.test_results:{name}", {"a": 2, "b": 3}) for name in ("add", "fail"))
     assert added.result() == {"sum": 5, "threads": [3, 3]}
-    error = failed.exception()
+    with pytest.raises(WorkerError, match=r"^OSError: \[Errno 28\] No space left on device$") as error:
+        failed.result()
+    assert "Traceback" in error.value.details
     pool.close()
-    assert str(error) == "OSError: [Errno 28] No space left on device"
-    assert "Traceback" in error.details
 
 
 def test_a_task_of_ray_has_processors_a_gpu_and_the_version_of_the_driver(monkeypatch):
@@ -177,19 +170,3 @@ def test_a_task_of_ray_has_processors_a_gpu_and_the_version_of_the_driver(monkey
     assert asked == [(3, 0), (3, 0), (3, 1)]
     with pytest.raises(WorkerError, match="install the same version on all nodes"):
         ray_backend._call("module:function", {}, 1, {"sb3-ano": "0"})
-
-
-def test_no_more_than_the_given_number_run_at_a_time(monkeypatch):
-    running, together = [], []
-
-    def call(target, request, **_):
-        running.append(target)
-        together.append(len(running))
-        time.sleep(0.05)
-        running.remove(target)
-
-    monkeypatch.setattr("sb3_ano.bench.pool.call", call)
-    pool = Pool(2)
-    wait([pool.submit(str(number), {}) for number in range(6)])
-    pool.close()
-    assert max(together) == 2
