@@ -26,7 +26,7 @@ from tests.algorithms.comparison import relative_difference
 from tests.algorithms.configurations import CHANGES, Callback
 from tests.algorithms.test_equals_sb3_contrib import CASES, DISCRETE, SETTINGS, THEIRS, after_three_rollouts, make, taken
 from tests.common import parameters
-from tests.tiny_envs import BOX_OBSERVATIONS, MaskedEnv, OneAllowed, masked_vec_env, n_choices
+from tests.tiny_envs import BOX_OBSERVATIONS, MaskedEnv, TwoAllowed, masked_vec_env, n_choices
 
 ALGORITHMS = [MaskableANO, RecurrentANO, RecurrentMaskableANO]
 
@@ -85,7 +85,7 @@ def test_a_callback_may_change_the_policy_and_end_a_rollout_as_in_sb3_contrib(ou
 
 def test_masks_reach_processes_through_wrappers():
     # The environment raises if an action is not allowed.
-    env = VecNormalize(make_vec_env(OneAllowed, 2, vec_env_cls=SubprocVecEnv, vec_env_kwargs={"start_method": "fork"}))
+    env = VecNormalize(make_vec_env(TwoAllowed, 2, vec_env_cls=SubprocVecEnv, vec_env_kwargs={"start_method": "fork"}))
     try:
         model = MaskableANO("MlpPolicy", env, **SETTINGS).learn(64)
         assert evaluate_policy(with_masks(model, env), env, 2, warn=False)

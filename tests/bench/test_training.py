@@ -24,7 +24,7 @@ from sb3_ano.bench.results import RunFiles, read_run
 from sb3_ano.bench.training import make_envs, make_model, normalized, train
 from tests.bench.common import assert_same_run, small_run
 from tests.common import parameters
-from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, OneAllowed, TinyEnv
+from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, TinyEnv, TwoAllowed
 
 NORMALIZED = {"hyperparameters": {"normalize": True}}
 
@@ -122,8 +122,8 @@ def test_the_files_tell_what_was_run_and_the_evaluation_is_that_of_sb3_with_the_
 
 @pytest.mark.parametrize("label", [name for name in ALGORITHMS if "_" in name])
 def test_algorithms_with_lstm_policies_and_masks_are_trained_and_evaluated(label, tmp_path, monkeypatch):
-    env_id = "OneAllowed-v0" if "mask" in label else "CartPole-v1"
-    monkeypatch.setitem(gym.registry, "OneAllowed-v0", gym.envs.registration.EnvSpec("OneAllowed-v0", OneAllowed))
+    env_id = "TwoAllowed-v0" if "mask" in label else "CartPole-v1"
+    monkeypatch.setitem(gym.registry, "TwoAllowed-v0", gym.envs.registration.EnvSpec("TwoAllowed-v0", TwoAllowed))
     run = small_run(label, env_id, steps=256, points=2)
     train(run, tmp_path)
     made = RunFiles(tmp_path, {})

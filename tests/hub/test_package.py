@@ -25,7 +25,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize, unwrap_vec_normalize
 
-from sb3_ano import MaskableANO
+from sb3_ano import MaskableANO, RecurrentMaskableANO
 from sb3_ano.envs import make_vec_env
 from sb3_ano.hub import load_safe
 from sb3_ano.hub.video import software_rendering
@@ -327,14 +327,17 @@ def test_hyperparameters_are_plain_values(pack):
     assert not {"env", "device", "verbose", "seed"} & set(found)
 
 
-def test_the_card_of_an_agent_with_masks_evaluates_it_with_masks(pack, monkeypatch):
-    # The environment raises if an action is not allowed.
-    spec = gym.envs.registration.EnvSpec("OneAllowed-v0", "tests.tiny_envs:OneAllowed")
+@pytest.mark.parametrize(("cls", "policy"), [(MaskableANO, "MlpPolicy"), (RecurrentMaskableANO, "MlpLstmPolicy")])
+def test_the_card_of_an_agent_with_masks_evaluates_it_with_masks(cls, policy, pack, monkeypatch):
+    # The environment raises if an action is not allowed. sb3-contrib's evaluate_policy would lose the states of the LSTM.
+    spec = gym.envs.registration.EnvSpec("TwoAllowed-v0", "tests.tiny_envs:TwoAllowed")
     monkeypatch.setitem(gym.registry, spec.id, spec)
-    folder = pack(trained(MaskableANO, make_vec_env(spec.id, backend="gymnasium")))
+    model = trained(cls, make_vec_env(spec.id, backend="gymnasium"), policy, steps=0)
+    for parameter in model.policy.parameters():  # larger than at the start, so that the states decide about actions
+        torch.nn.init.normal_(parameter)
+    folder = pack(model)
     run_snippet(folder, monkeypatch)
-    assert code_of(folder).startswith("import tests  # registers the environment\nfrom sb3_contrib.common.maskable")
-    assert "model.predict(observation, action_masks=get_action_masks(env))" in (folder / "README.md").read_text()
+    assert code_of(folder).startswith("import tests  # registers the environment\n")
     assert "masks" not in (pack(trained(steps=0)) / "README.md").read_text()
 
 

@@ -29,12 +29,12 @@ SPACES = {
 @pytest.mark.parametrize("algo", CONTRIB)
 def test_train_resume_enjoy_and_record_use_masks_and_states(algo, zoo, monkeypatch):
     # It raises if an action is not allowed: in the training, its evaluations, the returns and the video.
-    monkeypatch.setitem(gym.registry, "OneAllowed-v0", None)
-    del gym.registry["OneAllowed-v0"]  # again at the end
-    register = "gymnasium.register('OneAllowed-v0', 'tests.tiny_envs:OneAllowed', max_episode_steps=20)"
+    monkeypatch.setitem(gym.registry, "TwoAllowed-v0", None)
+    del gym.registry["TwoAllowed-v0"]  # again at the end
+    register = "gymnasium.register('TwoAllowed-v0', 'tests.tiny_envs:TwoAllowed', max_episode_steps=20)"
     Path(f"tasks_of_{algo}.py").write_text(f"import gymnasium\n{register}\n")
     monkeypatch.syspath_prepend(Path.cwd())
-    env = "OneAllowed-v0" if "mask" in algo else "CartPole-v1"
+    env = "TwoAllowed-v0" if "mask" in algo else "CartPole-v1"
     lstm = 'policy_kwargs:"dict(lstm_hidden_size=8, net_arch=[8])"' if "lstm" in algo else ""
     size = "-n 256 --eval-freq 64 --eval-episodes 1 -params n_envs:2 n_steps:32 batch_size:64"
     zoo(f"train --algo {algo} --env {env} {size} {lstm} --gym-packages tasks_of_{algo}")
