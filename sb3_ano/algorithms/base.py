@@ -68,7 +68,7 @@ class ShapedPolicyAlgorithm(RolloutMixin):
     :param clip_range_high: radius above 1, acting on positive advantages, while ``clip_range`` acts below 1; None takes
         ``clip_range`` for both. Takes ``"lin_0.28"`` too, because the RL Zoo parses schedules for ``clip_range`` only
     :param torch_compile: whether to compile the update with ``torch.compile``; ``"auto"`` does it if the run is long enough
-        to pay for that, with SB3's defaults from about 175,000 steps. Compiled or not, parameters are the same to rounding
+        to pay for that, with SB3's defaults from about 170,000 steps. Compiled or not, parameters are the same to rounding
     :param precision: ``"float32"``, or ``"bfloat16"`` for the layers of features extractor and networks; the heads, the
         distribution and the loss are computed in float32
     :param desired_kl: KL divergence per update that the radii are adapted to, or None for radii that follow ``clip_range``

@@ -7,7 +7,7 @@ import torch
 
 from sb3_ano.shaping._shapes import ShapingLike, as_pair
 
-#: The log-ratio saturates here, at r = 4.8e8; beyond it the gradient is zero.
+#: The log-ratio saturates here, at r = 4.9e8; beyond it the gradient is zero.
 MAX_LOG_RATIO = 20.0
 #: Smallest radius; schedules end at 0 or slightly below, where the deviation x would not be defined.
 MIN_RADIUS = 1e-6
