@@ -15,9 +15,9 @@ from sb3_ano.bench.training import MONITOR, write_run
 
 _SETTINGS = ["clip_range", "desired_kl", "learning_rate", "n_epochs"]
 #: Columns that identify a run in CSV files.
-KEY = ["env", "algorithm", *_SETTINGS, "steps", "seed"]
+KEY = ["env", "algorithm", *_SETTINGS, "changed", "steps", "seed"]
 # Columns of texts; without this, a commit of digits would be read as a number.
-_TEXTS = ["env", "algorithm", "date", "commit"]
+_TEXTS = ["env", "algorithm", "changed", "date", "commit"]
 # Columns of progress.csv, and how their updates are summarized.
 _DIAGNOSTICS = {
     "kl_mean": ("update/approx_kl", "mean"),
@@ -49,9 +49,8 @@ def export(path: Path, out: Path, to: str = "csv") -> str:
         points = [key | point for key, run in rows for point in _curve(run).to_dict("records")]
         merge_csv(pd.DataFrame(points), out / "curves.csv", [*KEY, "timesteps"])
         return f"{path}: {len(runs)} runs; {out}/runs.csv has {count}"
-    write = _to_tensorboard if to == "tensorboard" else _to_wandb
     for run in runs:
-        write(run, out)
+        (_to_tensorboard if to == "tensorboard" else _to_wandb)(run, out)
     return f"{path}: {len(runs)} runs in {out}"
 
 
@@ -60,11 +59,12 @@ def key_of(run: RunFiles) -> dict[str, Any]:
 
     :param run: finished run
     """
-    columns = {"env": "env_id", "steps": "total_timesteps"}
-    values = {name: number(run.document["hyperparameters"].get(name)) for name in _SETTINGS}
+    document = {**run.document, "env": run.document["env_id"], "steps": run.document["total_timesteps"]}
+    numbers = {name: number(document["hyperparameters"].get(name)) for name in _SETTINGS}
     # As many digits as the file has, or the run would not be found there.
-    values = {name: None if value is None else float(f"{value:.5g}") for name, value in values.items()}
-    return {name: values[name] if name in values else run.document[columns.get(name, name)] for name in KEY}
+    settings = {name: None if value is None else float(f"{value:.5g}") for name, value in numbers.items()}
+    others = [f"{name}={value}" for name, value in document["changed"].items() if name not in (*_SETTINGS, "total_timesteps")]
+    return {name: {**document, **settings, "changed": ", ".join(sorted(others)) or None}[name] for name in KEY}
 
 
 def _curve(run: RunFiles) -> pd.DataFrame:

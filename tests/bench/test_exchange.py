@@ -34,6 +34,17 @@ def test_csv_has_a_row_per_run_and_one_per_evaluation_and_keeps_other_rows(tmp_p
     assert curves["evaluation_return"].tolist() == pytest.approx([k * final / 20 for final in RETURNS for k in range(1, 21)])
 
 
+def test_csv_keeps_runs_apart_that_differ_in_any_hyperparameter(tmp_path):
+    changes = [{"omega": 0.001}, {"omega": 0.01, "learning_rate": "lin_0.001"}, {}]
+    grid = [run for changed in changes for run in runs(["Hopper-v4"], ["papo"], (0,), changed=changed)]
+    results = write_results(tmp_path / "grid", grid)
+    for _ in range(2):
+        assert export(results, tmp_path / "csv").endswith("has 3")
+    table = pd.read_csv(tmp_path / "csv" / "runs.csv")
+    assert table["changed"].fillna("").tolist() == ["omega=0.001", "", "omega=0.01"]
+    assert table["learning_rate"].tolist() == [0.0003, 0.0003, 0.001]
+
+
 def test_monitor_files_of_several_environments_are_merged_by_their_steps(tmp_path):
     (tmp_path / "zoo").mkdir()
     for index, rows in enumerate(("0,10,1\n1,20,1\n", "10,15,1\n11,15,1\n")):
