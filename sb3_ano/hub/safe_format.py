@@ -151,13 +151,13 @@ def load_safe(
         environments are not normalized yet, they are wrapped with the statistics, which stay as they are; rewards are
         not normalized
     :param device: device of the model
-    :param shaping: shape of the surrogate, if it is not a built-in one
+    :param shaping: shape of the surrogate, if it is not a built-in one; another one than in training is warned about
     :param custom_objects: objects that are not built in, or that replace what is stored: constructor arguments by name, and
         parts of them by dotted name, such as ``"policy_kwargs.features_extractor_class"``
     :return: the agent, of the class that was saved
     :raises SafeFormatError: if the directory holds no agent, is damaged, asks for what is not allowed, or for something that
         only the caller can supply
-    :raises ValueError: if the shape is not the one that the agent was trained with, or ``env`` has other spaces
+    :raises ValueError: if ``shaping`` is no shape, or ``env`` has other spaces
     :raises TypeError: if ``custom_objects`` names something that the agent does not have
     """
     folder, supplied = Path(path), dict(custom_objects or {})
