@@ -12,7 +12,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_ano import ANO
-from tests.algorithms.comparison import relative_difference
+from tests.algorithms.comparison import relative_difference, with_some_seed
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env
 
 # Enough samples, epochs and learning rate for the clip to act: a radius of 0.201 differs from one of 0.2 only on samples
@@ -52,8 +52,8 @@ def after_three_rollouts(cls: type[BaseAlgorithm], case: str, **options) -> Base
 
 
 @functools.cache
-def ppo_after_three_rollouts(case: str, options: str) -> BaseAlgorithm:
-    return after_three_rollouts(PPO, case, **OPTIONS[options])
+def ppo_after_three_rollouts(case: str, options: str, seed: int) -> BaseAlgorithm:
+    return after_three_rollouts(PPO, case, seed=seed, **OPTIONS[options])
 
 
 def tolerance(case: str) -> float:
@@ -66,8 +66,12 @@ def tolerance(case: str) -> float:
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("case", CASES)
 def test_parameters_and_actions_are_those_of_ppo_after_three_rollouts(case, options):
-    expected = ppo_after_three_rollouts(case, options)
-    found = after_three_rollouts(ANO, case, shaping="ppo", torch_compile=False, **OPTIONS[options])
+    with_some_seed(lambda seed: compare_after_three_rollouts(case, options, seed))
+
+
+def compare_after_three_rollouts(case: str, options: str, seed: int) -> None:
+    expected = ppo_after_three_rollouts(case, options, seed)
+    found = after_three_rollouts(ANO, case, shaping="ppo", torch_compile=False, seed=seed, **OPTIONS[options])
 
     assert relative_difference(expected, found) <= tolerance(case)
     # SB3 has rearranged its arrays by the end of the update.
@@ -87,9 +91,11 @@ def test_parameters_and_actions_are_those_of_ppo_after_three_rollouts(case, opti
 @pytest.mark.parametrize("different", [{"clip_range": 0.201}, {"shaping": "spo"}], ids=["0.201", "spo"])
 @pytest.mark.parametrize("case", CASES)
 def test_that_test_tells_another_radius_and_another_shape_apart(case, different, options):
-    expected = ppo_after_three_rollouts(case, options)
-    found = after_three_rollouts(ANO, case, **{"shaping": "ppo", **OPTIONS[options], **different})
-    assert relative_difference(expected, found) > 10 * tolerance(case)
+    def differs(seed: int) -> None:
+        found = after_three_rollouts(ANO, case, seed=seed, **{"shaping": "ppo", **OPTIONS[options], **different})
+        assert relative_difference(ppo_after_three_rollouts(case, options, seed), found) > 10 * tolerance(case)
+
+    with_some_seed(differs)
 
 
 def loss_and_gradient_of_a_moved_policy(model: BaseAlgorithm, scale: float = 0.1) -> tuple[float, torch.Tensor]:
