@@ -14,7 +14,7 @@ def as_schedule(value: float | str | Schedule, name: str) -> FloatSchedule:
 
     :param value: number, callable, or ``"lin_x"``, linear from x to 0 as in the RL Zoo
     :param name: name of the argument, for messages
-    :raises ValueError: if a number is negative, infinite or NaN
+    :raises ValueError: if a number is negative, infinite or NaN, or there is none after ``lin_``
     :raises TypeError: if the value is of another type, or another string
     """
     if isinstance(value, FloatSchedule):
@@ -24,7 +24,10 @@ def as_schedule(value: float | str | Schedule, name: str) -> FloatSchedule:
     is_linear = isinstance(value, str) and value.startswith("lin_")
     if not is_linear and (isinstance(value, bool) or not isinstance(value, Real)):
         raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; {_ALLOWED}")
-    number = float(value.removeprefix("lin_") if isinstance(value, str) else value)
+    try:
+        number = float(value.removeprefix("lin_") if isinstance(value, str) else value)
+    except ValueError:
+        number = math.nan  # rejected below, with the name of the argument
     if not 0.0 <= number < math.inf or (is_linear and number == 0.0):
         raise ValueError(f"{name}={value!r} is not allowed; {_ALLOWED}")
     return FloatSchedule(LinearSchedule(number, 0.0, 1.0) if is_linear else number)

@@ -46,6 +46,7 @@ BAD = [
     ("clip_range", math.nan, ValueError, "clip_range=nan .*allowed are"),
     ("clip_range", "0.2", TypeError, "clip_range='0.2' is of type str; allowed are"),
     ("clip_range_high", "lin_inf", ValueError, "clip_range_high='lin_inf'"),
+    ("learning_rate", "lin_x", ValueError, "learning_rate='lin_x'"),
     ("clip_range_vf", True, TypeError, "clip_range_vf=True is of type bool"),
     ("desired_kl", -0.01, ValueError, "desired_kl=-0.01"),
     ("ent_coef", math.nan, ValueError, "ent_coef=nan .*finite"),
