@@ -153,7 +153,7 @@ def with_some_seed(check: Callable[[int], None]) -> None:
     """Run a check with up to five seeds, until it succeeds.
 
     Depending on the processor, some seeds have a sample that rounding moves across the edge of the region, where PPO's
-    gradient jumps. A wrong computation differs with every seed.
+    gradient jumps. A wrong computation differs with nearly every seed.
     """
     for seed in range(3, 7):
         with contextlib.suppress(AssertionError):
