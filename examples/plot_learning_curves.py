@@ -1,6 +1,10 @@
-"""Draw the learning curves of the committed MuJoCo runs: ``python examples/plot_learning_curves.py OUT.png``."""
+"""Draw the learning curves of the committed MuJoCo runs: ``python examples/plot_learning_curves.py OUT.png``.
+
+Those of ten million steps: ``--studies long``.
+"""
 
 import argparse
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -19,17 +23,20 @@ RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 STUDIES = ["step_size", "held_out"]
 
 
-def draw(output: str, learning_rate: float) -> None:
+def draw(output: str, learning_rate: float, studies: list[str]) -> None:
     """Draw the mean return of the evaluations and its standard error, one panel per task.
 
     :param output: figure to write, PNG or SVG by its ending
     :param learning_rate: learning rate of the runs to draw
+    :param studies: directories of docs/results
     """
-    rows = pd.concat([pd.read_csv(RESULTS / study / "curves.csv") for study in STUDIES])
+    rows = pd.concat([pd.read_csv(RESULTS / study / "curves.csv") for study in studies])
     tasks = dict(list(rows[rows["learning_rate"] == learning_rate].groupby("env", sort=False)))
-    figure = Figure(figsize=(11, 1.0 + 2.6 * len(tasks) / 3), layout="constrained")
-    panels = figure.subplots(len(tasks) // 3, 3, squeeze=False)
-    for axes, (task, of_task) in zip(panels.flat, tasks.items(), strict=True):
+    columns = min(len(tasks), 3)
+    lines = math.ceil(len(tasks) / columns)
+    figure = Figure(figsize=(2.0 + 3.0 * columns, 1.0 + 2.6 * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False)
+    for axes, (task, of_task) in zip(panels.flat, tasks.items(), strict=False):
         for algorithm, (name, color, style) in SETTINGS.items():
             returns = of_task[of_task["algorithm"] == algorithm].groupby("timesteps")["evaluation_return"]
             mean, error = returns.mean(), returns.sem()
@@ -38,6 +45,8 @@ def draw(output: str, learning_rate: float) -> None:
         axes.set(title=task, xlim=(0, None))
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
+    for axes in panels.flat[len(tasks) :]:
+        axes.remove()
     for axes in panels[:, 0]:
         axes.set_ylabel("return, deterministic")
     for axes in panels[-1]:
@@ -50,5 +59,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", help="figure to write")
     parser.add_argument("--learning-rate", type=float, default=1e-3, choices=[3e-4, 1e-3], help="default: %(default)s")
+    parser.add_argument("--studies", nargs="+", default=STUDIES, choices=[*STUDIES, "long"], help="default: %(default)s")
     arguments = parser.parse_args()
-    draw(arguments.output, arguments.learning_rate)
+    draw(arguments.output, arguments.learning_rate, arguments.studies)

@@ -54,8 +54,10 @@ D_MEAN_VARIANCE = 0.005 * np.array([0.0, 0.038, 0.093]) / 3
 
 
 # gamma = 0: no bias, so J + mean V = 1.98 > 0 and the bracket J^2 + 2 V J counts, with d bracket/dJ = 2 J + 2 V.
-# gamma = 0.99: the bias 4 gamma KL max(D) / (1 - gamma)^2 with KL = mean(r - 1 - log r) = 0.0981 exceeds J + mean V.
-@pytest.mark.parametrize(("gamma", "counts", "value"), [(0.0, True, 0.50332639), (0.99, False, 0.0169602917)])
+# gamma = 0.7 and above: the bias 4 gamma KL max(D) / (1 - gamma)^2 with KL = mean(r - 1 - log r) = 0.0981 exceeds J + mean V.
+@pytest.mark.parametrize(
+    ("gamma", "counts", "value"), [(0.0, True, 0.50332639), (0.7, False, 0.0277833333), (0.99, False, 0.0169602917)]
+)
 def test_papo_equals_the_hand_worked_table(gamma, counts, value):
     bracket, slope = (J**2 + 2 * MEAN_VALUE * J, 2 * J + 2 * MEAN_VALUE) if counts else (0.0, 0.0)
     variance_mean = 0.005 * (1 - gamma**2) / 7 * SECOND_MOMENT - bracket
@@ -66,12 +68,12 @@ def test_papo_equals_the_hand_worked_table(gamma, counts, value):
 
 
 def test_coefficients_and_radii_of_papo_enter_where_the_formula_has_them():
-    # per sample with 2 w2 = 1, unclipped | clipped:
-    #   0.08 + 0.6 | 0.032 + 0.48 -> 0.512      -0.004 - 0.18 -> -0.184      -0.045 + 0.15 | -0.018 + 0.24 -> 0.105
-    mean_variance = 0.01 * (0.512 - 0.184 + 0.105) / 3
+    # per sample with 2 w2 = 1 and 1 - 0.05, unclipped | clipped:
+    #   0.08 + 0.6 | 0.032 + 0.48 -> 0.512   -0.004 - 0.18 | -0.002 - 0.19 -> -0.192   -0.045 + 0.15 | -0.0045 + 0.285 -> 0.105
+    mean_variance = 0.01 * (0.512 - 0.192 + 0.105) / 3
     variance_mean = 0.01 * (1 - 0.99**2) / 3 * SECOND_MOMENT
-    loss, _ = loss_and_gradient(papo(k=3.0, omega1=0.01, omega2=0.5))
-    assert loss == pytest.approx(-(J - 3 * (mean_variance + variance_mean)), rel=1e-12)
+    loss, _ = loss_and_gradient(papo(k=3.0, omega1=0.01, omega2=0.5), low=0.05)
+    assert loss == pytest.approx(-((1.2 - 0.475 - 0.95) / 3 - 3 * (mean_variance + variance_mean)), rel=1e-12)
     # J = (1.3 - 0.45 - 0.9) / 3 with 1 + 0.3 and 1 - 0.1; MV: 0.3 * 0.16 + 0.01 * 1.3 * 0.4 = 0.0532, -0.0058, -0.0435
     loss, _ = loss_and_gradient(papo(), low=0.1, high=0.3)
     expected = -(-0.05 / 3 - 7 * (0.005 * (0.0532 - 0.0058 - 0.0435) / 3 + 0.005 * (1 - 0.99**2) / 7 * SECOND_MOMENT))
