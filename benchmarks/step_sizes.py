@@ -71,6 +71,8 @@ def noise(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     """Yield the spread of PPO's returns, and the difference that a t-test of two settings finds in four of five cases."""
     ppo = rows[rows["setting"] == "PPO, radius 0.2"]
     for (rate, env), returns in ppo.groupby(["learning_rate", "env"])[RETURN]:
+        if len(returns) < 2:
+            continue
         deviation = returns.std()
         row = {"rate": f"{rate:g}", "task": env, "seeds": len(returns), "mean": returns.mean(), "deviation": deviation}
         for n in (3, 5, 10):
@@ -186,7 +188,8 @@ def figure(rows: pd.DataFrame) -> plt.Figure:
         axis.set_ticks(ticks)
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter("")
-    panels[0, 0].legend(fontsize=8)
+    if lines:
+        panels[0, 0].legend(fontsize=8)
     drawn.legend(*panels[0, 1].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     return drawn
 

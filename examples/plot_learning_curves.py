@@ -40,6 +40,8 @@ def draw(output: str, learning_rate: float, studies: list[str]) -> None:
         for algorithm, (name, color, style) in SETTINGS.items():
             returns = of_task[of_task["algorithm"] == algorithm].groupby("timesteps")["evaluation_return"]
             mean, error = returns.mean(), returns.sem()
+            if mean.empty:
+                continue
             axes.plot(mean.index / 1e6, mean, color=color, linestyle=style, linewidth=2, label=name)
             axes.fill_between(mean.index / 1e6, mean - error, mean + error, color=color, alpha=0.15)
         axes.set(title=task, xlim=(0, None))
@@ -51,7 +53,7 @@ def draw(output: str, learning_rate: float, studies: list[str]) -> None:
         axes.set_ylabel("return, deterministic")
     for axes in panels[-1]:
         axes.set_xlabel("environment steps (millions)")
-    panels[-1, 0].legend(frameon=False, loc="upper left")
+    panels[-1, 0].legend(frameon=False, loc="best")
     figure.savefig(output, dpi=120)
 
 

@@ -54,16 +54,21 @@ def test_step_sizes_are_compared_on_the_seeds_that_both_have(tmp_path):
 
 def test_tables_of_step_sizes_are_those_of_the_committed_rows(tmp_path):
     texts = ""
-    for study in ("step_size", "held_out"):
+    for study in ("step_size", "held_out", "long"):
         committed, made = DOCS / "results" / study, tmp_path / study
         shutil.copytree(committed, made)
         run_script("step_sizes", "--results", made, "--out", tmp_path)
         assert (made / "tables.md").read_text() == (committed / "tables.md").read_text()
         texts += (made / "tables.md").read_text()
     shown = re.findall(r"^\| 0\.00.*$", (DOCS / "choosing.md").read_text(), re.MULTILINE)
-    shown += re.findall(r"-?0\.\d{3} \(\S+ to \S+\)", (ROOT / "README.md").read_text())
-    assert len(shown) == 41
+    readme = (ROOT / "README.md").read_text()
+    shown += re.findall(r"-?0\.\d{3} \(\S+ to \S+\)", readme)
+    assert len(shown) == 49
     assert [line for line in shown if line not in texts] == []
+    (cells,) = re.findall(r"^\| HalfCheetah, .* 1 seed \| (.*) \|$", readme, re.MULTILINE)
+    returns = pd.read_csv(DOCS / "results" / "long" / "runs.csv")["last_evaluations"].to_numpy()
+    scores = {f"{score:.3f}" for score in ReferenceScores().normalize("HalfCheetah-v4", returns)}
+    assert {*cells.split(" | ")} - {"not run"} == scores
 
 
 def test_the_scores_in_the_docs_come_from_the_rows_next_to_them():
