@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -104,6 +105,66 @@ def without_guards(function: types.FunctionType) -> Callable[..., Any] | None:
         return None
     names = function.__name__, function.__defaults__, function.__closure__
     return types.FunctionType(entries[0].code, function.__globals__, *names)
+
+
+@functools.cache
+def products_by_onednn(at_least: int) -> Any:
+    """A pass over compiled graphs that gives large float32 products of matrices to oneDNN instead of MKL; None if it cannot.
+
+    :param at_least: multiplications of a product from which on it is large
+    """
+    try:
+        from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+        linear = torch.ops.mkldnn._linear_pointwise
+    except (ImportError, AttributeError):
+        return None
+    aten = torch.ops.aten
+
+    # An operator of our own, because the compiler copies transposed matrices before it calls that of PyTorch.
+    @torch.library.custom_op("sb3_ano::product", mutates_args=())
+    def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return linear(left, right.T, None, "none", [], "")
+
+    @product.register_fake
+    def _(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return left.new_empty(left.shape[0], right.shape[1])
+
+    class Products(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            products = (graph.find_nodes(op="call_function", target=op) for op in (aten.mm.default, aten.addmm.default))
+            for node in itertools.chain(*products):
+                *bias, left, right = node.args
+                result, inner = node.meta["val"], left.meta["val"].shape[1]
+                if result.dtype != torch.float32 or result.numel() * inner < at_least or node.kwargs:
+                    continue
+                with graph.inserting_before(node):
+                    value = graph.call_function(product._opoverload, (left, right))
+                    value.meta.update(node.meta)
+                    if bias:
+                        value = graph.call_function(aten.add.Tensor, (value, *bias))
+                        value.meta.update(node.meta)
+                node.replace_all_uses_with(value)
+                graph.erase_node(node)
+
+        def uuid(self) -> Any:  # of the compiler's cache
+            return get_hash_for_files((__file__,), str(at_least))
+
+    return Products()
+
+
+def packed_linear(layer: nn.Linear, batch_size: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The forward pass of a layer without gradients, with a copy of its weights in the order in which oneDNN reads them.
+
+    :param layer: layer on the CPU
+    :param batch_size: number of rows that the order is best for
+    """
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), batch_size)
+        product = torch.ops.mkldnn._linear_pointwise
+    except (AttributeError, RuntimeError):  # built without oneDNN, or the processor lacks the type of number
+        return layer.forward
+    return lambda inputs: product(inputs, packed, layer.bias, "none", [], "")
 
 
 @contextlib.contextmanager

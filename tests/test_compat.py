@@ -55,6 +55,31 @@ def test_hooks_are_found():
         assert not any(map(_compat.has_hooks, owners))
 
 
+@pytest.mark.parametrize(
+    ("rows", "dtype", "tolerance"), [(8, torch.float32, 1e-6), (1, torch.float32, 1e-6), (8, torch.bfloat16, 1e-2)]
+)
+def test_packed_layers_and_products_of_onednn_are_those_of_float64(rows, dtype, tolerance):
+    torch.manual_seed(0)
+    layer, inputs = torch.nn.Linear(300, 70).to(dtype), torch.randn(rows, 300).to(dtype)
+    expected = inputs.double() @ layer.weight.double().T + layer.bias.double()
+    with torch.no_grad():
+        outputs = _compat.packed_linear(layer, batch_size=8)(inputs)
+    torch.testing.assert_close(outputs.double(), expected, rtol=tolerance, atol=tolerance)
+    _compat.products_by_onednn(1)
+    if dtype == torch.float32:
+        product = torch.ops.sb3_ano.product(inputs.T, outputs)  # both may be views
+        torch.testing.assert_close(product.double(), inputs.double().T @ expected, rtol=tolerance, atol=1e-5)
+
+
+def test_without_onednn_pytorch_multiplies(monkeypatch):
+    _compat.products_by_onednn.cache_clear()
+    monkeypatch.setattr(torch.ops, "mkldnn", object())
+    layer = torch.nn.Linear(3, 2)
+    assert _compat.packed_linear(layer, 8) == layer.forward
+    assert _compat.products_by_onednn(1) is None
+    _compat.products_by_onednn.cache_clear()
+
+
 def test_no_other_module_reads_private_names_of_pytorch():
     names = "|".join([*_compat._MODULE_HOOKS, *_compat._PARAMETER_HOOKS, *_compat._OPTIMIZER_HOOKS])
     private = re.compile(rf"\btorch(\.\w+)*\._[a-z]|\.({names}|_version|_metadata)\b")

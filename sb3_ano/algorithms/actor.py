@@ -35,7 +35,7 @@ def make_actor(model: Any, n_envs: int) -> "Actor":
     """
     if model.precision == "float32" and NumpyActor.supports(model.policy, n_envs):
         return NumpyActor(model.policy, n_envs)
-    return TorchActor(model.policy, model.precision)
+    return TorchActor(model.policy, model.precision, n_envs)
 
 
 class Snapshot:
@@ -77,16 +77,25 @@ class TorchActor(_Actor):
 
     :param policy: actor and critic
     :param precision: precision of its layers
+    :param n_envs: number of observations per step
     """
 
-    def __init__(self, policy: ActorCriticPolicy, precision: str) -> None:
+    def __init__(self, policy: ActorCriticPolicy, precision: str, n_envs: int) -> None:
         self._evaluation = make_evaluation(policy, precision)
         self._policy, self._device = policy, policy.device
+        self._sample: _Sampler | None = None
         if self._device.type == "cpu":
-            self._evaluation.make_inference_copy()
+            self._evaluation.make_inference_copy(n_envs)
+            if self._evaluation.traits.stock and type(policy.action_dist) in SAMPLERS and _can_be_sampled(policy):
+                self._sample = SAMPLERS[type(policy.action_dist)](policy, n_envs)
 
     @torch.no_grad()
     def __call__(self, observations: Observations, masks: np.ndarray | None = None) -> Acted:
+        if self._sample is not None:
+            outputs = self._evaluation.heads(obs_as_tensor(observations, self._device))
+            head = outputs[0].numpy()
+            drawn, chosen = self._sample(head if masks is None else np.where(masks, head, MASKED))
+            return drawn, outputs[1].numpy(), chosen
         allowed = None if masks is None else torch.as_tensor(masks, device=self._device)
         actions, values, log_probs = self._evaluation.act(obs_as_tensor(observations, self._device), allowed)
         return actions.cpu().numpy(), values.cpu().numpy(), log_probs.cpu().numpy()
@@ -147,7 +156,6 @@ class NumpyActor(_Actor):
             return False
         actor, critic = [*networks[0], policy.action_net], [*networks[1], policy.value_net]
         linear, activations = [*actor[::2], *critic[::2]], {type(layer) for layer in actor[1::2] + critic[1::2]}
-        gaussian = type(policy.action_dist) is DiagGaussianDistribution
         return (
             all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
             and len(activations) <= 1
@@ -157,10 +165,8 @@ class NumpyActor(_Actor):
             and not (getattr(policy, "use_sde", False) or policy.squash_output)
             and has_stock_distribution(policy)
             and _rows(policy.observation_space) is not None
-            and (not gaussian or policy.log_std.shape == (policy.action_net.out_features,))
-            and all(type(parameter) is nn.Parameter and parameter.dtype == torch.float32 for parameter in policy.parameters())
+            and _can_be_sampled(policy)
             and policy.device.type == "cpu"
-            and not torch.is_autocast_enabled("cpu")
             and n_envs * max(layer.weight.numel() for layer in linear) <= _ONE_THREAD
         )
 
@@ -197,6 +203,16 @@ class NumpyActor(_Actor):
             return self.values(np.stack(observations)).reshape(-1)
         batch = {key: np.stack([part[key] for part in observations]) for key in observations[0]}
         return self.values(batch).reshape(-1)
+
+
+def _can_be_sampled(policy: ActorCriticPolicy) -> bool:
+    """Tell whether NumPy can draw the actions of a policy with the distribution that SB3 makes."""
+    gaussian = type(policy.action_dist) is DiagGaussianDistribution
+    return (
+        all(type(parameter) is nn.Parameter and parameter.dtype == torch.float32 for parameter in policy.parameters())
+        and (not gaussian or policy.log_std.shape == (policy.action_net.out_features,))
+        and not torch.is_autocast_enabled("cpu")
+    )
 
 
 #: The policy of one rollout.

@@ -233,7 +233,8 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         updater = self._get_updater()
         statistics = UpdateStatistics(updater.clip_range)
         buffer, stopped = self.rollout_buffer, False
-        rollout = cast(FlatRolloutBuffer, buffer).tensors() if is_stock(buffer, "get", "_get_samples") else None
+        stock = is_stock(buffer, "get", "_get_samples")
+        rollout = updater.arranged(cast(FlatRolloutBuffer, buffer).tensors()) if stock else None
         with tracing() if updater.compiled else contextlib.nullcontext():
             for epoch in range(self.n_epochs):
                 statistics.start_epoch()

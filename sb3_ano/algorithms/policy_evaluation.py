@@ -15,7 +15,7 @@ from stable_baselines3.common.torch_layers import CombinedExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch.nn import functional as F
 
-from sb3_ano._compat import has_hooks
+from sb3_ano._compat import has_hooks, packed_linear
 from sb3_ano.algorithms.buffers import RolloutSamples, mapped
 
 #: Turns a batch of raw observations into the input of a features extractor.
@@ -27,6 +27,8 @@ _EVALUATING = (
     *("extract_features", "_get_action_dist_from_latent", "obs_to_tensor", "unscale_action"),
     *("device", "squash_output", "parameters", "named_parameters", "modules", "named_modules", "children"),
 )
+# Weights of a layer from which on packing them for a rollout pays.
+_PACKED = 2**18
 #: Logit of an action that is not allowed, as in sb3-contrib.
 MASKED = -1e8
 _STOCK = (
@@ -127,10 +129,11 @@ def preprocessing(space: spaces.Space, normalize_images: bool, channels_last: bo
         parts = {key: preprocessing(part, normalize_images, channels_last) for key, part in space.spaces.items()}
         return lambda observations: {key: part(observations[key]) for key, part in parts.items()}
     if isinstance(space, spaces.Box):
-        layout = torch.channels_last if channels_last and len(space.shape) == 3 else torch.preserve_format
+        # Images are rearranged while their numbers are single bytes.
+        arrange = in_channels_last if channels_last else lambda observations: observations
         if normalize_images and is_image_space(space):
-            return lambda observations: observations.to(torch.float32, memory_format=layout) / 255.0
-        return lambda observations: observations.to(torch.float32, memory_format=layout)
+            return lambda observations: arrange(observations).to(torch.float32) / 255.0
+        return lambda observations: arrange(observations).to(torch.float32)
     if isinstance(space, spaces.Discrete):
         size = int(space.n)
         return lambda observations: F.one_hot(observations.long(), size).float()
@@ -143,6 +146,11 @@ def preprocessing(space: spaces.Space, normalize_images: bool, channels_last: bo
 
         return one_hot
     return lambda observations: observations.float()
+
+
+def in_channels_last(observations: torch.Tensor) -> torch.Tensor:
+    """Return a batch of images in the memory format in which convolutions are faster, and anything else as it is."""
+    return observations.contiguous(memory_format=torch.channels_last) if observations.ndim == 4 else observations
 
 
 class PolicyEvaluation:
@@ -210,6 +218,11 @@ class PolicyEvaluation:
         log_prob = distribution.log_prob(actions)
         return actions.reshape(-1, *self.policy.action_space.shape), values, log_prob  # type: ignore[misc]
 
+    def heads(self, observations: PyTorchObs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the outputs of the action head ``(batch, n)`` and of the value head ``(batch, 1)`` of SB3's policies."""
+        latent_pi, latent_vf = self._latents(observations)
+        return self.policy.action_net(latent_pi), self.policy.value_net(latent_vf)
+
     def values(self, observations: PyTorchObs) -> torch.Tensor:
         """Return the values of observations, ``(batch, 1)``, as ``policy.predict_values`` does."""
         if not self._standard:
@@ -242,11 +255,13 @@ class PolicyEvaluation:
     def _as_float32(self, latent: torch.Tensor) -> torch.Tensor:
         return latent.float() if self._bfloat16 else latent
 
-    def make_inference_copy(self) -> None:
+    def make_inference_copy(self, batch_size: int) -> None:
         """Continue with a copy of SB3's own layers as they are now, laid out for many small batches on the CPU.
 
-        Every forward pass would otherwise convert weights again: those of convolutions to ``channels_last``, and, for
-        bfloat16, all weights to that type. Custom layers are not copied.
+        Every forward pass would otherwise convert weights again: those of convolutions to ``channels_last``, those of large
+        layers to oneDNN's blocks, and, for bfloat16, all weights to that type. Custom layers are not copied.
+
+        :param batch_size: number of observations of a forward pass
         """
         names = ["mlp_extractor", "features_extractor", "pi_features_extractor", "vf_features_extractor"]
         originals = {name: getattr(self.policy, name) for name in names}
@@ -257,6 +272,9 @@ class PolicyEvaluation:
             layer.to(memory_format=torch.channels_last)
             if self._bfloat16:
                 layer.to(torch.bfloat16)
+            for part in layer.modules():
+                if type(part) is torch.nn.Linear and part.weight.numel() >= _PACKED:
+                    part.forward = packed_linear(part, batch_size)  # type: ignore
         self._layers = types.SimpleNamespace(**copies)
         if self._bfloat16:
             preprocess = self._preprocess

@@ -10,6 +10,7 @@ import torch
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ano import ANO, RecurrentANO
+from sb3_ano.algorithms import compiled
 from tests.algorithms.comparison import relative_difference, traced_only
 from tests.algorithms.configurations import Callback
 from tests.algorithms.custom_policies import Counting, Normalizing, Overriding, Unused
@@ -214,6 +215,15 @@ def test_only_known_code_gets_another_tanh_and_only_small_networks_get_one_threa
     assert [(graph["cpp.use_decompose_tanh"], graph.get("cpp.threads")) for graph in traced] == [(stock, threads)]
 
 
+@pytest.mark.parametrize(
+    ("cpu", "width", "given"), [("AMD EPYC", 512, True), ("AMD EPYC", 16, False), ("Intel(R) Xeon(R)", 512, False)]
+)
+def test_products_of_wide_networks_are_given_to_onednn_on_processors_of_amd(cpu, width, given, traced, monkeypatch):
+    monkeypatch.setattr(compiled, "machine", lambda: {"cpu": cpu})
+    learn(policy_kwargs={"net_arch": [width, width]}, torch_compile=True)
+    assert [graph.get("post_grad_custom_pre_pass") is not None for graph in traced] == [given]
+
+
 compiler_warnings = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch.*")
 
 
@@ -226,6 +236,15 @@ def real_compiler(test: Callable) -> Callable:
 @every_case
 def test_the_compiled_update_gives_the_same_parameters(cls, case):
     train_case(cls, case, **({"n_epochs": 4} if case == "image" else {"clip_range": LinearSchedule(0.2, 0.1, 1.0)}))
+
+
+@real_compiler
+def test_products_by_onednn_give_the_same_parameters(monkeypatch):
+    monkeypatch.setattr(compiled, "machine", lambda: {"cpu": "AMD EPYC"})
+    with torch.profiler.profile() as profile:
+        wide = {"policy_kwargs": {"net_arch": [192, 192]}, "n_steps": 256, "batch_size": 256}
+        both(lambda **options: learn(env="Pendulum-v1", steps=768, **{**wide, **options}))
+    assert any(event.key == "mkldnn::_linear_pointwise" for event in profile.key_averages())
 
 
 @real_compiler

@@ -13,12 +13,14 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_ano import ANO
+from sb3_ano.algorithms.actor import make_actor
 from tests.algorithms.configurations import Callback
 from tests.common import parameters
 from tests.tiny_envs import (
     BOX_ACTIONS,
     BOX_OBSERVATIONS,
     DICT_OBSERVATIONS,
+    IMAGE_OBSERVATIONS,
     TinyEnv,
     tiny_vec_env,
     vec_env_with_bad_number,
@@ -34,6 +36,23 @@ def train(env, policy: str = "MlpPolicy", cls: type = ANO, callback=None, **opti
 
 def plain(actions: spaces.Space | None = None, n_envs: int = 2):
     return tiny_vec_env(BOX_OBSERVATIONS, actions or spaces.Discrete(2), n_envs)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-6), ("bfloat16", 1e-2)])
+@pytest.mark.parametrize("actions", [spaces.Discrete(5), spaces.MultiDiscrete([3, 4]), BOX_ACTIONS])
+def test_policies_of_images_act_as_the_policy_does(actions, precision, tolerance):
+    env = tiny_vec_env(IMAGE_OBSERVATIONS, actions, 3)
+    model = ANO("CnnPolicy", env, precision=precision, **SETTINGS)  # 512 features, whose weights are packed
+    observations = env.reset().transpose(0, 3, 1, 2)
+    actor = make_actor(model, 3)
+    torch.manual_seed(1)
+    acted = actor(observations)
+    torch.manual_seed(1)
+    expected = model.policy(torch.as_tensor(observations))
+    for ours, theirs in zip(acted, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs.detach().numpy(), atol=tolerance)
+    values = actor.terminal_values(list(observations), [0, 1, 2])
+    np.testing.assert_allclose(values, expected[1].detach().numpy()[:, 0], atol=tolerance)
 
 
 @pytest.mark.parametrize("wrap", [lambda env: env, VecNormalize], ids=["plain", "normalized"])
