@@ -234,7 +234,7 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         statistics = UpdateStatistics(updater.clip_range)
         buffer, stopped = self.rollout_buffer, False
         stock = is_stock(buffer, "get", "_get_samples")
-        rollout = updater.arranged(cast(FlatRolloutBuffer, buffer).tensors()) if stock else None
+        rollout = cast(FlatRolloutBuffer, buffer).tensors(updater.channels_last) if stock else None
         with tracing() if updater.compiled else contextlib.nullcontext():
             for epoch in range(self.n_epochs):
                 statistics.start_epoch()

@@ -100,19 +100,23 @@ class FlatRolloutBuffer(RolloutBuffer):
         self.td_errors[...] = errors
         self.returns[...] = self.advantages + self.values
 
-    def tensors(self) -> RolloutSamples:
+    def tensors(self, channels_last: bool = False) -> RolloutSamples:
         """Return the rollout as tensors ``(n_envs * n_steps, ...)``, environment by environment, on the buffer's device.
 
+        :param channels_last: whether images get that memory format
         :raises ValueError: if the buffer is not full
         """
         if not self.full:
             raise ValueError(f"the rollout buffer holds {self.pos} of {self.buffer_size} steps; collect a whole rollout first")
         # Read from the attributes, because callbacks and subclasses assign other arrays, as SB3 itself does with ``returns``.
         arrays = (getattr(self, _ARRAYS.get(name, name)) for name in RolloutSamples._fields)
-        return RolloutSamples(*(mapped(self._flattened, array) for array in arrays))
+        return RolloutSamples(*(mapped(lambda array: self._flattened(array, channels_last), array) for array in arrays))
 
-    def _flattened(self, array: np.ndarray) -> torch.Tensor:
+    def _flattened(self, array: np.ndarray, channels_last: bool) -> torch.Tensor:
         environment_major = torch.from_numpy(np.ascontiguousarray(array)).transpose(0, 1)
+        if channels_last and array.ndim == 5:
+            images = environment_major.permute(0, 1, 3, 4, 2)
+            return images.reshape(-1, *images.shape[2:]).permute(0, 3, 1, 2).to(self.device)
         return environment_major.reshape(-1, *array.shape[2:]).to(self.device)
 
     def get(self, batch_size: int | None = None) -> Generator[RolloutBufferSamples, None, None]:

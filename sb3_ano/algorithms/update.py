@@ -11,10 +11,10 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from sb3_ano._compat import compiler_obstacle
-from sb3_ano.algorithms.buffers import RolloutSamples, gather, mapped
+from sb3_ano.algorithms.buffers import RolloutSamples, gather
 from sb3_ano.algorithms.compiled import CompilationError, CompiledStep, compiler_options
 from sb3_ano.algorithms.flat_adam import FlatAdam, FlatVectors
-from sb3_ano.algorithms.policy_evaluation import Traits, in_channels_last, make_evaluation
+from sb3_ano.algorithms.policy_evaluation import Traits, make_evaluation
 
 
 class ClipRange(NamedTuple):
@@ -119,6 +119,8 @@ class Updater:
         self.settings = settings
         self._policy, self._optimizer = policy, policy.optimizer
         self._evaluation = make_evaluation(policy, settings.precision)
+        #: Whether images are read in that memory format, so that a rollout should be in it.
+        self.channels_last = self._evaluation.traits.channels_last
         self._loss_module = _LossModule(policy, self._losses)
         self._obstacle = self._obstacle_to_vectors(self._evaluation.traits)
         #: Parameters and moments as vectors; None if the gradient and the step have to be SB3's and the optimizer's own.
@@ -166,12 +168,6 @@ class Updater:
             getattr(self.coefficients, name).fill_(value)
         self.vectors = cast(FlatAdam, self._optimizer).flatten() if self._obstacle is None else None
         self._names = [f"policy.{name}" for name, parameter in self._policy.named_parameters() if parameter.requires_grad]
-
-    def arranged(self, rollout: RolloutSamples) -> RolloutSamples:
-        """Return a rollout whose images are in the memory format that the policy reads, so that no minibatch converts them."""
-        if not self._evaluation.traits.channels_last:
-            return rollout
-        return rollout._replace(observations=mapped(in_channels_last, rollout.observations))
 
     def start_epoch(self) -> None:
         """Check again what compiled code depends on."""

@@ -20,7 +20,6 @@ from tests.tiny_envs import (
     BOX_ACTIONS,
     BOX_OBSERVATIONS,
     DICT_OBSERVATIONS,
-    IMAGE_OBSERVATIONS,
     TinyEnv,
     tiny_vec_env,
     vec_env_with_bad_number,
@@ -41,7 +40,7 @@ def plain(actions: spaces.Space | None = None, n_envs: int = 2):
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-6), ("bfloat16", 1e-2)])
 @pytest.mark.parametrize("actions", [spaces.Discrete(5), spaces.MultiDiscrete([3, 4]), BOX_ACTIONS])
 def test_policies_of_images_act_as_the_policy_does(actions, precision, tolerance):
-    env = tiny_vec_env(IMAGE_OBSERVATIONS, actions, 3)
+    env = tiny_vec_env(spaces.Box(0, 255, (36, 36, 3), np.uint8), actions, 3)
     model = ANO("CnnPolicy", env, precision=precision, **SETTINGS)  # 512 features, whose weights are packed
     observations = env.reset().transpose(0, 3, 1, 2)
     actor = make_actor(model, 3)
@@ -53,6 +52,12 @@ def test_policies_of_images_act_as_the_policy_does(actions, precision, tolerance
         np.testing.assert_allclose(ours, theirs.detach().numpy(), atol=tolerance)
     values = actor.terminal_values(list(observations), [0, 1, 2])
     np.testing.assert_allclose(values, expected[1].detach().numpy()[:, 0], atol=tolerance)
+    model.learn(96)
+    for turned in (True, False):
+        samples = model.rollout_buffer.tensors(turned)
+        images = np.swapaxes(model.rollout_buffer.observations, 0, 1).reshape(-1, *observations.shape[1:])
+        np.testing.assert_array_equal(samples.observations, images)
+        assert samples.observations.is_contiguous(memory_format=torch.channels_last) == turned
 
 
 @pytest.mark.parametrize("wrap", [lambda env: env, VecNormalize], ids=["plain", "normalized"])
