@@ -210,7 +210,7 @@ def _can_be_sampled(policy: ActorCriticPolicy) -> bool:
     gaussian = type(policy.action_dist) is DiagGaussianDistribution
     return (
         all(type(parameter) is nn.Parameter and parameter.dtype == torch.float32 for parameter in policy.parameters())
-        and (not gaussian or policy.log_std.shape == (policy.action_net.out_features,))
+        and (not gaussian or policy.log_std.shape == (getattr(policy.action_net, "out_features", None),))
         and not torch.is_autocast_enabled("cpu")
     )
 

@@ -16,7 +16,7 @@ COMPILE_SECONDS = 11.0
 SAVED_SECONDS, SAVED_SECONDS_PER_PRODUCT = 4e-4, 2e-11
 # Samples times parameters of a minibatch from which on its loops are worth a second thread.
 _WORTH_A_THREAD = 10_000_000
-# Multiplications of a product of matrices from which on oneDNN is twice as fast as MKL on AMD's processors.
+# Multiplications of a product of matrices from which on oneDNN is twice as fast where MKL is slow.
 _LARGE_PRODUCT = 2**20
 # Compilations of one step, altogether and in consecutive calls, after which it is taken to change at every call.
 _COMPILATIONS, _COMPILATIONS_IN_A_ROW = 8, 3
@@ -51,9 +51,14 @@ def compiler_options(device: torch.device, products: int, stock: bool) -> dict[s
         options |= {"cpp_wrapper": True, "cpp.use_decompose_tanh": stock, "cpp.vec_isa_ok": True}
         if products < _WORTH_A_THREAD:
             options["cpp.threads"] = 1
-        elif "AMD" in machine()["cpu"] and (products_pass := products_by_onednn(_LARGE_PRODUCT)) is not None:
+        elif _mkl_is_slow() and (products_pass := products_by_onednn(_LARGE_PRODUCT)) is not None:
             options["post_grad_custom_pre_pass"] = products_pass
     return options
+
+
+def _mkl_is_slow() -> bool:
+    """Tell whether MKL makes large products at half of the processor's speed, as it does on AMD's with AVX-512."""
+    return "AMD" in machine()["cpu"] and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 class CompiledStep:

@@ -216,10 +216,17 @@ def test_only_known_code_gets_another_tanh_and_only_small_networks_get_one_threa
 
 
 @pytest.mark.parametrize(
-    ("cpu", "width", "given"), [("AMD EPYC", 512, True), ("AMD EPYC", 16, False), ("Intel(R) Xeon(R)", 512, False)]
+    ("cpu", "flags", "width", "given"),
+    [
+        ("AMD EPYC", "AVX512", 512, True),
+        ("AMD EPYC", "AVX512", 16, False),
+        ("AMD EPYC", "AVX2", 512, False),
+        ("Xeon", "AVX512", 512, False),
+    ],
 )
-def test_products_of_wide_networks_are_given_to_onednn_on_processors_of_amd(cpu, width, given, traced, monkeypatch):
+def test_products_of_wide_networks_are_given_to_onednn_where_mkl_is_slow(cpu, flags, width, given, traced, monkeypatch):
     monkeypatch.setattr(compiled, "machine", lambda: {"cpu": cpu})
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: flags)
     learn(policy_kwargs={"net_arch": [width, width]}, torch_compile=True)
     assert [graph.get("post_grad_custom_pre_pass") is not None for graph in traced] == [given]
 
@@ -240,7 +247,7 @@ def test_the_compiled_update_gives_the_same_parameters(cls, case):
 
 @real_compiler
 def test_products_by_onednn_give_the_same_parameters(monkeypatch):
-    monkeypatch.setattr(compiled, "machine", lambda: {"cpu": "AMD EPYC"})
+    monkeypatch.setattr(compiled, "_mkl_is_slow", lambda: True)
     with torch.profiler.profile() as profile:
         wide = {"policy_kwargs": {"net_arch": [192, 192]}, "n_steps": 256, "batch_size": 256}
         both(lambda **options: learn(env="Pendulum-v1", steps=768, **{**wide, **options}))

@@ -43,13 +43,15 @@ def test_policies_of_images_act_as_the_policy_does(actions, precision, tolerance
     env = tiny_vec_env(spaces.Box(0, 255, (36, 36, 3), np.uint8), actions, 3)
     model = ANO("CnnPolicy", env, precision=precision, **SETTINGS)  # 512 features, whose weights are packed
     observations = env.reset().transpose(0, 3, 1, 2)
-    actor = make_actor(model, 3)
-    torch.manual_seed(1)
-    acted = actor(observations)
-    torch.manual_seed(1)
-    expected = model.policy(torch.as_tensor(observations))
-    for ours, theirs in zip(acted, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs.detach().numpy(), atol=tolerance)
+    for head in (model.policy.action_net, torch.nn.Sequential(model.policy.action_net)):
+        model.policy.action_net = head
+        actor = make_actor(model, 3)
+        torch.manual_seed(1)
+        acted = actor(observations)
+        torch.manual_seed(1)
+        expected = model.policy(torch.as_tensor(observations))
+        for ours, theirs in zip(acted, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs.detach().numpy(), atol=tolerance)
     values = actor.terminal_values(list(observations), [0, 1, 2])
     np.testing.assert_allclose(values, expected[1].detach().numpy()[:, 0], atol=tolerance)
     model.learn(96)
