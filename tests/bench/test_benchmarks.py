@@ -63,13 +63,13 @@ def test_tables_of_step_sizes_are_those_of_the_committed_rows(tmp_path):
     shown = re.findall(r"^\| 0\.00.*$", (DOCS / "choosing.md").read_text(), re.MULTILINE)
     readme = (ROOT / "README.md").read_text()
     shown += re.findall(r"-?0\.\d{3} \(\S+ to \S+\)", readme)
-    assert len(shown) == 49
+    assert len(shown) == 51
     assert [line for line in shown if line not in texts] == []
     (cells,) = re.findall(r"^\| HalfCheetah, .* million steps, .* seeds? \| (.*) \|$", readme, re.MULTILINE)
     rows = pd.read_csv(DOCS / "results" / "long" / "runs.csv")
     rows["score"] = ReferenceScores().normalize("HalfCheetah-v4", rows["last_evaluations"].to_numpy())
     means = rows.groupby(["algorithm", "changed", "clip_range", "desired_kl"], dropna=False)["score"].mean()
-    assert {*cells.split(" | ")} - {"not run"} == {f"{mean:.3f}" for mean in means}
+    assert {cell.split(" (")[0] for cell in cells.split(" | ")} - {"not run"} == {f"{mean:.3f}" for mean in means}
 
 
 def test_the_scores_in_the_docs_come_from_the_rows_next_to_them():
