@@ -129,11 +129,16 @@ def preprocessing(space: spaces.Space, normalize_images: bool, channels_last: bo
         parts = {key: preprocessing(part, normalize_images, channels_last) for key, part in space.spaces.items()}
         return lambda observations: {key: part(observations[key]) for key, part in parts.items()}
     if isinstance(space, spaces.Box):
-        # Images are rearranged while their numbers are single bytes.
-        arrange = in_channels_last if channels_last else lambda observations: observations
+        turned = channels_last and len(space.shape) == 3
+
+        def as_floats(observations: torch.Tensor) -> torch.Tensor:
+            if turned:  # while a number is a single byte
+                observations = observations.contiguous(memory_format=torch.channels_last)
+            return observations.to(torch.float32)
+
         if normalize_images and is_image_space(space):
-            return lambda observations: arrange(observations).to(torch.float32) / 255.0
-        return lambda observations: arrange(observations).to(torch.float32)
+            return lambda observations: as_floats(observations) / 255.0
+        return as_floats
     if isinstance(space, spaces.Discrete):
         size = int(space.n)
         return lambda observations: F.one_hot(observations.long(), size).float()
@@ -146,11 +151,6 @@ def preprocessing(space: spaces.Space, normalize_images: bool, channels_last: bo
 
         return one_hot
     return lambda observations: observations.float()
-
-
-def in_channels_last(observations: torch.Tensor) -> torch.Tensor:
-    """Return a batch of images in the memory format in which convolutions are faster, and anything else as it is."""
-    return observations.contiguous(memory_format=torch.channels_last) if observations.ndim == 4 else observations
 
 
 class PolicyEvaluation:
@@ -268,13 +268,13 @@ class PolicyEvaluation:
         if not (self._standard and all(map(_is_stock, originals.values()))):
             return
         copies = copy.deepcopy(originals)
-        for layer in copies.values():
-            layer.to(memory_format=torch.channels_last)
-            if self._bfloat16:
-                layer.to(torch.bfloat16)
-            for part in layer.modules():
-                if type(part) is torch.nn.Linear and part.weight.numel() >= _PACKED:
-                    part.forward = packed_linear(part, batch_size)  # type: ignore
+        layers: Any = torch.nn.ModuleList(copies.values())  # the same extractor may have several of the names
+        layers.to(memory_format=torch.channels_last)
+        if self._bfloat16:
+            layers.to(torch.bfloat16)
+        for part in layers.modules():
+            if type(part) is torch.nn.Linear and part.weight.numel() >= _PACKED:
+                part.forward = packed_linear(part, batch_size)  # type: ignore
         self._layers = types.SimpleNamespace(**copies)
         if self._bfloat16:
             preprocess = self._preprocess
