@@ -1,6 +1,7 @@
 """Every private name of PyTorch that this package reads, each with a fallback if a version of PyTorch lacks it."""
 
 import contextlib
+import ctypes
 import functools
 import itertools
 import types
@@ -165,6 +166,20 @@ def packed_linear(layer: nn.Linear, batch_size: int) -> Callable[[torch.Tensor],
     except (AttributeError, RuntimeError):  # built without oneDNN, or the processor lacks the type of number
         return layer.forward
     return lambda inputs: product(inputs, packed, layer.bias, "none", [], "")
+
+
+def end_idle_threads() -> None:
+    """End PyTorch's threads on the CPU until the next operation that is worth several; nothing happens if OpenMP cannot."""
+    if (pause := _pause_of_openmp()) is not None:
+        pause(1)  # omp_pause_soft
+
+
+@functools.cache
+def _pause_of_openmp() -> Any:
+    try:  # of the library that PyTorch's own is linked with: there may be others in the process
+        return ctypes.CDLL(torch._C.__file__).omp_pause_resource_all
+    except (OSError, AttributeError):
+        return None
 
 
 @contextlib.contextmanager

@@ -45,6 +45,14 @@ def test_without_the_registries_of_modules_a_policy_may_have_changed(monkeypatch
     assert not Snapshot(model.policy).is_current()
 
 
+def test_threads_go_on_without_openmps_pause(monkeypatch):
+    monkeypatch.setattr(_compat.ctypes, "CDLL", lambda name: object())
+    _compat._pause_of_openmp.cache_clear()
+    _compat.end_idle_threads()
+    assert _compat._pause_of_openmp() is None
+    _compat._pause_of_openmp.cache_clear()
+
+
 def test_hooks_are_found():
     model = ANO("MlpPolicy", "Pendulum-v1", **SMALL)
     owners = model.policy.value_net, model.policy.optimizer

@@ -9,6 +9,7 @@ import warnings
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium.envs.classic_control import PendulumEnv
 from stable_baselines3.common import env_util
 from stable_baselines3.common.atari_wrappers import AtariWrapper
@@ -128,6 +129,24 @@ def test_envpools_threads_are_pinned_only_if_there_is_one_per_processor():
         assert set().union(*pinned) == (everywhere if num_threads == len(everywhere) else set())
         assert len(pinned) == len(set().union(*pinned))
         env.close()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.skipif(cores() == 1, reason="a thread that is left alone needs a processor")
+def test_idle_threads_of_pytorch_end_if_the_environments_need_their_processors():
+    numbers, left = torch.rand(2**20), {}
+    for num_threads, n_envs in ((cores() - 1, cores()), (cores(), cores())):
+        env = make_vec_env("HalfCheetah-v4", n_envs, backend="envpool", num_threads=num_threads)
+        env.reset()
+        torch.set_num_threads(2)
+        expected = torch.exp(numbers)
+        before = set(os.listdir("/proc/self/task"))
+        env.step(np.zeros((n_envs, 6)))
+        left[num_threads] = len(before - set(os.listdir("/proc/self/task")))
+        assert torch.equal(torch.exp(numbers), expected)
+        torch.set_num_threads(1)
+        env.close()
+    assert left == {cores() - 1: 0, cores(): 1}
 
 
 def test_the_backend_is_printed(capsys):  # users U9
