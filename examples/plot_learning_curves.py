@@ -24,7 +24,7 @@ STUDIES = ["step_size", "held_out"]
 
 
 def draw(output: str, learning_rate: float, studies: list[str]) -> None:
-    """Draw the mean return of the evaluations and its standard error, one panel per task.
+    """Draw the mean return of the evaluations and its standard error, or with few seeds each seed, one panel per task.
 
     :param output: figure to write, PNG or SVG by its ending
     :param learning_rate: learning rate of the runs to draw
@@ -38,12 +38,17 @@ def draw(output: str, learning_rate: float, studies: list[str]) -> None:
     panels = figure.subplots(lines, columns, squeeze=False)
     for axes, (task, of_task) in zip(panels.flat, tasks.items(), strict=False):
         for algorithm, (name, color, style) in SETTINGS.items():
-            returns = of_task[of_task["algorithm"] == algorithm].groupby("timesteps")["evaluation_return"]
+            of_setting = of_task[of_task["algorithm"] == algorithm]
+            returns = of_setting.groupby("timesteps")["evaluation_return"]
             mean, error = returns.mean(), returns.sem()
             if mean.empty:
                 continue
             axes.plot(mean.index / 1e6, mean, color=color, linestyle=style, linewidth=2, label=name)
-            axes.fill_between(mean.index / 1e6, mean - error, mean + error, color=color, alpha=0.15)
+            seeds = of_setting.pivot(index="timesteps", columns="seed", values="evaluation_return")
+            if len(seeds.columns) < 5:  # a band would hide that seeds end at one of two levels
+                axes.plot(seeds.index / 1e6, seeds, color=color, linestyle=style, linewidth=0.7, alpha=0.6)
+            else:
+                axes.fill_between(mean.index / 1e6, mean - error, mean + error, color=color, alpha=0.15)
         axes.set(title=task, xlim=(0, None))
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
@@ -53,7 +58,8 @@ def draw(output: str, learning_rate: float, studies: list[str]) -> None:
         axes.set_ylabel("return, deterministic")
     for axes in panels[-1]:
         axes.set_xlabel("environment steps (millions)")
-    panels[-1, 0].legend(frameon=False, loc="best")
+    handles, labels = panels[-1, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(tasks) + 1, 5), frameon=False)
     figure.savefig(output, dpi=120)
 
 

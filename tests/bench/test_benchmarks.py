@@ -63,7 +63,7 @@ def test_tables_of_step_sizes_are_those_of_the_committed_rows(tmp_path):
     shown = re.findall(r"^\| 0\.00.*$", (DOCS / "choosing.md").read_text(), re.MULTILINE)
     readme = (ROOT / "README.md").read_text()
     shown += re.findall(r"-?0\.\d{3} \(\S+ to \S+\)", readme)
-    assert len(shown) == 54
+    assert len(shown) == 55
     assert [line for line in shown if line not in texts] == []
     (cells,) = re.findall(r"^\| HalfCheetah, .* million steps, .* seeds? \| (.*) \|$", readme, re.MULTILINE)
     rows = pd.read_csv(DOCS / "results" / "long" / "runs.csv")
@@ -71,6 +71,22 @@ def test_tables_of_step_sizes_are_those_of_the_committed_rows(tmp_path):
     columns = ["ppo", "ano:desired_kl=0.01,shaping=ppo", "spo", "ano", "ano:desired_kl=0.01"]
     means = rows.groupby("algorithm")["score"].mean()[columns]
     assert [cell.split(" (")[0] for cell in cells.split(" | ")] == [f"{mean:.3f}" for mean in means]
+
+
+def test_shipped_settings_are_compared_with_ppo(tmp_path):
+    """By hand: means, deviations, and Student's t with 4 degrees of freedom for equal deviations."""
+    rows = [("ppo", value) for value in (100.0, 110.0, 120.0)] + [("spo", value) for value in (70.0, 80.0, 90.0)]
+    rows += [("ano", value) for value in (98.0, 108.0, 118.0)] + [("papo", 200.0)]
+    table = pd.DataFrame(rows, columns=["algorithm", "last_evaluations"]).assign(env="Pendulum-v1", steps=100_000)
+    solved = pd.DataFrame([("ppo", 500.0), ("ano", 500.0)] * 2, columns=["algorithm", "last_evaluations"])
+    pd.concat([table, solved.assign(env="CartPole-v1", steps=60_000)]).to_csv(tmp_path / "runs.csv")
+    run_script("zoo_settings", "--results", tmp_path, "--out", tmp_path)
+    text = (tmp_path / "tables.md").read_text()
+    half = 2.7764451 * 10 * np.sqrt(2 / 3)
+    assert "| CartPole-v1 | 60,000 | 500 ± 0 (2) | 500 ± 0 (2) |  |  |\n| Pendulum-v1 | 100,000 | 110 ± 10 (3) | 108 ± 10 (3) |" in text
+    spo, ano = (f"{gap:+g} ({gap - half:.3g} to {gap + half:.3g})" for gap in (-30, -2))
+    assert f"| CartPole-v1 | +0 |  |\n| Pendulum-v1 | {ano} | {spo}, **behind** |" in text
+    assert (tmp_path / "zoo.png").stat().st_size > 5_000
 
 
 def test_the_scores_in_the_docs_come_from_the_rows_next_to_them():
