@@ -26,7 +26,8 @@ def returns(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     """Yield the mean return of each algorithm on each task, with the standard deviation over seeds and their number."""
     for (env, steps), part in rows.groupby(["env", "steps"], sort=False):
         groups = {algorithm: of[RETURN] for algorithm, of in part.groupby("algorithm")}
-        cells = {name.upper(): f"{of.mean():.4g} ± {of.std():.2g} ({len(of)})" for name, of in groups.items()}
+        spreads = {name: f" ± {of.std():.1f}" if len(of) > 1 else "" for name, of in groups.items()}
+        cells = {name.upper(): f"{of.mean():.1f}{spreads[name]} ({len(of)})" for name, of in groups.items()}
         yield {"task": env, "steps": f"{steps:,}", **{name.upper(): cells.get(name.upper(), "") for name in ALGORITHMS}}
 
 
@@ -39,11 +40,11 @@ def differences(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
             if "ppo" in groups and name in groups:
                 gap = groups[name].mean() - groups["ppo"].mean()
                 if groups[name].std() + groups["ppo"].std() == 0:  # as where all seeds solve the task
-                    row[name.upper()] = f"{gap:+.3g}"
+                    row[name.upper()] = f"{gap:+.1f}"
                     continue
                 interval = stats.ttest_ind(groups[name], groups["ppo"], equal_var=False).confidence_interval()
                 verdict = ", **behind**" if interval.high < 0 else ", **ahead**" if interval.low > 0 else ""
-                row[name.upper()] = f"{gap:+.3g} ({interval.low:.3g} to {interval.high:.3g}){verdict}"
+                row[name.upper()] = f"{gap:+.1f} ({interval.low:.1f} to {interval.high:.1f}){verdict}"
         if len(row) > 1:
             yield row
 

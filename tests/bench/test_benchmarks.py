@@ -83,9 +83,10 @@ def test_shipped_settings_are_compared_with_ppo(tmp_path):
     run_script("zoo_settings", "--results", tmp_path, "--out", tmp_path)
     text = (tmp_path / "tables.md").read_text()
     half = 2.7764451 * 10 * np.sqrt(2 / 3)
-    assert "| CartPole-v1 | 60,000 | 500 ± 0 (2) | 500 ± 0 (2) |  |  |\n| Pendulum-v1 | 100,000 | 110 ± 10 (3) | 108 ± 10 (3) |" in text
-    spo, ano = (f"{gap:+g} ({gap - half:.3g} to {gap + half:.3g})" for gap in (-30, -2))
-    assert f"| CartPole-v1 | +0 |  |\n| Pendulum-v1 | {ano} | {spo}, **behind** |" in text
+    assert "| CartPole-v1 | 60,000 | 500.0 ± 0.0 (2) | 500.0 ± 0.0 (2) |  |  |" in text
+    assert "| Pendulum-v1 | 100,000 | 110.0 ± 10.0 (3) | 108.0 ± 10.0 (3) | 80.0 ± 10.0 (3) | 200.0 (1) |" in text
+    spo, ano = (f"{gap:+.1f} ({gap - half:.1f} to {gap + half:.1f})" for gap in (-30, -2))
+    assert f"| CartPole-v1 | +0.0 |  |\n| Pendulum-v1 | {ano} | {spo}, **behind** |" in text
     assert (tmp_path / "zoo.png").stat().st_size > 5_000
 
 
