@@ -25,16 +25,16 @@ TASKS = list(yaml.safe_load(Path(__file__).with_name("zoo.yml").read_text())["ta
 def returns(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     """Yield the mean return of each algorithm on each task, with the standard deviation over seeds and their number."""
     for (env, steps), part in rows.groupby(["env", "steps"], sort=False):
-        groups = {algorithm: of[RETURN] for algorithm, of in part.groupby("algorithm")}
+        groups = {str(algorithm).upper(): of[RETURN] for algorithm, of in part.groupby("algorithm")}
         spreads = {name: f" ± {of.std():.1f}" if len(of) > 1 else "" for name, of in groups.items()}
-        cells = {name.upper(): f"{of.mean():.1f}{spreads[name]} ({len(of)})" for name, of in groups.items()}
+        cells = {name: f"{of.mean():.1f}{spreads[name]} ({len(of)})" for name, of in groups.items()}
         yield {"task": env, "steps": f"{steps:,}", **{name.upper(): cells.get(name.upper(), "") for name in ALGORITHMS}}
 
 
 def differences(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     """Yield each algorithm's mean return minus PPO's, with the interval of Welch's t-test, and whether it excludes 0."""
     for env, part in rows.groupby("env", sort=False):
-        groups = {algorithm: of[RETURN] for algorithm, of in part.groupby("algorithm") if len(of) > 1}
+        groups = {str(algorithm): of[RETURN] for algorithm, of in part.groupby("algorithm") if len(of) > 1}
         row: dict[str, object] = {"task": env}
         for name in ALGORITHMS[1:]:
             if "ppo" in groups and name in groups:
