@@ -201,9 +201,12 @@ def _prepared(
     env_id: _EnvId, vec_env_cls: Callable[..., VecEnv], env_fns: list[Callable[[], gym.Env]], **vec_env_kwargs: Any
 ) -> VecEnv:
     """Make vectorized environments whose processes, which may be others than this one, are prepared first."""
+    spec = gym.registry.get(env_id) if isinstance(env_id, str) else None
 
     def prepared(env_fn: Callable[[], gym.Env]) -> gym.Env:
         prepare_env(env_id)
+        if spec is not None:  # another process lacks what a script or --gym-packages registered
+            gym.registry.setdefault(spec.id, spec)
         return env_fn()
 
     return vec_env_cls([functools.partial(prepared, env_fn) for env_fn in env_fns], **vec_env_kwargs)

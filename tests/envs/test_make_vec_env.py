@@ -218,3 +218,12 @@ def test_environments_in_processes_are_those_of_this_one_and_have_numbered_monit
     np.testing.assert_array_equal(trajectory(env), trajectory(make_vec_env("ALE/Pong-v5", backend="gymnasium", **settings)))
     assert [path.name for path in tmp_path.iterdir()] == ["3.monitor.csv"]
     assert len(load_results(str(tmp_path))) == 0
+
+
+def test_environments_registered_in_this_process_are_known_in_the_others(monkeypatch):
+    spec = gym.envs.registration.EnvSpec("OnlyHere-v0", entry_point=PendulumEnv, max_episode_steps=20)
+    monkeypatch.setitem(gym.registry, spec.id, spec)
+    processes = {"vec_env_cls": SubprocVecEnv, "vec_env_kwargs": {"start_method": "forkserver"}}
+    env = make_vec_env(spec.id, 1, 3, **processes)
+    np.testing.assert_array_equal(trajectory(env), trajectory(make_vec_env(spec.id, 1, 3)))
+    env.close()
