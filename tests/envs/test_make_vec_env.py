@@ -133,7 +133,8 @@ def test_envpools_threads_are_pinned_only_if_there_is_one_per_processor():
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.skipif(cores() == 1, reason="a thread that is left alone needs a processor")
-def test_idle_threads_of_pytorch_end_if_the_environments_need_their_processors():
+def test_idle_threads_of_pytorch_end_if_the_environments_need_their_processors(request):
+    request.addfinalizer(lambda: torch.set_num_threads(1))
     numbers, left = torch.rand(2**20), {}
     for num_threads, n_envs in ((cores() - 1, cores()), (cores(), cores())):
         env = make_vec_env("HalfCheetah-v4", n_envs, backend="envpool", num_threads=num_threads)
@@ -144,7 +145,6 @@ def test_idle_threads_of_pytorch_end_if_the_environments_need_their_processors()
         env.step(np.zeros((n_envs, 6)))
         left[num_threads] = len(before - set(os.listdir("/proc/self/task")))
         assert torch.equal(torch.exp(numbers), expected)
-        torch.set_num_threads(1)
         env.close()
     assert left == {cores() - 1: 0, cores(): 1}
 
