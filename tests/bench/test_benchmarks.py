@@ -90,6 +90,16 @@ def test_shipped_settings_are_compared_with_ppo(tmp_path):
     assert (tmp_path / "zoo.png").stat().st_size > 5_000
 
 
+def test_tables_of_shipped_settings_are_those_of_the_committed_rows(tmp_path):
+    committed, made = DOCS / "results" / "zoo", tmp_path / "zoo"
+    shutil.copytree(committed, made)
+    run_script("zoo_settings", "--results", made, "--out", tmp_path)
+    text = (made / "tables.md").read_text()
+    assert text == (committed / "tables.md").read_text()
+    shown = re.findall(r"^\| \S+-v\d \|.* \|$", (DOCS / "results.md").read_text(), re.MULTILINE)
+    assert shown == re.findall(r"^\| \S+-v\d \|.* \|$", text, re.MULTILINE)
+
+
 def test_the_scores_in_the_docs_come_from_the_rows_next_to_them():
     rows, curves = (pd.read_csv(DOCS / "results" / "mujoco" / f"{name}.csv") for name in ("runs", "curves"))
     assert (len(rows), len(curves)) == (54, 54 * 20)
