@@ -99,7 +99,7 @@ class UpdateRecorder(BaseCallback):
         # A function, because checkpoints would store the environments of an attribute as a part of the training's state.
         def evaluate(number: int) -> tuple[list[float], list[int]]:
             env, normalization = evaluation_env, model.get_vec_normalize_env()
-            if isinstance(env, VecNormalize) and normalization is not None:
+            if isinstance(env, VecNormalize) and normalization is not None and normalization.norm_obs:
                 env.obs_rms = normalization.obs_rms
             state = random_state()
             torch.manual_seed(seed + number)

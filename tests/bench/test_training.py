@@ -36,9 +36,11 @@ def trained_alone(run):
         return make_model(run, env).learn(run.total_timesteps)
 
 
-@pytest.mark.parametrize(("label", "deterministic"), [("ppo", True), ("ano", False)])
-def test_recording_and_evaluating_change_neither_training_nor_episodes(label, deterministic, tmp_path, monkeypatch):
-    run = small_run(label, "CartPole-v1", points=3, deterministic=deterministic, **NORMALIZED)
+@pytest.mark.parametrize(
+    ("label", "deterministic", "normalize"), [("ppo", True, True), ("ano", False, True), ("ano", True, {"norm_obs": False})]
+)
+def test_recording_and_evaluating_change_neither_training_nor_episodes(label, deterministic, normalize, tmp_path, monkeypatch):
+    run = small_run(label, "CartPole-v1", points=3, deterministic=deterministic, hyperparameters={"normalize": normalize})
     train(run, tmp_path / "run")
 
     def with_monitor_files(*args, make=training.make_vec_env, **kwargs):
