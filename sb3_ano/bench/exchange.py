@@ -39,7 +39,7 @@ def export(path: Path, out: Path, to: str = "csv") -> str:
     :param out: directory to write
     :param to: ``"csv"``, ``"tensorboard"`` or ``"wandb"``
     :return: message for the user
-    :raises ValueError: if runs are damaged
+    :raises ValueError: if runs are damaged, or if none has finished
     :raises ModuleNotFoundError: if the package of the format is not installed
     """
     runs = Results(path).runs()

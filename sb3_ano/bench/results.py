@@ -94,7 +94,7 @@ class Results:
         """Read finished runs.
 
         :param names: names of runs, of which missing ones are left out; None for all
-        :raises ValueError: if runs are damaged; the message lists all of them
+        :raises ValueError: if runs are damaged, and the message lists all of them; or if all are asked for and there are none
         """
         runs, damaged = [], []
         for name in self.names():
@@ -104,8 +104,9 @@ class Results:
                 except (OSError, ValueError) as error:
                     damaged.append(str(error))
         if damaged:
-            remedy = "remove their directories to run them again"
-            raise ValueError(f"{len(damaged)} damaged runs; {remedy}: {'; '.join(damaged)}")
+            raise ValueError(f"{len(damaged)} damaged runs; remove their directories to run them again: {'; '.join(damaged)}")
+        if names is None and not runs:
+            raise ValueError(f"{self.path}: no run has finished")
         return runs
 
 

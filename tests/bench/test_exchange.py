@@ -34,6 +34,14 @@ def test_csv_has_a_row_per_run_and_one_per_evaluation_and_keeps_other_rows(tmp_p
     assert curves["evaluation_return"].tolist() == pytest.approx([k * final / 20 for final in RETURNS for k in range(1, 21)])
 
 
+@pytest.mark.parametrize("command", ["export", "report"])
+def test_results_without_a_finished_run_are_one_line_and_write_nothing(command, tmp_path, capsys):
+    (tmp_path / "results" / "runs").mkdir(parents=True)
+    assert main([command, str(tmp_path / "results"), "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path / 'results'}: no run has finished\n"
+    assert not (tmp_path / "out").exists()
+
+
 def test_csv_keeps_runs_apart_that_differ_in_any_hyperparameter(tmp_path):
     changes = [{"omega": 0.001}, {"omega": 0.01, "learning_rate": "lin_0.001"}, {}]
     grid = [run for changed in changes for run in runs(["Hopper-v4"], ["papo"], (0,), changed=changed)]

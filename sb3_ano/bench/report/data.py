@@ -253,8 +253,7 @@ def load_chapters(results: Results, settings: Settings) -> list[Chapter]:
     chapters = [Chapter(name, groups[name], references, settings) for name in sorted(groups)]
     chapters = [chapter for chapter in chapters if len(chapter.runs)]
     if not chapters:
-        reason = f"has {settings.returns} returns; imported runs need --returns training" if groups else "has finished"
-        raise ValueError(f"{results.path}: no run {reason}")
+        raise ValueError(f"{results.path}: no run has {settings.returns} returns; imported runs need --returns training")
     return chapters
 
 
