@@ -52,7 +52,10 @@ def test_every_key_is_known_and_every_value_is_valid(algo):
 def test_the_files_differ_only_where_papo_needs_it():
     ano, spo, papo = map(read, ("ano", "spo", "papo"))
     assert ano == spo
-    assert papo.pop("Pendulum-v1") == {**ano.pop("Pendulum-v1"), "normalize": "{'norm_obs': False, 'norm_reward': True}"}
+    rewards = {"normalize": "{'norm_obs': False, 'norm_reward': True}"}
+    assert papo.pop("Pendulum-v1") == {**ano.pop("Pendulum-v1"), **rewards}
+    for name in ("LunarLander-v3", "LunarLanderContinuous-v3"):
+        assert {**papo.pop(name), "desired_kl": 0.01} == {**ano.pop(name), **rewards}
     assert papo == ano
 
 
