@@ -21,6 +21,7 @@ OTHER_MUJOCO = {f"{task}-v{n}": zoos for task, zoos in ZOOS.items() for n in (4,
 PENDULUMS = [f"Inverted{kind}Pendulum-v{n}" for kind in ("", "Double") for n in (4, 5)]
 # CartPole is tuned; the zoo's minibatch of MountainCarContinuous is larger than the rollout.
 TUNED = {"CartPole-v1": {"n_timesteps": 6e4, "learning_rate": "lin_0.002"}, "MountainCarContinuous-v0": {"batch_size": 8}}
+TUNED |= {name: {"desired_kl": 0.01} for name in ("LunarLander-v3", "LunarLanderContinuous-v3")}
 
 
 def read(algo: str) -> dict:
