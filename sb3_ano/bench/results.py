@@ -94,7 +94,7 @@ class Results:
         """Read finished runs.
 
         :param names: names of runs, of which missing ones are left out; None for all
-        :raises ValueError: if runs are damaged, and the message lists all of them; or if all are asked for and there are none
+        :raises ValueError: if runs are damaged, with the names of all of them, or if ``names`` is None and no run has finished
         """
         runs, damaged = [], []
         for name in self.names():
