@@ -17,7 +17,7 @@ _SETTINGS = ["clip_range", "desired_kl", "learning_rate", "n_epochs"]
 #: Columns that identify a run in CSV files.
 KEY = ["env", "algorithm", *_SETTINGS, "changed", "steps", "seed"]
 # Columns of texts; without this, a commit of digits would be read as a number.
-_TEXTS = ["env", "algorithm", "changed", "date", "commit"]
+_TEXTS = dict.fromkeys(["env", "algorithm", "changed", "date", "commit"], str)
 # Columns of progress.csv, and how their updates are summarized.
 _DIAGNOSTICS = {
     "kl_mean": ("update/approx_kl", "mean"),
@@ -93,7 +93,8 @@ def merge_csv(table: pd.DataFrame, file: Path, key: list[str]) -> int:
     :return: number of rows in the file
     """
     if file.exists():
-        table = pd.concat([pd.read_csv(file, dtype=dict.fromkeys(_TEXTS, str)), table])
+        # pandas warns of columns without values unless all are objects.
+        table = pd.concat([frame.astype(object) for frame in (pd.read_csv(file, dtype=_TEXTS), table)]).infer_objects()
     if not table.empty:
         table = table.drop_duplicates(key, keep="last").sort_values(key)
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -53,6 +53,14 @@ def test_csv_keeps_runs_apart_that_differ_in_any_hyperparameter(tmp_path):
     assert table["learning_rate"].tolist() == [0.0003, 0.0003, 0.001]
 
 
+@pytest.mark.parametrize("targets", [[0.01, None], [None, 0.01]])
+def test_csv_takes_runs_without_a_number_that_the_others_have(targets, tmp_path):
+    for target in targets:
+        changed = {} if target is None else {"desired_kl": target}
+        export(write_results(tmp_path / str(target), runs(["Hopper-v4"], ["ano"], (0,), changed=changed)), tmp_path)
+    assert pd.read_csv(tmp_path / "runs.csv")["desired_kl"].fillna(-1.0).tolist() == [0.01, -1.0]
+
+
 def test_monitor_files_of_several_environments_are_merged_by_their_steps(tmp_path):
     (tmp_path / "zoo").mkdir()
     for index, rows in enumerate(("0,10,1\n1,20,1\n", "10,15,1\n11,15,1\n")):
