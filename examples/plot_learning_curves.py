@@ -17,6 +17,8 @@ SETTINGS = {
     "ano:desired_kl=0.01,shaping=ppo": ("PPO, KL 0.01", "#495057", "--"),
     "ano": ("ANO, radius 0.2", "#c2255c", "-"),
     "ano:desired_kl=0.01": ("ANO, KL 0.01", "#c2255c", "--"),
+    "ano:desired_kl=0.02": ("ANO, KL 0.02", "#1971c2", "-."),
+    "ano:desired_kl=0.05": ("ANO, KL 0.05", "#7048e8", ":"),
 }
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 #: Tasks on which the settings were chosen, and tasks that were run afterwards; a row of panels each.
@@ -59,7 +61,7 @@ def draw(output: str, learning_rate: float, studies: list[str]) -> None:
     for axes in panels[-1]:
         axes.set_xlabel("environment steps (millions)")
     handles, labels = panels[-1, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(tasks) + 1, 5), frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(tasks) + 1, 4), frameon=False)
     figure.savefig(output, dpi=120)
 
 

@@ -38,9 +38,12 @@ def arguments(algorithm: type) -> set[str]:
     return set(inspect.signature(algorithm.__init__).parameters) - {"self", "_init_setup_model"}  # type: ignore[misc]
 
 
+_TARGETS: dict[str, list[Any]] = {"desired_kl": [None, 0.01, 0.02, 0.05]}
+_ANO: dict[str, list[Any]] = {"shaping": ["ano", "spo", "ppo"], **_TARGETS}
+
 #: Zoo name of each algorithm of this package, in the order of tables.
 ALGORITHMS: dict[str, Entry] = {
-    "spo": Entry(SPO, "Simple Policy Optimization: a quadratic penalty instead of PPO's clip"),
+    "spo": Entry(SPO, "Simple Policy Optimization: a quadratic penalty instead of PPO's clip", _TARGETS),
     "papo": Entry(
         PAPO,
         "Proximal Absolute Policy Optimization: a mean-and-variance surrogate",
@@ -49,11 +52,11 @@ ALGORITHMS: dict[str, Entry] = {
     "ano": Entry(
         ANO,
         "Anchored Neighborhood Optimization: a smooth, redescending surrogate instead of PPO's clip",
-        {"shaping": ["ano", "spo", "ppo"]},
+        _ANO,
     ),
-    "ano_lstm": Entry(RecurrentANO, "ANO with LSTM policies, of sb3-contrib", {"shaping": ["ano", "spo", "ppo"]}),
-    "ano_mask": Entry(MaskableANO, "ANO with invalid action masking, of sb3-contrib", {"shaping": ["ano", "spo", "ppo"]}),
-    "ano_lstm_mask": Entry(RecurrentMaskableANO, "ANO with LSTM policies and masks", {"shaping": ["ano", "spo", "ppo"]}),
+    "ano_lstm": Entry(RecurrentANO, "ANO with LSTM policies, of sb3-contrib", _ANO),
+    "ano_mask": Entry(MaskableANO, "ANO with invalid action masking, of sb3-contrib", _ANO),
+    "ano_lstm_mask": Entry(RecurrentMaskableANO, "ANO with LSTM policies and masks", _ANO),
 }
 
 

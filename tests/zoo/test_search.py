@@ -220,7 +220,8 @@ def test_the_documented_space_is_searched():
         "lr_schedule": ("constant", "linear"), "n_epochs": (2, 5, 10, 20), "clip_range_high_factor": (None, 0.7, 1.4, 2.0),
         "net_arch": ("tiny", "small", "medium"), "activation_fn": ("tanh", "relu"), "n_minibatches_pow": (0, 5),
     }  # fmt: skip
-    own = {"ano": {"shaping": ("ano", "spo", "ppo")}, "spo": {}}
+    own = {"spo": {"desired_kl": (None, 0.01, 0.02, 0.05)}}
+    own["ano"] = {"shaping": ("ano", "spo", "ppo"), **own["spo"]}
     own["papo"] = {"k": (1.0, 20.0), "omega1": (5e-4, 0.05), "omega2": (5e-4, 0.05), "max_epoch_kl": (0.02, 0.05, 0.1, None)}
     for algo in ALGORITHMS:
         ((_, trial),) = sampled(algo, 8, count=1)
@@ -262,7 +263,9 @@ def test_rollouts_and_minibatches_are_of_a_sensible_size(n_envs):
     assert len(rollouts) >= 4
 
 
-@pytest.mark.parametrize("name", ["n_steps", "batch_size", "learning_rate", "gamma", "clip_range", "shaping", "policy_kwargs"])
+@pytest.mark.parametrize(
+    "name", ["n_steps", "batch_size", "learning_rate", "gamma", "clip_range", "shaping", "desired_kl", "policy_kwargs"]
+)
 def test_what_is_fixed_is_not_searched(name):
     for hyperparameters, _ in sampled("ano", 4, count=20, fixed={name: 96}):
         assert hyperparameters.get(name, "not searched") == (96 if name == "n_steps" else "not searched")
