@@ -34,6 +34,7 @@ TARGETS = {
     "Humanoid-v4": 0.05,
 }
 BY_ACTIONS = "ANO, KL by actions"
+_PPO = "PPO, radius 0.2"
 
 
 def name_of(algorithm: str, radius: float, target: float) -> str:
@@ -74,9 +75,9 @@ def shared(*blocks: pd.DataFrame) -> list[np.ndarray]:
     return [block.loc[seeds].to_numpy() for block in blocks]
 
 
-def text(found: Estimate) -> str:
+def text(found: Estimate, digits: int = 3) -> str:
     """Return an estimate with its interval."""
-    return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
+    return f"{found.value:.{digits}f} ({found.low:.{digits}f} to {found.high:.{digits}f})"
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
@@ -86,7 +87,7 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 def noise(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     """Yield the spread of PPO's returns, and the difference that a t-test of two settings finds in four of five cases."""
-    ppo = rows[rows["setting"] == "PPO, radius 0.2"]
+    ppo = rows[rows["setting"] == _PPO]
     for (rate, env), returns in ppo.groupby(["learning_rate", "env"])[RETURN]:
         if len(returns) < 2:
             continue
@@ -113,7 +114,7 @@ def scores(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     blocks = blocks_of(rows)
     for (setting, rate), block in sorted(blocks.items(), key=lambda item: item[0][1]):
         score = estimate(interquartile_mean, block.to_numpy())
-        base = blocks.get(("PPO, radius 0.2", rate))
+        base = blocks.get((_PPO, rate))
         change = {} if base is None or base is block else compared(block, base)
         yield {"rate": f"{rate:g}", "setting": setting, "seeds": len(block), "IQM": text(score), **change}
 
@@ -133,15 +134,27 @@ def steps(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
         yield {"rate": f"{rate:g}", "setting": setting, **{str(env): f"{kl:.3g}" for env, kl in means.items()}}
 
 
-def compared(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, object]:
-    """Return the difference of the mean scores on the seeds that both have, and the p-value of the exact sign-flip test."""
+def of_tasks(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
+    """Yield by how much the returns of each setting differ from those of PPO with radius 0.2, a task at a time."""
+    for (rate, env), part in rows[rows["setting"] != BY_ACTIONS].groupby(["learning_rate", "env"]):
+        columns = part.pivot(index="seed", columns="setting", values=RETURN)
+        if _PPO in columns:
+            blocks = {setting: columns[[setting]].dropna() for setting in columns}
+            digits = 0 if columns[_PPO].abs().max() >= 100 else 1
+            for setting in [name for name in blocks if name != _PPO]:
+                if change := compared(blocks[setting], blocks[_PPO], digits):
+                    yield {"rate": f"{rate:g}", "task": env, "setting": setting, **change}
+
+
+def compared(ours: pd.DataFrame, theirs: pd.DataFrame, digits: int = 3) -> dict[str, object]:
+    """Return the difference of the means on the seeds that both have, and the p-value of the exact sign-flip test."""
     pair = shared(ours, theirs)
     if len(pair[0]) < 2:
         return {}
     gap = (pair[0] - pair[1]).mean(axis=1)
     test = stats.permutation_test((gap, np.zeros_like(gap)), lambda x, y: np.mean(x - y), permutation_type="samples")
     change = estimate(difference, *pair, paired=True)
-    return {"difference from PPO": text(change), "p": f"{test.pvalue:.3f} ({len(gap)} seeds)"}
+    return {"difference from PPO": text(change, digits), "p": f"{test.pvalue:.3f} ({len(gap)} seeds)"}
 
 
 def same_steps(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
@@ -157,8 +170,8 @@ def interactions(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     """Yield by how much more each setting gains from the higher learning rate than PPO, on the seeds that all four have."""
     blocks = blocks_of(rows)
     for setting in dict.fromkeys(setting for setting, _ in blocks):
-        keys = [(name, rate) for name in (setting, "PPO, radius 0.2") for rate in (_LOW, _HIGH)]
-        if setting != "PPO, radius 0.2" and all(key in blocks for key in keys):
+        keys = [(name, rate) for name in (setting, _PPO) for rate in (_LOW, _HIGH)]
+        if setting != _PPO and all(key in blocks for key in keys):
             low, high, other_low, other_high = shared(*(blocks[key] for key in keys))
             if len(low) > 1:
                 change = estimate(difference, high, low, paired=True)
@@ -223,7 +236,7 @@ def main() -> None:
         parser.error(f"{options.results / 'runs.csv'} is missing; python -m sb3_ano.bench export writes it")
     rows = read(options.results / "runs.csv")
     parts = {"Scores": scores, "Same step size": same_steps, "Updates": updates, "KL of each task": steps, "Returns": returns}
-    parts |= {"Learning rate": interactions, "Noise": noise}
+    parts |= {"Difference on each task": of_tasks, "Learning rate": interactions, "Noise": noise}
     written = {title: pd.DataFrame(part(rows)) for title, part in parts.items()}
     tables = "\n\n".join(f"## {title}\n\n{table(frame)}" for title, frame in written.items() if len(frame))
     (options.results / "tables.md").write_text(f"# Step sizes: tables\n\nWritten by `benchmarks/step_sizes.py`.\n\n{tables}\n")
