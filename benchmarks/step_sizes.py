@@ -135,15 +135,14 @@ def steps(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
 
 
 def of_tasks(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
-    """Yield by how much the returns of each setting differ from those of PPO with radius 0.2, a task at a time."""
+    """Yield by how much returns on each task differ from PPO's with radius 0.2, and from PPO's with the same target."""
     for (rate, env), part in rows[rows["setting"] != BY_ACTIONS].groupby(["learning_rate", "env"]):
-        columns = part.pivot(index="seed", columns="setting", values=RETURN)
-        if _PPO in columns:
-            blocks = {setting: columns[[setting]].dropna() for setting in columns}
-            digits = 0 if columns[_PPO].abs().max() >= 100 else 1
-            for setting in [name for name in blocks if name != _PPO]:
-                if change := compared(blocks[setting], blocks[_PPO], digits):
-                    yield {"rate": f"{rate:g}", "task": env, "setting": setting, **change}
+        blocks = {str(setting): runs.set_index("seed")[[RETURN]] for setting, runs in part.groupby("setting")}
+        for (setting, block), (base, other) in itertools.product(blocks.items(), blocks.items()):
+            digits = 0 if float(other[RETURN].abs().max()) >= 100 else 1
+            compares = base != setting and base in (_PPO, setting.replace("ANO, KL", "PPO, KL"))
+            if compares and (change := compared(block, other, digits)):
+                yield {"rate": f"{rate:g}", "task": env, "setting": setting, "minus": base, **change}
 
 
 def compared(ours: pd.DataFrame, theirs: pd.DataFrame, digits: int = 3) -> dict[str, object]:

@@ -47,7 +47,7 @@ def test_step_sizes_are_compared_on_the_seeds_that_both_have(tmp_path):
     gap = "{:.3f}".format(*np.diff(ReferenceScores().normalize("Hopper-v4", np.array([1000.0, 2000.0]))))
     assert f"| {gap} ({gap} to {gap}) | 0.500 (2 seeds) |" in text  # of four ways to flip two signs, two are as large
     assert re.search(r"\| PPO, KL 0.01 \| 2050 ± 71 \(2\) \|", text)
-    assert "| Hopper-v4 | PPO, KL 0.01 | 1000 (1000 to 1000) | 0.500 (2 seeds) |" in text
+    assert "| Hopper-v4 | PPO, KL 0.01 | PPO, radius 0.2 | 1000 (1000 to 1000) | 0.500 (2 seeds) |" in text
     # Student's t with 4 degrees of freedom: 2.776 for a level of 5 %, 0.941 for a power of 80 %.
     assert f"| {(2.776445 + 0.940965) * np.std([1000, 1100, 9000], ddof=1) * np.sqrt(2 / 3):.0f} |" in text
     assert (tmp_path / f"{tmp_path.name}.png").stat().st_size > 10_000
