@@ -221,11 +221,11 @@ def _make_judge(options: argparse.Namespace, verdicts: Path) -> Judge:
         function = load_reward_function(options.judge_function)
         return functools.partial(judge_by_score, score=function, name=options.judge_function)
     if options.reward_model is not None:
-        own = load_tokenizer(options.reward_model)
+        own, device = load_tokenizer(options.reward_model), torch.accelerator.current_accelerator(check_available=True)
         for path in options.policies.values():
             if not _is_file(path) and load_tokenizer(path).get_vocab() != own.get_vocab():
                 raise ValueError(f"{path!r} has another tokenizer than reward_model={options.reward_model!r}")
-        reward = LearnedReward.load(options.reward_model, own, torch.accelerator.current_accelerator() or "cpu")
+        reward = LearnedReward.load(options.reward_model, own, device or "cpu")
         return functools.partial(judge_by_score, score=reward, name=options.reward_model)
     template = Path(options.template).read_text() if options.template else TEMPLATE
     if absent := [name for name in ("{prompt}", "{first}", "{second}") if name not in template]:

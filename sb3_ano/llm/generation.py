@@ -45,8 +45,8 @@ def generate(
     keys = [[hash_key(settings, batch, row) for row in range(len(batch))] for batch in batches]
     missing = [index for index, batch in enumerate(keys) if not ledger.rows.keys() >= {*batch}]
     if missing:
-        tokenizer = load_tokenizer(name)
-        model = AutoModelForCausalLM.from_pretrained(name).eval().to(torch.accelerator.current_accelerator() or "cpu")
+        tokenizer, device = load_tokenizer(name), torch.accelerator.current_accelerator(check_available=True)
+        model = AutoModelForCausalLM.from_pretrained(name).eval().to(device or "cpu")
         ends = model.generation_config.eos_token_id
         ends = [*{tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}]
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}

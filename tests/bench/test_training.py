@@ -102,7 +102,8 @@ def test_the_files_tell_what_was_run_and_the_evaluation_is_that_of_sb3_with_the_
     expected = {**dataclasses.asdict(run), "imports": [], "name": run.name, "changed": {"clip_range": 0.1}, "threads": 1}
     expected |= {"timesteps": 640, "backend": "auto", "backend_used": "gymnasium", "commit": commit()}  # review bench B10
     assert document.items() >= expected.items()
-    assert document["versions"]["torch"] == torch.__version__
+    # PyPI's wheels do not name their build in their metadata.
+    assert document["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert 0 < updates["time/seconds"].iloc[-1] <= document["seconds"] + 0.0005 < 3600  # the rows have milliseconds
     assert {file.name for file in path.iterdir()} == {*document["sha256"], "run.json"} == {*training.FILES, "run.json"}
     assert updates["time/total_timesteps"].tolist() == steps

@@ -249,7 +249,10 @@ def test_an_adapter_completes_conversations(tmp_path):
     assert plain["completion"] == tokenizer().decode(plain["completion_ids"], skip_special_tokens=True)
 
 
-def test_models_are_compared_by_a_reward_model_at_temperatures(data, capsys):
+def test_models_are_compared_by_a_reward_model_at_temperatures(data, capsys, monkeypatch):
+    """On the CPU, without a GPU: PyTorch's build for CUDA names CUDA all the same, unless asked for what is available."""
+    named = {False: torch.device("cuda"), True: None}
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: named[check_available])
     arguments = ["compare", "one=model", "same=model", "--dataset_name", "posts", "--samples", "8", "--out", "out"]
     arguments += ["--reward_model", "reward", "--max_completion_length", "4", "--temperatures", "0", "1"]
     assert main(arguments) == 0
