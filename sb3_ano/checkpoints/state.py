@@ -153,10 +153,12 @@ class TrainingState:
         :raises ValueError: if the environments have other classes or wrappers than those of the checkpoint, or the program
             lacks a class or function that the checkpoint refers to
         """
-        unpickler = pickle.Unpickler(io.BytesIO(content))
-        unpickler.persistent_load = self._referable.get  # type: ignore[method-assign]
+
+        class Unpickler(pickle.Unpickler):
+            persistent_load = staticmethod(self._referable.get)
+
         try:
-            state = unpickler.load()
+            state = Unpickler(io.BytesIO(content)).load()
         except (AttributeError, ImportError) as error:
             raise ValueError(f"the checkpoint refers to an object that this program does not define: {error}") from error
         here, there = self._environments(), state["environments"]
