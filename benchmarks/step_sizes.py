@@ -116,6 +116,7 @@ def scores(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
         score = estimate(interquartile_mean, block.to_numpy())
         base = blocks.get((_PPO, rate))
         change = {} if base is None or base is block else compared(block, base)
+        change = {key.replace("difference", "difference from PPO"): value for key, value in change.items()}
         yield {"rate": f"{rate:g}", "setting": setting, "seeds": len(block), "IQM": text(score), **change}
 
 
@@ -135,12 +136,12 @@ def steps(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
 
 
 def of_tasks(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
-    """Yield by how much returns on each task differ from PPO's with radius 0.2, and from PPO's with the same target."""
+    """Yield by how much returns on each task differ from PPO's with radius 0.2, and from PPO's and SPO's with the same target."""
     for (rate, env), part in rows[rows["setting"] != BY_ACTIONS].groupby(["learning_rate", "env"]):
         blocks = {str(setting): runs.set_index("seed")[[RETURN]] for setting, runs in part.groupby("setting")}
         for (setting, block), (base, other) in itertools.product(blocks.items(), blocks.items()):
             digits = 0 if float(other[RETURN].abs().max()) >= 100 else 1
-            compares = base != setting and base in (_PPO, setting.replace("ANO, KL", "PPO, KL"))
+            compares = base != setting and base in (_PPO, *same_targets(setting))
             if compares and (change := compared(block, other, digits)):
                 yield {"rate": f"{rate:g}", "task": env, "setting": setting, "minus": base, **change}
 
@@ -153,16 +154,21 @@ def compared(ours: pd.DataFrame, theirs: pd.DataFrame, digits: int = 3) -> dict[
     gap = (pair[0] - pair[1]).mean(axis=1)
     test = stats.permutation_test((gap, np.zeros_like(gap)), lambda x, y: np.mean(x - y), permutation_type="samples")
     change = estimate(difference, *pair, paired=True)
-    return {"difference from PPO": text(change, digits), "p": f"{test.pvalue:.3f} ({len(gap)} seeds)"}
+    return {"difference": text(change, digits), "p": f"{test.pvalue:.3f} ({len(gap)} seeds)"}
 
 
 def same_steps(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
-    """Yield the comparison of ANO with PPO at the same target of the KL divergence."""
+    """Yield the comparison of ANO with PPO, and with SPO, at the same target of the KL divergence."""
     blocks = blocks_of(rows)
     for (setting, rate), block in blocks.items():
-        base = blocks.get((setting.replace("ANO, KL", "PPO, KL"), rate))
-        if base is not None and base is not block:
-            yield {"rate": f"{rate:g}", "setting": setting, **compared(block, base)}
+        for base in same_targets(setting):
+            if (base, rate) in blocks and (change := compared(block, blocks[base, rate])):
+                yield {"rate": f"{rate:g}", "setting": setting, "minus": base, **change}
+
+
+def same_targets(setting: str) -> list[str]:
+    """Return the settings of PPO and SPO with the target of a setting of ANO."""
+    return [setting.replace("ANO", name) for name in ("PPO", "SPO") if setting.startswith("ANO, KL 0")]
 
 
 def interactions(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
@@ -240,6 +246,7 @@ def main() -> None:
     tables = "\n\n".join(f"## {title}\n\n{table(frame)}" for title, frame in written.items() if len(frame))
     (options.results / "tables.md").write_text(f"# Step sizes: tables\n\nWritten by `benchmarks/step_sizes.py`.\n\n{tables}\n")
     drawn = options.out / f"{options.results.resolve().name}.png"
+    options.out.mkdir(parents=True, exist_ok=True)
     figure(rows).savefig(drawn, dpi=110)
     print(options.results / "tables.md", drawn, sep="\n")
 
