@@ -136,7 +136,7 @@ def steps(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
 
 
 def of_tasks(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
-    """Yield by how much returns on each task differ from PPO's with radius 0.2, and from PPO's and SPO's with the same target."""
+    """Yield how returns on each task differ from PPO's with radius 0.2, and from those of PPO and SPO with the same target."""
     for (rate, env), part in rows[rows["setting"] != BY_ACTIONS].groupby(["learning_rate", "env"]):
         blocks = {str(setting): runs.set_index("seed")[[RETURN]] for setting, runs in part.groupby("setting")}
         for (setting, block), (base, other) in itertools.product(blocks.items(), blocks.items()):
