@@ -55,7 +55,7 @@ def test_step_sizes_are_compared_on_the_seeds_that_both_have(tmp_path):
 
 def test_tables_of_step_sizes_are_those_of_the_committed_rows(tmp_path):
     texts = ""
-    for study in ("step_size", "held_out", "confirmation", "long"):
+    for study in ("step_size", "held_out", "confirmation", "long", "long_walker2d"):
         committed, made = DOCS / "results" / study, tmp_path / study
         shutil.copytree(committed, made)
         run_script("step_sizes", "--results", made, "--out", tmp_path)
