@@ -36,7 +36,7 @@ def test_figures_are_written_or_shown_or_a_line_says_what_to_do(has_display, tmp
 
 @needs_envpool
 def test_training_curves_read_the_monitor_file_of_a_batch(zoo, tmp_path):
-    env = make_vec_env("Hopper-v5", 8, backend="envpool", monitor_dir=tmp_path / "logs" / "ano" / "Hopper-v5_1")
+    env = make_vec_env("Hopper-v5", 8, seed=0, backend="envpool", monitor_dir=tmp_path / "logs" / "ano" / "Hopper-v5_1")
     env.reset()
     for _ in range(200):
         env.step(np.zeros((8, 3)))
