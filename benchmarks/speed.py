@@ -277,7 +277,7 @@ def run_block(case: str, variant: str, threads: int, options: argparse.Namespace
 
 
 def measure_case(case: str, options: argparse.Namespace, cache: str) -> list[dict[str, Any]]:
-    """Measure all variants of a case in pairs with SB3's PPO, each at its best number of threads."""
+    """Measure all variants of a case in pairs with the reference, each at its best number of threads."""
     rows = []
     candidates = [options.threads] if options.threads else sorted({1, cores()})
 
@@ -285,7 +285,7 @@ def measure_case(case: str, options: argparse.Namespace, cache: str) -> list[dic
         tried = {threads: run_block(case, variant, threads, options, cache)["steps_per_second"] for threads in candidates}
         return max(tried, key=lambda threads: tried[threads])
 
-    first = REFERENCES.get(case.split("-")[0], "sb3")
+    first = options.reference or REFERENCES.get(case.split("-")[0], "sb3")
     reference = best_threads(first) if len(candidates) > 1 else candidates[0]
     for variant in CASES[case][3]:
         if options.variants and variant not in options.variants:
@@ -305,12 +305,12 @@ def measure_case(case: str, options: argparse.Namespace, cache: str) -> list[dic
 
 
 def table(blocks: pd.DataFrame) -> str:
-    """Return medians, and quartiles of the ratios to SB3's PPO, as Markdown."""
+    """Return medians, and quartiles of the ratios to the reference, as Markdown."""
     columns = [
         "case",
         "variant",
         "steps per second",
-        "against PPO (quartiles)",
+        "against the reference (quartiles)",
         "peak MB",
         "env / update, %",
         "last / first",
@@ -334,6 +334,12 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE", help=", ".join(CASES))
     parser.add_argument(
         "--variants", nargs="+", choices=[*VARIANTS, *SCRIPTS], metavar="VARIANT", help="only these variants of the cases"
+    )
+    parser.add_argument(
+        "--reference",
+        choices=[*VARIANTS, *SCRIPTS],
+        metavar="VARIANT",
+        help="the other half of each pair; SB3's by default",
     )
     parser.add_argument("--pairs", type=int, default=5, help="pairs of blocks")
     parser.add_argument("--block-seconds", type=float, default=4.0, help="length of a block")
