@@ -109,12 +109,12 @@ def parse_algorithm(label: str) -> Algorithm:
 
 
 def parse_value(text: str) -> Any:
-    """Parse a number, a Boolean or None; return any other text unchanged.
+    """Parse a number, a Boolean or None, as Python or YAML writes them; return any other text unchanged.
 
     :param text: value from the command line
     """
     try:
-        return ast.literal_eval(text.capitalize() if text.lower() in ("true", "false", "none") else text)
+        return ast.literal_eval({"true": "True", "false": "False", "none": "None", "null": "None"}.get(text.lower(), text))
     except (ValueError, SyntaxError):
         return text
 

@@ -98,8 +98,8 @@ def test_suites_have_the_paper_s_tasks_and_steps_and_atari_stochastic_actions():
 
 
 def test_algorithms_take_options():
-    label = "ano:shaping=spo,desired_kl=1e-2,normalize_advantage=false,target_kl=none"
-    expected = {"shaping": "spo", "desired_kl": 0.01, "normalize_advantage": False, "target_kl": None}
+    label = "ano:shaping=spo,desired_kl=1e-2,normalize_advantage=false,target_kl=none,clip_range_vf=null"
+    expected = {"shaping": "spo", "desired_kl": 0.01, "normalize_advantage": False, "target_kl": None, "clip_range_vf": None}
     assert dict(parse_algorithm(label).options) == expected
     assert small_run(label).algorithm == parse_algorithm(label).label
     assert expected.items() <= small_run(label).hyperparameters.items()
