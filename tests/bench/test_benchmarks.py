@@ -55,7 +55,7 @@ def test_step_sizes_are_compared_on_the_seeds_that_both_have(tmp_path):
 
 def test_tables_of_step_sizes_are_those_of_the_committed_rows(tmp_path):
     texts = ""
-    for study in ("step_size", "held_out", "confirmation", "long", "long_walker2d"):
+    for study in ("step_size", "held_out", "confirmation", "long"):
         committed, made = DOCS / "results" / study, tmp_path / study
         shutil.copytree(committed, made)
         run_script("step_sizes", "--results", made, "--out", tmp_path)
@@ -69,12 +69,6 @@ def test_tables_of_step_sizes_are_those_of_the_committed_rows(tmp_path):
         assert len(cells) > 10
         shown += cells
     assert [cell for cell in shown if cell not in texts] == []
-    (cells,) = re.findall(r"^\| HalfCheetah, .* million steps, .* seeds? \| (.*) \|$", readme, re.MULTILINE)
-    rows = pd.read_csv(DOCS / "results" / "long" / "runs.csv")
-    rows["score"] = ReferenceScores().normalize("HalfCheetah-v4", rows["last_evaluations"].to_numpy())
-    columns = ["ppo", "ano:desired_kl=0.01,shaping=ppo", "spo", "ano", "ano:desired_kl=0.01"]
-    means = rows.groupby("algorithm")["score"].mean()[columns]
-    assert [cell.split(" (")[0] for cell in cells.split(" | ")] == [f"{mean:.3f}" for mean in means]
 
 
 def test_shipped_settings_are_compared_with_ppo(tmp_path):
