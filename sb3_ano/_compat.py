@@ -22,8 +22,8 @@ _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _HOOKS_OF_ALL_MODULES = tuple(f"_global{name}" for name in _MODULE_HOOKS)
 _HOOKS_OF_ALL_OPTIMIZERS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
-# Attributes of a module that hold its parameters and submodules by name.
-_REGISTRIES = ("_parameters", "_modules")
+# Attributes of a module that hold its parameters, submodules and buffers by name.
+_REGISTRIES = ("_parameters", "_modules", "_buffers")
 
 _ABSENT = object()
 
@@ -51,7 +51,7 @@ def has_hooks(owner: nn.Module | nn.Parameter | Optimizer) -> bool:
 
 
 def registries(module: nn.Module) -> list[dict[str, Any]] | None:
-    """The dictionaries that hold a module's parameters, submodules, and hooks; None if they cannot be known."""
+    """The dictionaries that hold a module's parameters, submodules, buffers, and hooks; None if they cannot be known."""
     names = (*_REGISTRIES, *_MODULE_HOOKS)
     return [getattr(module, name) for name in names] if all(hasattr(module, name) for name in names) else None
 

@@ -40,9 +40,9 @@ def test_without_a_private_name_models_train_as_before_with_one_warning(lack, mo
 
 def test_without_the_registries_of_modules_a_policy_may_have_changed(monkeypatch):
     model = ANO("MlpPolicy", "Pendulum-v1", **SMALL)
-    assert Snapshot(model.policy).is_current()
+    assert Snapshot(model.policy).is_current(model.policy)
     monkeypatch.setattr(_compat, "_REGISTRIES", ("_no_such_registry",))
-    assert not Snapshot(model.policy).is_current()
+    assert not Snapshot(model.policy).is_current(model.policy)
 
 
 def test_threads_go_on_without_openmps_pause(monkeypatch):

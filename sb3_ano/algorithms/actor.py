@@ -2,8 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import is_
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -39,33 +40,40 @@ def make_actor(model: Any, n_envs: int) -> "Actor":
 
 
 class Snapshot:
-    """Keep modules, hooks, replaced methods and parameters of a policy at one moment.
+    """Keep modules, their attributes, hooks, parameters and buffers of a policy at one moment.
 
     :param policy: actor and critic
     """
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
         self._policy, self._action_dist = policy, policy.action_dist
-        self._attributes = [(vars(module), len(vars(module))) for module in policy.modules()]
+        self._attributes = [(vars(module), [*vars(module).values()]) for module in policy.modules()]
         registered = [registries(module) for module in policy.modules()]
         self._known = None not in registered
         self._registries = [(registry, [*registry.values()]) for module in registered for registry in module or []]
         # Values, because no version counter shows what was written through ``parameter.data``.
-        self._values = [(parameter, parameter.detach().clone()) for parameter in policy.parameters()]
+        tensors = itertools.chain(policy.parameters(), policy.buffers())
+        self._values = [(tensor, tensor.detach().clone()) for tensor in tensors]
 
-    def is_current(self) -> bool:
-        """Tell whether the policy is still the same; False if that cannot be known."""
+    def is_current(self, policy: ActorCriticPolicy) -> bool:
+        """Tell whether this is the policy, and is still the same; False if that cannot be known."""
         return (
             self._known
-            and self._policy.action_dist is self._action_dist
-            and all(len(attributes) == size for attributes, size in self._attributes)
-            and all(len(now) == len(then) and all(map(is_, now.values(), then)) for now, then in self._registries)
-            and all(torch.equal(parameter, value) for parameter, value in self._values)
+            and policy is self._policy
+            and policy.action_dist is self._action_dist
+            and all(
+                len(now) == len(then) and all(map(is_, now.values(), then))
+                for now, then in itertools.chain(self._attributes, self._registries)
+            )
+            and all(torch.equal(tensor, value) for tensor, value in self._values)
         )
 
 
 class _Actor:
-    """An actor whose steps have nothing to store but SB3's arrays."""
+    """An actor whose steps have nothing to store, or to show to callbacks, but SB3's arrays."""
+
+    #: Local variables that callbacks find, in addition to those of SB3's loop.
+    variables: Mapping[str, Any] = MappingProxyType({})
 
     def columns(self) -> dict[str, Any]:
         """Return what the rollout buffer stores of a step in addition to SB3's arrays."""

@@ -266,7 +266,7 @@ class ShapedPolicyAlgorithm(RolloutMixin):
             yield from ((samples, None) for samples in self.rollout_buffer.get(self.batch_size))  # type: ignore[misc]
         else:
             order = torch.from_numpy(np.random.permutation(len(rollout.advantages))).to(self.device)
-            yield from ((rollout, indices) for indices in order.split(self.batch_size))
+            yield from ((rollout, indices) for indices in order.split(int(self.batch_size)))
 
     def _get_updater(self) -> Updater:
         """Return the updater of the last update if it is still compatible, or a new one, with the current numbers."""

@@ -227,6 +227,10 @@ class _MaskedActor:
     def columns(self) -> dict[str, Any]:
         return {**self._inner.columns(), "action_masks": self._masks}
 
+    @property
+    def variables(self) -> dict[str, Any]:
+        return {**self._inner.variables, "action_masks": self._masks, "use_masking": True}
+
 
 class _RecurrentActor:
     """Act with an LSTM policy, and keep its states in the model.
@@ -264,6 +268,11 @@ class _RecurrentActor:
         states = self._model._last_lstm_states
         self._model._last_lstm_states = self._model._next_lstm_states
         return {"lstm_states": states}
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        starts = self._flags(self._model._last_episode_starts)
+        return {"lstm_states": self._model._next_lstm_states, "episode_starts": starts}
 
     def _flags(self, flags: Any) -> torch.Tensor:
         return torch.as_tensor(flags, dtype=torch.float32, device=self._model.device)

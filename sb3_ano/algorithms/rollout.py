@@ -92,10 +92,10 @@ class RolloutMixin(OnPolicyAlgorithm):
             check.step(actions, new_obs, rewards)
 
             if as_tensors:  # callbacks read these variables under SB3's names
-                callback.update_locals(locals())
+                callback.update_locals({**locals(), **actor.variables})
             if not callback.on_step():
                 return False
-            if snapshot is not None and not snapshot.is_current():
+            if snapshot is not None and not snapshot.is_current(self.policy):
                 actor, snapshot = self._make_actor(env), Snapshot(self.policy)
 
             self._update_info_buffer(infos, dones)
@@ -137,7 +137,7 @@ class RolloutMixin(OnPolicyAlgorithm):
 
 def _needs_no_locals(callback: BaseCallback) -> bool:
     """Tell whether a callback is SB3's placeholder for none, a progress bar, or says ``reads_locals = False``."""
-    if isinstance(callback, CallbackList):
+    if type(callback) is CallbackList:
         return all(map(_needs_no_locals, callback.callbacks))
     if getattr(callback, "reads_locals", True) is False:
         return True
@@ -146,7 +146,7 @@ def _needs_no_locals(callback: BaseCallback) -> bool:
 
 def _changes_nothing(callback: BaseCallback | None) -> bool:
     """Tell whether a callback is known to leave the policy alone; then the policy need not be compared at each step."""
-    if isinstance(callback, CallbackList):
+    if type(callback) is CallbackList:
         return all(map(_changes_nothing, callback.callbacks))
     if callback is None or _needs_no_locals(callback):
         return True
@@ -193,10 +193,10 @@ class FiniteCheck:
     def __init__(self, model: Any, env: VecEnv) -> None:
         self._model, self._n_envs, self._enabled = model, env.num_envs, model.check_finite
         self._normalize = normalize = unwrap_vec_normalize(env)
-        names = () if normalize is None else vars(normalize).keys() & {"obs_rms", "ret_rms", "returns"}
-        self._statistics = {name: copy.deepcopy(vars(normalize)[name]) for name in names}
-        if self._enabled:
-            self._reject("observation", model._last_obs if normalize is None else normalize.old_obs)
+        kept = {} if normalize is None else vars(normalize)
+        self._statistics = {name: copy.deepcopy(kept[name]) for name in kept.keys() & {"obs_rms", "ret_rms", "returns"}}
+        if self._enabled:  # what VecNormalize received is kept from its first step or reset on
+            self._reject("observation", kept.get("old_obs", model._last_obs))
 
     def step(self, actions: np.ndarray, observations: Any, rewards: np.ndarray) -> None:
         """Check what the environments have just returned.

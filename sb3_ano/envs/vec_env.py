@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import error
-from gymnasium.envs.registration import load_env_creator
+from gymnasium.envs.registration import find_highest_version, get_env_id, load_env_creator, parse_env_id
 from stable_baselines3.common import env_util
 from stable_baselines3.common.atari_wrappers import AtariWrapper, EpisodicLifeEnv, MaxAndSkipEnv, NoopResetEnv
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecTransposeImage
@@ -87,6 +87,7 @@ def make_vec_env(
     }
     only_gymnasium = {name: value for name, value in only_gymnasium.items() if value}
     settings = dict(env_kwargs or {})
+    env_id = _registered_id(env_id) if isinstance(env_id, str) else env_id
     atari = _existing_game(env_id) if wrapper_class is None else None
     backend = _chosen_backend(backend, env_id, n_envs, num_threads, atari, settings, only_gymnasium)
     if atari is not None:
@@ -107,6 +108,22 @@ def _require_numbers(n_envs: Any, num_threads: Any, seed: Any) -> None:
     if seed is not None and not isinstance(seed, int | np.integer):
         advice = f"; the backend is a keyword argument: backend={seed!r}" if seed in BACKENDS else ""
         raise ValueError(f"seed={seed!r} is not allowed; allowed are integers and None{advice}")
+
+
+def _registered_id(env_id: str) -> str:
+    """Return the id that ``module:id``, or an id without its version, stands for, as ``gymnasium.make`` reads them."""
+    module, _, name = env_id.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as missing:
+            raise ValueError(f"env_id={env_id!r} cannot be made: {missing}") from missing
+    with contextlib.suppress(error.Error):  # of an id that gymnasium cannot read, which a backend explains
+        namespace, bare, version = parse_env_id(name)
+        if version is None and name not in gym.registry:
+            newest = find_highest_version(namespace, bare)
+            return name if newest is None else get_env_id(namespace, bare, newest)
+    return name
 
 
 def _module(backend: str) -> ModuleType:

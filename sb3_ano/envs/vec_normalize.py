@@ -60,7 +60,7 @@ class VecNormalize(vec_env.VecNormalize):
         :param obs: observations of one environment or of all, also as a dictionary
         :return: new arrays, as float32 where they are normalized
         """
-        if isinstance(obs, dict):
+        if not isinstance(obs, np.ndarray):  # a dictionary, or the last observation of an episode as the task returned it
             return super().normalize_obs(obs)
         return self._normalize_obs(obs, self.obs_rms) if self.norm_obs else obs.copy()  # type: ignore[arg-type]
 
@@ -94,6 +94,8 @@ class VecNormalize(vec_env.VecNormalize):
         update(self.ret_rms, self.returns)
 
     def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
+        if type(self) is not VecNormalize:
+            return super().__reduce_ex__(protocol)
         # Files name SB3's class, so that they load where this package is not installed.
         plain = vec_env.VecNormalize.__new__(vec_env.VecNormalize)
         vars(plain).update(vars(self))
@@ -101,14 +103,15 @@ class VecNormalize(vec_env.VecNormalize):
 
     @staticmethod
     def load(load_path: str | os.PathLike[str], venv: VecEnv) -> "VecNormalize":
-        """Load statistics and settings that this class or SB3's has saved. Unpickling can run code: trust the file.
+        """Load statistics and settings that this class, SB3's or a subclass has saved. Unpickling can run code: trust the file.
 
         :param load_path: file to read
         :param venv: environments to wrap
         """
         with open(load_path, "rb") as file:
             saved = pickle.load(file)
-        normalized = VecNormalize.__new__(VecNormalize)
+        cls = VecNormalize if type(saved) is vec_env.VecNormalize else type(saved)
+        normalized = cls.__new__(cls)
         normalized.__setstate__({name: value for name, value in vars(saved).items() if name != "venv"})
         normalized.set_venv(venv)
         return normalized

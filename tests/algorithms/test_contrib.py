@@ -1,5 +1,6 @@
 """Policies with LSTMs and masks: variants, masks, files and messages; test_equals_sb3_contrib.py has their plain trainings."""
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,24 @@ def test_a_callback_may_change_the_policy_and_end_a_rollout_as_in_sb3_contrib(ou
         return model.learn(64, reset_num_timesteps=False)
 
     assert relative_difference(run(THEIRS[ours]), run(ours, shaping="ppo")) <= 1e-6
+
+
+@pytest.mark.parametrize("ours", [MaskableANO, RecurrentANO])
+def test_callbacks_find_the_local_variables_of_sb3_contrib(ours):
+    names = {MaskableANO: ["action_masks", "use_masking"], RecurrentANO: ["lstm_states", "episode_starts"]}[ours]
+
+    def seen(cls: type, **options: Any) -> list[np.ndarray]:
+        values: list[Any] = []
+        record = lambda variables, _: values.append([copy.deepcopy(variables[name]) for name in names]) or True  # noqa: E731
+        make(cls, "Discrete", **options).learn(64, callback=record)
+        flat = [torch.cat([torch.as_tensor(x).double().flatten() for x in leaves(value)]) for value in values]
+        return [step.numpy() for step in flat]
+
+    np.testing.assert_allclose(seen(ours), seen(THEIRS[ours]), rtol=1e-5, atol=1e-6)
+
+
+def leaves(value: Any) -> list[Any]:
+    return [leaf for part in value for leaf in leaves(part)] if isinstance(value, list | tuple) else [value]
 
 
 def test_masks_reach_processes_through_wrappers():

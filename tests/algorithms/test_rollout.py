@@ -9,8 +9,10 @@ import torch
 from gymnasium import spaces
 from gymnasium.wrappers import TransformObservation
 from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from torch import nn
 
 from sb3_ano import ANO
 from sb3_ano.algorithms.actor import make_actor
@@ -185,6 +187,67 @@ def test_callbacks_find_the_same_local_variables_as_in_sb3(observations, actions
             assert mine[name][0] is theirs[name][0], name
             if theirs[name][1] is not None and theirs[name][1].dtype.kind in "fiub":
                 np.testing.assert_allclose(mine[name][1], theirs[name][1], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def other_policy(model):
+    policy = model.policy
+    model.policy = model.policy_class(model.observation_space, model.action_space, model.lr_schedule, **model.policy_kwargs)
+    model.policy.load_state_dict(policy.state_dict())
+    model.policy.action_net.bias.data[0] += 5.0
+
+
+CHANGES_OF_A_ROLLOUT = {
+    "another policy": (nn.Identity, other_policy),
+    "training mode": (lambda: nn.Dropout(0.5), lambda model: model.policy.set_training_mode(True)),
+    "statistics": (lambda: nn.BatchNorm1d(64), lambda model: model.policy.mlp_extractor.policy_net[-1].running_mean.add_(3.0)),
+    "an attribute": (nn.LeakyReLU, lambda model: setattr(model.policy.mlp_extractor.policy_net[-1], "negative_slope", -9.0)),
+}
+
+
+@pytest.mark.parametrize("list_class", [list, type("Own", (CallbackList,), {})])
+@pytest.mark.parametrize("change", CHANGES_OF_A_ROLLOUT)
+def test_a_callbacks_change_of_the_policy_acts_within_the_rollout(change, list_class):
+    layer, act = CHANGES_OF_A_ROLLOUT[change]
+
+    def rollout(cls, callback):
+        model = cls("MlpPolicy", plain(), **SETTINGS)
+        model.policy.mlp_extractor.policy_net.append(layer())
+        model.train = lambda: None
+        return model.learn(64, callback=callback).rollout_buffer.log_probs
+
+    expected, unchanged, found = (
+        rollout(PPO, list_class([Callback(act)])),
+        rollout(ANO, None),
+        rollout(ANO, list_class([Callback(act)])),
+    )
+    assert np.abs(expected - unchanged).max() > 1e-3
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_list_of_callbacks_may_act_itself():
+    def seen(cls):
+        rewards = []
+        act = lambda own: rewards.append(own.locals["rewards"].copy()) or CallbackList._on_step(own)  # noqa: E731
+        train(plain(), cls=cls, callback=type("Own", (CallbackList,), {"_on_step": act})([]))
+        return rewards
+
+    np.testing.assert_allclose(seen(ANO), seen(PPO), rtol=1e-6)
+
+
+def test_a_running_environment_may_be_normalized_later():
+    def run(cls):
+        env = plain()
+        model = train(env, cls=cls)
+        model.set_env(VecNormalize(env), force_reset=False)
+        return parameters(model.learn(64, reset_num_timesteps=False))
+
+    torch.testing.assert_close(
+        run(lambda *args, **options: ANO(*args, shaping="ppo", **options)), run(PPO), rtol=1e-5, atol=1e-7
+    )
+
+
+def test_sizes_may_be_integers_of_numpy():
+    assert train(plain(), batch_size=np.int64(32), n_steps=np.int64(32)).num_timesteps == 192
 
 
 @pytest.mark.parametrize("method", ["add", "_get_samples", "get"])

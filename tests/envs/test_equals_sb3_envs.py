@@ -1,5 +1,6 @@
 """VecNormalize and DirectVecEnv against SB3's VecNormalize and DummyVecEnv, step by step and bit by bit."""
 
+import functools
 import pickle
 from copy import deepcopy
 from typing import Any
@@ -104,6 +105,40 @@ def test_files_load_in_each_others_class(kind, tmp_path):
             assert_same(loaded.get_original_obs(), theirs.get_original_obs())
             loaded.reset()
     assert type(pickle.loads(pickle.dumps(ours))) is vec_env.VecNormalize
+
+
+@pytest.mark.parametrize("base", [VecNormalize, vec_env.VecNormalize])
+def test_a_subclass_keeps_its_class_in_files_and_copies(base, tmp_path):
+    made = own_class(base)(both("float32", 2)[0].venv)
+    made.save(str(tmp_path / "own.pkl"))
+    copies = [own_class(base).load(tmp_path / "own.pkl", made.venv), VecNormalize.load(tmp_path / "own.pkl", made.venv)]
+    for copied in (*copies, deepcopy(made)):
+        assert type(copied) is own_class(base)
+        np.testing.assert_array_equal(copied.normalize_reward(np.ones(1)), made.normalize_reward(np.ones(1)))
+
+
+@functools.cache
+def own_class(base):
+    double = lambda self, reward: 2 * base.normalize_reward(self, reward)  # noqa: E731
+    kind = type(f"Own{base.__module__.partition('.')[0]}", (base,), {"normalize_reward": double, "__module__": __name__})
+    globals()[kind.__name__] = kind  # where pickle finds it
+    return kind
+
+
+def test_last_observations_that_are_python_integers_are_left_alone():
+    ours, theirs = (
+        of(DummyVecEnv([lambda: gym.make("FrozenLake-v1")]), norm_obs=False) for of in (VecNormalize, vec_env.VecNormalize)
+    )
+    for env in (ours, theirs):
+        env.seed(3)
+        env.reset()
+    ends = 0
+    for _ in range(40):
+        (*mine, infos), (*expected, sb3_infos) = ours.step([1]), theirs.step([1])
+        assert_same(mine, expected)
+        assert infos[0].get("terminal_observation") == sb3_infos[0].get("terminal_observation")
+        ends += "terminal_observation" in infos[0]
+    assert ends > 1
 
 
 STEPPED = {

@@ -220,6 +220,21 @@ def test_environments_in_processes_are_those_of_this_one_and_have_numbered_monit
     assert len(load_results(str(tmp_path))) == 0
 
 
+@pytest.mark.parametrize(("env_id", "expected"), [("CartPole", "CartPole-v1"), ("tests.envs.registering:Own-v3", "Own-v3")])
+@pytest.mark.parametrize("vec_env_cls", [None, SubprocVecEnv])
+def test_ids_are_read_as_by_gymnasium(env_id, expected, vec_env_cls):
+    processes = {"vec_env_cls": vec_env_cls, "vec_env_kwargs": {"start_method": "forkserver"} if vec_env_cls else None}
+    env = make_vec_env(env_id, 2, 3, **processes)
+    assert env.get_attr("spec")[0].id == env.unwrapped.made_from[0] == expected
+    env.close()
+    assert kind("HalfCheetah") == kind("HalfCheetah-v5") == "EnvPoolVecEnv"
+
+
+def test_a_module_that_an_id_names_must_exist():
+    with pytest.raises(ValueError, match="env_id='no_such_module:A-v0' cannot be made: No module named 'no_such_module'"):
+        make_vec_env("no_such_module:A-v0")
+
+
 def test_environments_registered_in_this_process_are_known_in_the_others(monkeypatch):
     spec = gym.envs.registration.EnvSpec("OnlyHere-v0", entry_point=PendulumEnv, max_episode_steps=20)
     monkeypatch.setitem(gym.registry, spec.id, spec)
