@@ -103,15 +103,15 @@ class VecNormalize(vec_env.VecNormalize):
 
     @staticmethod
     def load(load_path: str | os.PathLike[str], venv: VecEnv) -> "VecNormalize":
-        """Load statistics and settings that this class, SB3's or a subclass has saved. Unpickling can run code: trust the file.
+        """Load statistics and settings of this class, SB3's or a subclass. Unpickling can run code: trust the file.
 
         :param load_path: file to read
         :param venv: environments to wrap
         """
         with open(load_path, "rb") as file:
             saved = pickle.load(file)
-        cls = VecNormalize if type(saved) is vec_env.VecNormalize else type(saved)
-        normalized = cls.__new__(cls)
+        kind: Any = VecNormalize if type(saved) is vec_env.VecNormalize else type(saved)
+        normalized = kind.__new__(kind)
         normalized.__setstate__({name: value for name, value in vars(saved).items() if name != "venv"})
         normalized.set_venv(venv)
         return normalized
