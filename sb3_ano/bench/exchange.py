@@ -10,7 +10,7 @@ import pandas as pd
 from sb3_ano._io import now, replace_directory
 from sb3_ano.bench.algorithms import number
 from sb3_ano.bench.plan import Run
-from sb3_ano.bench.results import Results, ResultsWriter, RunFiles
+from sb3_ano.bench.results import Results, ResultsWriter, RunFiles, require_different
 from sb3_ano.bench.training import MONITOR, write_run
 
 _SETTINGS = ["clip_range", "desired_kl", "learning_rate", "n_epochs"]
@@ -39,15 +39,17 @@ def export(path: Path, out: Path, to: str = "csv") -> str:
     :param out: directory to write
     :param to: ``"csv"``, ``"tensorboard"`` or ``"wandb"``
     :return: message for the user
-    :raises ValueError: if runs are damaged, or if none has finished
+    :raises ValueError: if runs are damaged, if none has finished, or if two would have the same row
     :raises ModuleNotFoundError: if the package of the format is not installed
     """
     runs = Results(path).runs()
     if to == "csv":
         rows = [(key_of(run), run) for run in runs]
+        require_different(pd.DataFrame([key | {"name": run.path.name} for key, run in rows]), KEY)
         count = merge_csv(pd.DataFrame([key | _summary(run) for key, run in rows]), out / "runs.csv", KEY)
         points = [key | point for key, run in rows for point in _curve(run).to_dict("records")]
-        merge_csv(pd.DataFrame(points), out / "curves.csv", [*KEY, "timesteps"])
+        columns = [*KEY, "timesteps"]
+        merge_csv(pd.DataFrame(points, columns=[*columns, "evaluation_return"]), out / "curves.csv", columns)
         return f"{path}: {len(runs)} runs; {out}/runs.csv has {count}"
     for run in runs:
         (_to_tensorboard if to == "tensorboard" else _to_wandb)(run, out)
@@ -141,18 +143,18 @@ def import_logs(
     :param seed: seed of the first run; the next ones follow
     :param suite: suite that the runs belong to in reports
     :return: names of the runs
-    :raises ValueError: if a directory has no episodes, or a run already exists
+    :raises ValueError: if a directory has no episodes, or there is a run of this algorithm, task and seed; nothing is written
     """
-    names = []
+    read = [_read_episodes(path) for path in logs]
     with ResultsWriter(out) as results:
-        for index, path in enumerate(logs):
-            episodes = _read_episodes(path)
-            if episodes.empty:
-                raise ValueError(f"{path} has no episodes: neither *monitor.csv nor TensorBoard events of {RETURN_TAG!r}")
+        documents = [run.document for run in results.runs(results.names())]
+        there = {run["seed"]: run["name"] for run in documents if (run["env_id"], run["algorithm"]) == (env_id, algorithm)}
+        if taken := there.keys() & range(seed, seed + len(logs)):
+            raise ValueError(f"{out} has a run {there[min(taken)]} already; --seed gives the first directory another seed")
+        names = []
+        for index, (path, episodes) in enumerate(zip(logs, read, strict=True)):
             steps = int(episodes["timesteps"].max())
             run = Run(suite, env_id, algorithm, seed + index, steps, {}, {}, backend="imported")
-            if run.name in Results(out).names():
-                raise ValueError(f"{out} has a run {run.name} already; --seed gives the first directory another seed")
             directory = results.begin(run.name)
             with (directory / MONITOR).open("w", encoding="utf-8") as file:
                 file.write('#{"t_start": 0.0}\n')
@@ -160,7 +162,7 @@ def import_logs(
             write_run(run, directory, {"finished": now(), "timesteps": steps, "imported_from": str(path)})
             results.publish(run.name)
             names.append(run.name)
-    return names
+        return names
 
 
 def _read_episodes(path: Path) -> pd.DataFrame:
@@ -173,8 +175,7 @@ def _read_episodes(path: Path) -> pd.DataFrame:
         return together.sort_values("timesteps", kind="stable")
     reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     events = reader.EventAccumulator(str(path), size_guidance={"scalars": 0})
-    events.Reload()
-    if RETURN_TAG not in events.Tags()["scalars"]:
-        return pd.DataFrame()
+    if not path.is_dir() or RETURN_TAG not in events.Reload().Tags()["scalars"]:
+        raise ValueError(f"{path} has no episodes: neither *monitor.csv nor TensorBoard events of {RETURN_TAG!r}")
     scalars = pd.DataFrame(events.Scalars(RETURN_TAG)).rename(columns={"value": "r", "step": "timesteps"})
     return scalars.assign(l=0, t=scalars["wall_time"] - scalars["wall_time"].min())

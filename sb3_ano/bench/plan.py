@@ -150,7 +150,12 @@ def make_plan(
         {prefix + name: name for prefix in ("", f"{algorithm.name}.") for name in algorithm.hyperparameters}
         for algorithm in algorithms
     ]
-    unknown = [name for name in grid or () if not any(name in names for names in known)]
+    of_the_paper = parse_grid(["paper"]).items()  # for five algorithms, not all of which need to be in a plan
+    unknown = [
+        name
+        for name, values in (grid or {}).items()
+        if not any(name in names for names in known) and (name, values) not in of_the_paper
+    ]
     check_names("hyperparameter of this plan", unknown, {name for names in known for name in names.values()})
     runs: dict[str, Run] = {}
     for seed, env_id, (algorithm, names) in itertools.product(seeds, suite.tasks, zip(algorithms, known, strict=True)):

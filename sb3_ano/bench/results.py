@@ -110,6 +110,18 @@ class Results:
         return runs
 
 
+def require_different(runs: pd.DataFrame, columns: list[str]) -> None:
+    """Reject two runs that would be one row of a table, such as those of one seed and of two lengths.
+
+    :param runs: a row per run, with ``name``
+    :param columns: columns that should tell runs apart
+    :raises ValueError: if two runs are equal in all of them
+    """
+    if len(equal := runs[runs.duplicated(columns, keep=False)].sort_values(columns)):
+        names = " and ".join(equal["name"].head(2))
+        raise ValueError(f"{names} have the same algorithm, hyperparameters, task and seed; move one to other results")
+
+
 class ResultsWriter(Results):
     """Write to a directory of results, as the only process that does.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from sb3_ano.algorithms.schedules import as_schedule
 from sb3_ano.cli import hint
 
 # Keys that the zoo reads itself. All other keys are arguments of the algorithm's constructor.
@@ -37,6 +38,7 @@ def check_hyperparameters(
     :param source: where the hyperparameters come from, for the message
     :param required: names that may not be missing
     :raises ValueError: if neither the zoo nor the algorithm knows a name, a name is missing, or a value is invalid
+    :raises TypeError: if a schedule is another text than ``lin_NUMBER``
     """
     arguments = inspect.signature(algorithm.__init__).parameters
     allowed = (set(arguments) - _RESERVED) | _ZOO_KEYS | (_NOISE_KEYS if "action_noise" in arguments else set())
@@ -45,6 +47,9 @@ def check_hyperparameters(
         raise ValueError(f"{source}: unknown key {', '.join(map(repr, unknown))} for {algorithm.__name__}{more}")
     if missing := [name for name in required if name not in settings]:
         raise ValueError(f"{source}: the key {missing[0]!r} is missing; the zoo needs it for every environment")
+    for name in ("clip_range", "clip_range_vf", "learning_rate"):
+        if isinstance(value := settings.get(name), str):
+            as_schedule(value, name)
     shaping, n_envs = settings.get("shaping", "ano"), settings.get("n_envs", 1)
     if not all(isinstance(name, str) for name in (shaping if isinstance(shaping, list | tuple) else [shaping])):
         raise ValueError(f"{source}: shaping={shaping!r} is not allowed; allowed are names, such as 'module:function'")

@@ -33,6 +33,8 @@ from sb3_ano.zoo.parsing import Options
 from sb3_ano.zoo.search import Search, no_empty_directories
 from sb3_ano.zoo.search_spaces import register_search_spaces
 
+# What the zoo puts after the name of the environment to name a run: a number and, with -uuid, a UUID.
+_NUMBER = r"_(\d+)(_[0-9a-f-]{36})?"
 # These options say which run is meant, or how its progress is shown. All others belong to the run.
 _WHICH, _SHOWN = {"algo", "env", "log_folder", "resume", "checkpoint_freq"}, {"progress", "verbose"}
 
@@ -196,8 +198,7 @@ def record_of(run: Path) -> Path:
 
     :param run: directory of the run, such as ``logs/ano/CartPole-v1_1``
     """
-    # The zoo names a run after the environment, a number and, with -uuid, a UUID.
-    return run / re.sub(r"_\d+(_[0-9a-f-]{36})?$", "", run.name) / "run.json"
+    return run / re.sub(f"{_NUMBER}$", "", run.name) / "run.json"
 
 
 def plan_training(options: Options) -> dict[str, Any]:
@@ -233,7 +234,7 @@ def _newest_run(values: argparse.Namespace) -> Path | None:
     if not issubclass(rl_zoo3.ALGOS[values.algo], OnPolicyAlgorithm):
         raise ValueError(f"--resume needs an on-policy algorithm; {values.algo} is none")
     directory, name = Path(values.log_folder) / values.algo, EnvironmentName(values.env)
-    numbered = {path: re.fullmatch(rf"{re.escape(name)}_(\d+)(_.*)?", path.name) for path in directory.glob(f"{name}_*")}
+    numbered = {path: re.fullmatch(rf"{re.escape(name)}{_NUMBER}", path.name) for path in directory.glob(f"{name}_*")}
     runs = [(int(match[1]), path.stat().st_mtime, path) for path, match in numbered.items() if match and path.is_dir()]
     if runs and record_of(newest := max(runs)[-1]).exists():
         return newest

@@ -52,7 +52,7 @@ def write_results(directory: Path, runs, episodes: int = 200) -> Path:
 
     :param directory: directory of the results
     :param runs: ``env_id``, ``algorithm``, ``seed`` and ``final`` of each; where not the default, ``changed``, ``suite``,
-        ``steps``, ``curve`` (steps and returns) and ``details``
+        ``steps``, ``evaluated`` (episodes), ``curve`` (steps and returns) and ``details``
     :param episodes: number of training episodes
     """
     for run in runs:
@@ -60,7 +60,8 @@ def write_results(directory: Path, runs, episodes: int = 200) -> Path:
         hyperparameters = {"policy": "MlpPolicy", "n_envs": 8, "learning_rate": "lin_0.0003", "clip_range": 0.2, **changed}
         hyperparameters.pop("total_timesteps", None)
         key = (run.get("suite", "mujoco"), run["env_id"], run["algorithm"], run["seed"], steps)
-        made = Run(*key, hyperparameters, {"points": 20, "episodes": 3, "deterministic": True}, changed=changed)
+        evaluation = {"points": 20, "episodes": run.get("evaluated", 3), "deterministic": True}
+        made = Run(*key, hyperparameters, evaluation, changed=changed)
         path = directory / "runs" / made.name
         path.mkdir(parents=True)
         ends, done = (np.arange(1, number + 1) * steps // number for number in (20, episodes))

@@ -61,6 +61,41 @@ def test_csv_takes_runs_without_a_number_that_the_others_have(targets, tmp_path)
     assert pd.read_csv(tmp_path / "runs.csv")["desired_kl"].fillna(-1.0).tolist() == [0.01, -1.0]
 
 
+@pytest.mark.parametrize("other", [{"steps": 5000}, {"evaluated": 9}])
+def test_two_runs_of_one_row_are_named(other, tmp_path, capsys):
+    results = write_results(tmp_path, runs(["Hopper-v4"], seeds=[0]) + runs(["Hopper-v4"], ["ano"], [0], **other))
+    names = [run.path.name for run in Results(results).runs() if run.document["algorithm"] == "ano"]
+    message = (
+        f"error: {' and '.join(names)} have the same algorithm, hyperparameters, task and seed; move one to other results\n"
+    )
+    assert main(["report", str(results)]) == 2
+    assert capsys.readouterr().err == message
+    as_csv = ["export", str(results), "--out", str(tmp_path / "csv")]
+    if "steps" in other:  # which is a column there
+        assert main(as_csv) == 0
+        assert len(pd.read_csv(tmp_path / "csv" / "runs.csv")) == 3
+    else:
+        assert main(as_csv) == 2
+        assert capsys.readouterr().err == message
+        assert not (tmp_path / "csv").exists()
+
+
+def test_an_import_writes_all_or_nothing_and_each_seed_once(tmp_path):
+    for name, length in {"first": 10, "second": 20}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "monitor.csv").write_text(f"#{{}}\nr,l,t\n0,{length},1\n")
+    logs, out = [tmp_path / "first", tmp_path / "missing"], tmp_path / "out"
+    with pytest.raises(ValueError, match="missing has no episodes: neither"):
+        import_logs(logs, out, "ppo", "Hopper-v4")
+    assert not out.exists()
+    (name,) = import_logs(logs[:1], out, "ppo", "Hopper-v4")
+    with pytest.raises(ValueError, match=f"out has a run {name} already; --seed gives"):
+        import_logs([tmp_path / "second"], out, "ppo", "Hopper-v4")
+    import_logs([tmp_path / "second"], out, "ppo", "Hopper-v4", seed=1)
+    for _ in range(2):  # without evaluations there are no curves
+        assert export(out, tmp_path / "csv").endswith("runs.csv has 2")
+
+
 def test_monitor_files_of_several_environments_are_merged_by_their_steps(tmp_path):
     (tmp_path / "zoo").mkdir()
     for index, rows in enumerate(("0,10,1\n1,20,1\n", "10,15,1\n11,15,1\n")):

@@ -61,6 +61,8 @@ def test_a_grid_varies_the_algorithms_that_have_the_hyperparameter():
     for algorithm in of_the_paper:
         values = [run.hyperparameters[names.get(algorithm, "clip_range")] for run in runs if run.algorithm == algorithm]
         assert values == {"trpo": [0.01, 0.02, 0.03], "papo": [0.001, 0.005, 0.01]}.get(algorithm, [0.1, 0.2, 0.3])
+    few = make_plan(load_suite("mujoco").select(["Hopper"]), ["ppo", "ano"], [0], parse_grid(["paper"]))
+    assert sorted(run.name for run in few) == sorted(run.name for run in runs if run.algorithm in ("ppo", "ano"))
     (run,) = make_plan(small_suite(), ["papo"], [0], parse_grid(["omega=0.01", "papo.clip_range=0.3"]))
     model = parse_algorithm("papo").constructor_arguments(run.hyperparameters)
     assert (model["omega1"], model["omega2"], model["clip_range"]) == (0.01, 0.01, 0.3)

@@ -65,6 +65,8 @@ BAD_INPUT = [
     ("enjoy --nonsense", "unrecognized arguments: --nonsense ('python -m sb3_ano.zoo enjoy --help' shows the options)"),
     ("--algo ano -params \"shaping:'anno'\"", "shaping='anno' is unknown; allowed are"),
     ("--algo ano -params shaping:spo", "name 'spo' is not defined: options KEY:VALUE take Python values, such as"),
+    ("--algo ano -params \"learning_rate:'abc'\"", "learning_rate='abc' is of type str; allowed are a finite number"),
+    ("--algo spo -params \"clip_range:'lin_'\"", "clip_range='lin_' is not allowed; allowed are a finite number"),
     ("--algo ano -params clip_range=0.3", "options KEY:VALUE take Python values, such as clip_range:0.3"),
     (f"{CHEETAH} -params \"backend:'envpol'\"", "backend='envpol' is unknown, did you mean 'envpool'?"),
     (f"{CHEETAH} --vec-env subproc -params \"backend:'envpool'\"", "vec_env_cls is not allowed with backend 'envpool'"),

@@ -113,6 +113,8 @@ def test_the_run_that_was_started_last_resumes_with_its_own_options(planned):
     for same, freq in {"-n 10000": None, "--n-timesteps=10000 --seed 7 --checkpoint-freq 9": 9}.items():
         own = planned(same)[2]
         assert ("resumed" in own, own["record"]["checkpoint_freq"]) == (True, freq)
+    written_run("CartPole-v1_1_11", "-n", "5")  # of an environment CartPole-v1_1
+    assert planned("-P")[2]["resumed"] == Path("logs/ano/CartPole-v1_10")
     Path("logs").rename("elsewhere")
     _, args, own = planned("-f elsewhere")
     assert (own["resumed"], args.log_folder) == (Path("elsewhere/ano/CartPole-v1_10"), "elsewhere")

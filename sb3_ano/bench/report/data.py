@@ -10,7 +10,7 @@ import pandas as pd
 
 from sb3_ano.bench.algorithms import CLASSES, Algorithm, number, title
 from sb3_ano.bench.report.figures import looks
-from sb3_ano.bench.results import Results, RunFiles
+from sb3_ano.bench.results import Results, RunFiles, require_different
 from sb3_ano.bench.scores import DEFAULT_TABLES, ReferenceScores
 from sb3_ano.bench.statistics import METRICS, Estimate, estimate, interquartile_mean
 
@@ -85,7 +85,8 @@ class Variant:
 def _find_variants(runs: pd.DataFrame) -> list[Variant]:
     """Return all algorithms with all settings that were run.
 
-    :param runs: table of runs with ``env_id``, ``algorithm``, ``hyperparameters`` and ``changed``
+    :param runs: table of runs with ``name``, ``env_id``, ``seed``, ``algorithm``, ``hyperparameters`` and ``changed``
+    :raises ValueError: if two runs differ in neither
     """
     variants = []
     for algorithm, rows in runs.groupby("algorithm", sort=False):
@@ -102,6 +103,7 @@ def _find_variants(runs: pd.DataFrame) -> list[Variant]:
         for row in sorted(values.index, key=lambda row: [(number(value) or 0.0, str(value)) for value in values.loc[row]]):
             groups.setdefault(tuple(values.loc[row].items()), []).append(row)
         for settings, members in groups.items():
+            require_different(runs.loc[members], ["env_id", "seed"])
             changed = frozenset(name for row in members for name in rows["changed"][row])
             variants.append(Variant(str(algorithm), settings, tuple(members), changed))
     return variants
