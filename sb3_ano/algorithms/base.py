@@ -294,7 +294,8 @@ class ShapedPolicyAlgorithm(RolloutMixin):
             "max_grad_norm": self.max_grad_norm,
             "max_kl": math.inf if self.target_kl is None else 1.5 * self.target_kl,
         }
-        self._updater.start_update((low * self.radius_factor, high * self.radius_factor), coefficients)
+        factor = 1.0 if self.desired_kl is None else self.radius_factor
+        self._updater.start_update((low * factor, high * factor), coefficients)
         return self._updater
 
     def _compiles(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_ano._io import DirectoryLock, versions
 from sb3_ano.checkpoints.files import Checkpoint, checkpoint_files, newest_checkpoint, write_checkpoint
@@ -25,6 +25,8 @@ from sb3_ano.checkpoints.state import TrainingState
 _PACKAGES = ("torch", "numpy", "gymnasium", "stable-baselines3")
 # Arguments of constructors that can change without changing the training.
 _FREE_SETTINGS = {"self", "env", "policy", "device", "tensorboard_log", "verbose", "_init_setup_model"}
+# Settings that checkpoints of earlier versions lack.
+_LATER_SETTINGS = ("shaping_fingerprint", "VecNormalize")
 # What was recorded since the logger wrote its last row.
 _UNWRITTEN_RECORDS = ("name_to_value", "name_to_count", "name_to_excluded")
 # The noise of gSDE, which is drawn just before a rollout starts.
@@ -82,6 +84,7 @@ class TrainingCheckpoints(BaseCallback):
         self.folder = Path(folder)
         self.every, self.seconds, self.keep, self.resume = every, seconds, keep, resume
         self._due: float | None = None  # number of steps, or time
+        self._written = 0  # steps of the last checkpoint that was written or restored
 
     def _on_training_start(self) -> None:
         if not isinstance(self.model, OnPolicyAlgorithm):
@@ -97,12 +100,13 @@ class TrainingCheckpoints(BaseCallback):
         self._details: dict[str, Any] = {
             "algorithm": type(self.model).__name__,
             "total_timesteps": self.model._total_timesteps,
-            "settings": _settings(self.model),
+            "settings": _settings(self.model) | _later_settings(self.model),
             # Functions without a name are stored as code, which other versions of Python cannot run.
             "versions": {**versions(_PACKAGES), "python": platform.python_version()},
         }
-        if self._due is not None:  # another call of learn
+        if self._due is not None and self.model.num_timesteps >= self._written:  # a call of learn that continues
             return
+        self._due = None
         if not self.resume and checkpoint_files(self.folder):
             raise ValueError(
                 f"folder={str(self.folder)!r} holds checkpoints of an earlier run; resume from them with resume=True, "
@@ -120,6 +124,8 @@ class TrainingCheckpoints(BaseCallback):
         here, there = self._details, checkpoint.details
         settings, earlier = ({"algorithm": part["algorithm"], **part["settings"]} for part in (here, there))
         for name in sorted(settings | earlier):
+            if name in _LATER_SETTINGS and name not in earlier:  # of an earlier version
+                continue
             if (value := settings.get(name)) != (other := earlier.get(name)):
                 raise ValueError(f"{name} is {value}, but {other} in {checkpoint.path}; resume with the same settings")
         total, reached = here["total_timesteps"], checkpoint.num_timesteps
@@ -166,6 +172,7 @@ class TrainingCheckpoints(BaseCallback):
         }
         content, steps = pickle.dumps(state), self.model.num_timesteps
         path = write_checkpoint(self.folder, steps, file.getvalue(), content, self._details, self.keep)
+        self._written = steps
         if captured["dropped"] and self._due is None:  # only once
             self._report(f"checkpoints lack {', '.join(sorted(captured['dropped']))}, which cannot be pickled")
         self._report(f"wrote {path}", verbosity=2)
@@ -191,6 +198,7 @@ class TrainingCheckpoints(BaseCallback):
         set_random_state(state["random"])
         for name, value in state["exploration"].items():
             setattr(policy.action_dist, name, value.to(model.device))
+        self._written = model.num_timesteps
         self._report(f"resumes from {checkpoint.path} after {model.num_timesteps} steps")
         lost = sorted({*different, *state.get("dropped", ["what an earlier version of sb3_ano did not store"])})
         if lost:
@@ -218,6 +226,14 @@ def _settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
     names = set(inspect.signature(type(model).__init__).parameters) - _FREE_SETTINGS
     settings = {name: vars(model)[name] for name in sorted(names) if name in vars(model)}
     return json.loads(json.dumps(settings, default=_plain, skipkeys=True))
+
+
+def _later_settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
+    """Return what else must be equal: the values of a shape, whose name says little, and the arguments of VecNormalize."""
+    normalize, names = model.get_vec_normalize_env(), inspect.signature(VecNormalize).parameters.keys() - {"venv"}
+    arguments = None if normalize is None else {name: getattr(normalize, name) for name in sorted(names)}
+    both = dict(zip(_LATER_SETTINGS, (getattr(model, "shaping_fingerprint", None), arguments), strict=True))
+    return json.loads(json.dumps(both, default=_plain))
 
 
 def _plain(value: Any) -> Any:

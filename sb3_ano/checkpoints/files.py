@@ -33,7 +33,7 @@ class Checkpoint:
 
 
 def write_checkpoint(directory: Path, steps: int, model: bytes, state: bytes, details: dict[str, Any], keep: int) -> Path:
-    """Write a checkpoint, and remove all but the last ones once it is safely on the disk.
+    """Write a checkpoint, and remove all but the last ones up to it once it is safely on the disk.
 
     Only the process that holds the directory's lock may call it.
 
@@ -55,7 +55,9 @@ def write_checkpoint(directory: Path, steps: int, model: bytes, state: bytes, de
         file.writestr(_MANIFEST, json.dumps({"format": FORMAT, "num_timesteps": steps, "details": details}, indent=1))
     path = directory / f"checkpoint_{steps}_steps.zip"
     write_file(path, archive.getvalue())
-    for outdated in checkpoint_files(directory)[keep:]:
+    files = checkpoint_files(directory)
+    index = files.index(path)
+    for outdated in [*files[:index], *files[index + keep :]]:  # those ahead are damaged, or the training would be there
         outdated.unlink(missing_ok=True)
     return path
 

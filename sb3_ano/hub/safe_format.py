@@ -272,6 +272,8 @@ def _set_progress(model: ShapedPolicyAlgorithm, document: Any) -> None:
     require_like(stored, dict.fromkeys(initial, 0), "progress")
     if min(stored.values()) < 0:
         raise rejected("progress", document, "numbers from 0")
+    if not 1e-9 <= (factor := stored["radius_factor"]) <= 1e9:
+        raise rejected("progress.radius_factor", factor, "numbers from 1e-9 to 1e9")
     vars(model).update({name: stored[name.lstrip("_")] for name in _PROGRESS})
 
 

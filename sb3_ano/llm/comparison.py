@@ -100,14 +100,14 @@ def wilson(wins: float, number: int, z: float = 1.959964) -> tuple[float, float]
 
 
 def win_rate_at_equal_length(outcomes: np.ndarray, differences: np.ndarray) -> float:
-    """Return the win rate that a logistic regression predicts for completions of the same length; NaN without outcomes.
+    """Return the win rate that a logistic regression predicts for completions of the same length; NaN if it cannot be known.
 
     Judges tend to prefer long answers. (Dubois et al., 2024, correct win rates by a similar regression.)
 
     :param outcomes: 1 for a win, 0.5 for a tie, 0 for a loss, shape (prompts,)
     :param differences: differences of lengths, shape (prompts,)
     """
-    if len(outcomes) == 0:
+    if len(outcomes) == 0 or (np.std(differences) == 0.0 and differences.any()):
         return float("nan")
     features = np.stack([np.ones(len(differences)), differences / (np.std(differences) or 1.0)])
 

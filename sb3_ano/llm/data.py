@@ -3,6 +3,7 @@
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import datasets
@@ -93,15 +94,19 @@ def load_tokenizer(name: str, **options: Any) -> Any:
     return tokenizer
 
 
-def tokenize_prompts(prompts: list[Any], tokenizer: Any) -> list[list[int]]:
+def tokenize_prompts(
+    prompts: list[Any], tokenizer: Any, chat_template_kwargs: Mapping[str, Any] = MappingProxyType({})
+) -> list[list[int]]:
     """Return the tokens of prompts, as TRL gives them to the policy.
 
     :param prompts: texts, or conversations for the chat template
     :param tokenizer: tokenizer of the policy
+    :param chat_template_kwargs: arguments of the chat template
     """
     if isinstance(prompts[0], str):
         return tokenizer(text=prompts)["input_ids"]
-    return tokenizer.apply_chat_template(prompts, add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]
+    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+    return tokenizer.apply_chat_template(prompts, **options, **chat_template_kwargs)["input_ids"]
 
 
 def load_reward_function(name: str) -> Callable[..., list[float]]:

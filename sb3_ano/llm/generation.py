@@ -15,13 +15,21 @@ def read_completions(path: str) -> dict[str, dict[str, Any]]:
     """Read completions from a file, by prompt.
 
     :param path: JSON, CSV or Parquet file with the columns ``prompt`` and ``completion``; ``completion_ids`` is optional
-    :raises ValueError: if the file cannot be read, a column is missing, or a prompt occurs twice
+    :raises ValueError: if the file cannot be read, a column is missing, a completion is no text, or a prompt occurs twice
     """
     dataset = load_split(path, None, "train", columns=("prompt", "completion"))
-    rows = {plain(row["prompt"]): row for row in dataset}
+    rows = {plain(row["prompt"]): {**row, "completion": _text(row["completion"], path)} for row in dataset}
     if len(rows) < len(dataset):
         raise ValueError(f"{path} repeats a prompt; allowed is one completion per prompt")
     return rows
+
+
+def _text(completion: Any, path: str) -> str:
+    if isinstance(completion, list) and len(completion) == 1:  # a message of the assistant
+        completion = completion[0].get("content")
+    if not isinstance(completion, str):
+        raise ValueError(f"{path} has the completion {completion!r}; allowed are texts, and lists of one message")
+    return completion
 
 
 @torch.inference_mode()

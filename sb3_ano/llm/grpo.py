@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import IterableDataset
 from transformers import PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME
@@ -80,6 +81,7 @@ class ShapedGRPOTrainer(GRPOTrainer):
         super().__init__(model, reward_funcs, args, *data, **more)
         if self.train_dataset is not None and more.get("environment_factory") is None:
             check_columns(self.train_dataset, "train_dataset")
+            self._require_prompts(self.train_dataset)
         if self._tokenizer.eos_token_id is None:
             name = self._tokenizer.name_or_path or "the model"
             raise ValueError(f"the tokenizer of {name!r} has no eos_token, without which no completion ends; set eos_token")
@@ -89,6 +91,15 @@ class ShapedGRPOTrainer(GRPOTrainer):
         if self._kl_in_reward and not has_critic:  # whose tokens pay for it
             self._add_reward(lambda **_: self._kl_to_reference().sum(-1).tolist(), "kl", self.beta)
         self._warn_where_the_ratio_stays_1()
+
+    def _require_prompts(self, dataset: Any) -> None:
+        """Require enough prompts for one generation; TRL leaves out a part of one, and would train nothing."""
+        needed = self.args.generation_batch_size // self.num_generations
+        if not isinstance(dataset, IterableDataset) and len(dataset) < needed:
+            raise ValueError(
+                f"train_dataset has {len(dataset)} prompts; each generation needs {needed}, which a smaller "
+                "per_device_train_batch_size or gradient_accumulation_steps reduces"
+            )
 
     def _method(self, args: ShapedGRPOConfig) -> str:
         """Return the name of the method, for the model card."""
@@ -213,7 +224,8 @@ class ShapedGRPOTrainer(GRPOTrainer):
         return rewards.masked_fill(unscored, torch.nan)
 
     def _missing_eos(self, completion_ids: list[list[int]], **_: Any) -> list[float]:
-        return [float({*self.eos_token_ids}.isdisjoint(ids)) for ids in completion_ids]
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}  # as TRL tells which completions are truncated
+        return [float(not ids or ids[-1] not in ends) for ids in completion_ids]
 
     def _kl_to_reference(self) -> torch.Tensor:
         """Return ``log pi_old - log pi_ref`` of the completions being scored, 0 for tokens that the policy did not write."""
@@ -234,18 +246,26 @@ class ShapedGRPOTrainer(GRPOTrainer):
         return EpochSampler(super()._get_train_sampler(dataset), lambda: int(self.state.epoch or 0))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        checkpoint = Path(resume_from_checkpoint)
-        # Adapters and shards are transformers' own matter.
-        if isinstance(self.model, PreTrainedModel) and not self.is_fsdp_enabled and (checkpoint / CONFIG_NAME).is_file():
-            load_weights(self.model, checkpoint)
-        else:
+        if not self._load_whole(Path(resume_from_checkpoint)):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
+    def _load_best_model(self) -> None:
+        if not self._load_whole(Path(str(self.state.best_model_checkpoint))):
+            super()._load_best_model()
+
+    def _load_whole(self, checkpoint: Path) -> bool:
+        """Load the parameters of a checkpoint, unless it holds adapters or shards, which are transformers' own matter."""
+        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        is_whole = isinstance(self.model, PreTrainedModel) and not is_sharded and (checkpoint / CONFIG_NAME).is_file()
+        if is_whole:
+            load_weights(self.model, checkpoint)
+        return is_whole
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        checkpoint = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        self.save_critic(checkpoint / "critic")
         if not self.args.save_only_model:
-            checkpoint = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
             save_rollout(self, checkpoint)
-            self.save_critic(checkpoint / "critic")
         super()._save_checkpoint(model, trial)  # which ends with the state that makes a checkpoint complete
 
     def save_critic(self, directory: str | Path) -> None:

@@ -81,17 +81,20 @@ def judge_by_score(pairs: Sequence[Pair], score: Callable[..., Sequence[float]],
     """Prefer the completion with the higher score; the verdict is ``unparseable`` if a score is NaN or None.
 
     :param pairs: completions to compare
-    :param score: reward function as in TRL: keyword arguments ``prompts``, ``completions`` and, if all completions have
-        tokens, ``completion_ids``; it returns one number per completion
+    :param score: reward function as in TRL: keyword arguments ``prompts``, ``completions`` and, for completions whose tokens
+        are known, ``completion_ids``; it returns one number per completion
     :param name: name of the judge in messages
     :raises ValueError: if the function returns another number of scores
     """
-    rows = list({id(row): row for pair in pairs for row in pair}.values())
+    rows: dict[bool, list[dict[str, Any]]] = {True: [], False: []}  # by whether the tokens are known
+    for row in {id(row): row for pair in pairs for row in pair}.values():
+        rows[row.get("completion_ids") is not None].append(row)
+    # Batches of either kind, so that a score does not depend on the other rows of a batch.
+    batches = [(known, part[start : start + _BATCH]) for known, part in rows.items() for start in range(0, len(part), _BATCH)]
     scores: dict[int, float] = {}
-    for start in tqdm(range(0, len(rows), _BATCH), desc=name, unit="batch"):
-        batch = rows[start : start + _BATCH]
-        columns = {"prompts": [row["prompt"] for row in batch], "completions": [row["completion"] for row in batch]}
-        if all(row.get("completion_ids") is not None for row in batch):
+    for known, batch in tqdm(batches, desc=name, unit="batch"):
+        columns = {"prompts": [row["prompt"] for row in batch], "completions": [_as_in_trl(row) for row in batch]}
+        if known:
             columns["completion_ids"] = [row["completion_ids"] for row in batch]
         values = score(**columns)
         if len(values) != len(batch):
@@ -99,6 +102,11 @@ def judge_by_score(pairs: Sequence[Pair], score: Callable[..., Sequence[float]],
         scores |= {id(row): float("nan" if value is None else value) for row, value in zip(batch, values, strict=True)}
     signs = [float(np.sign(scores[id(first)] - scores[id(second)])) for first, second in pairs]
     return [{"verdict": {1.0: "win", -1.0: "lose", 0.0: "tie"}.get(sign, "unparseable")} for sign in signs]
+
+
+def _as_in_trl(row: dict[str, Any]) -> Any:
+    text = row["completion"]
+    return text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
 
 
 def judge_by_chat(

@@ -180,7 +180,14 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            load_weights(self.accelerator.unwrap_model(self.critic).model, Path(checkpoint, "critic"))
+            self._load_critic(Path(checkpoint, "critic"))
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self._load_critic(Path(str(self.state.best_model_checkpoint), "critic"))
+
+    def _load_critic(self, directory: Path) -> None:
+        load_weights(self.accelerator.unwrap_model(self.critic).model, directory)
 
 
 class ANOTrainer(ShapedPPOTrainer):

@@ -37,7 +37,9 @@ def load_weights(model: Any, directory: Path) -> None:
     :param model: model of transformers
     :param directory: directory of the checkpoint
     """
-    model.load_state_dict(type(model).from_pretrained(directory, dtype=model.dtype).state_dict())
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32  # to which all others convert without loss
+    model.load_state_dict(type(model).from_pretrained(directory, dtype=dtype).state_dict())
 
 
 class EpochSampler(RepeatSampler):

@@ -21,13 +21,14 @@ class LearnedReward:
 
     :param model: sequence classifier with one label
     :param tokenizer: tokenizer of the model; it has the policy's vocabulary and, for prompts of messages, its chat template
+    :param chat_template_kwargs: arguments of the chat template, as in the settings of the policy's training
     """
 
-    def __init__(self, model: Any, tokenizer: Any) -> None:
+    def __init__(self, model: Any, tokenizer: Any, chat_template_kwargs: dict[str, Any] | None = None) -> None:
         self.__name__ = "reward_model"  # TRL logs the reward under this name
         self.model = model.eval()
         self.model.config.pad_token_id = tokenizer.pad_token_id
-        self.tokenizer = tokenizer
+        self.tokenizer, self.chat_template_kwargs = tokenizer, chat_template_kwargs or {}
 
     @classmethod
     def load(cls, name: str, tokenizer: Any, device: torch.device | str, trust_remote_code: bool = False) -> "LearnedReward":
@@ -53,9 +54,10 @@ class LearnedReward:
     ) -> list[float]:
         """Return one score per completion; completions whose tokens are unknown are texts that end with EOS."""
         if completion_ids is None:
-            texts = self.tokenizer(text=completions, add_special_tokens=False)["input_ids"]
-            completion_ids = [[*ids, self.tokenizer.eos_token_id] for ids in texts]
-        prompt_ids = tokenize_prompts(prompts, self.tokenizer)
+            texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
+            tokens = self.tokenizer(text=texts, add_special_tokens=False)["input_ids"]
+            completion_ids = [[*ids, self.tokenizer.eos_token_id] for ids in tokens]
+        prompt_ids = tokenize_prompts(prompts, self.tokenizer, self.chat_template_kwargs)
         rows = [[*prompt, *completion] for prompt, completion in zip(prompt_ids, completion_ids, strict=True)]
         batch = self.tokenizer.pad({"input_ids": rows}, padding_side="right", return_tensors="pt").to(self.model.device)
         return self.model(**batch).logits[:, 0].float().tolist()

@@ -152,7 +152,8 @@ def parse(parser: TrlParser, arguments: Sequence[str]) -> tuple[Options, PolicyC
             raise ValueError(message)
     own = {name: getattr(options, name) for name in ("dataset_name", "reward_model", "value_model")}
     check_paths(own | {"model_name_or_path": policy.model_name_or_path})
-    if config.num_train_epochs != epochs and config.max_steps == steps:
+    # Identity, because a given value may be equal to the default.
+    if config.num_train_epochs is not epochs and config.max_steps is steps:
         config.max_steps = -1  # or the default would decide over the given number of epochs
     loading = {"revision": policy.model_revision, "attn_implementation": policy.attn_implementation, "dtype": policy.dtype}
     config.model_init_kwargs = loading | (config.model_init_kwargs or {})
@@ -169,6 +170,7 @@ def _make_trainer(options: Options, policy: PolicyConfig, config: ShapedGRPOConf
     tokenizer = load_tokenizer(model, revision=policy.model_revision, **code)
     if options.reward_model is not None:
         rewards.insert(0, LearnedReward.load(options.reward_model, tokenizer, config.device, **code))
+        rewards[0].chat_template_kwargs = config.chat_template_kwargs or {}
     quantization = get_quantization_config(policy)
     if find_adapter_config_file(model, revision=policy.model_revision) is not None:
         # The adapter is trained further, and TRL's reference is a copy of it.

@@ -270,3 +270,5 @@ def test_loading_keeps_the_adapted_radius(tmp_path):
     loaded = ANO.load(tmp_path / "model", env="Pendulum-v1")
     assert (loaded.radius_factor, loaded.desired_kl(1.0)) == (trained.radius_factor, 0.003)
     assert logged_updates(loaded, 1)[0]["clip_range"] == pytest.approx(0.2 * trained.radius_factor) != pytest.approx(0.2)
+    without = ANO.load(tmp_path / "model", env="Pendulum-v1", desired_kl=None)
+    assert logged_updates(without, 1)[0]["clip_range"] == pytest.approx(0.2)

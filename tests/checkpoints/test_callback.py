@@ -27,7 +27,18 @@ from sb3_ano._io import DirectoryLock
 from sb3_ano.algorithms.rollout import _needs_no_locals
 from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
 from sb3_ano.envs import make_vec_env
-from tests.checkpoints.programs import ANO_SHORT, PPO_SHORT, Program, assert_same, cart_pole, interrupt, make_ano, resume
+from tests.checkpoints.programs import (
+    ANO_SHORT,
+    PPO_SHORT,
+    TOTAL,
+    Interrupted,
+    Program,
+    assert_same,
+    cart_pole,
+    interrupt,
+    make_ano,
+    resume,
+)
 from tests.common import needs_compiler, parameters
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, masked_vec_env, tiny_vec_env
 
@@ -115,6 +126,66 @@ def test_a_run_resumes_again_and_again_and_skips_a_damaged_checkpoint(tmp_path, 
     assert f"TrainingCheckpoints: skipped: {newest.path} is not a checkpoint" in output
     assert "TrainingCheckpoints: resumes from" in output
     assert f"TrainingCheckpoints: wrote {directory}" in output
+
+
+def test_a_checkpoint_outlives_damaged_ones_that_are_further(tmp_path):
+    make_ano(cart_pole()).learn(320, callback=TrainingCheckpoints(tmp_path, every=64, verbose=0))
+    for path in tmp_path.glob("*.zip"):
+        path.write_bytes(path.read_bytes()[:1000])
+    interrupt(tmp_path, Program(), at=100, every=32)
+    assert sorted(path.name for path in tmp_path.glob("*.zip")) == [f"checkpoint_{n}_steps.zip" for n in (32, 64, 96)]
+    assert newest_checkpoint(tmp_path).num_timesteps == 96
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_callback_that_is_used_again_is_as_a_new_one(resume, tmp_path):
+    callback, whole = TrainingCheckpoints(tmp_path, 32, resume=resume, verbose=0), Program().learn()
+    model = make_ano(cart_pole())
+    with pytest.raises(Interrupted):
+        model.learn(TOTAL, callback=[callback, ConvertCallback(stop_at(200))])
+    if not resume:
+        with pytest.raises(ValueError, match="holds checkpoints of an earlier run"):
+            model.learn(TOTAL, callback=callback)
+        return
+    assert torch.equal(parameters(model.learn(TOTAL, callback=callback)), parameters(whole.model))
+    assert newest_checkpoint(tmp_path).num_timesteps == TOTAL - 32
+    model.learn(64, callback=callback, reset_num_timesteps=False)  # which continues
+    assert newest_checkpoint(tmp_path).num_timesteps == TOTAL + 32
+
+
+def stop_at(steps: int) -> Callable:
+    def stop(variables: dict, _: dict) -> bool:
+        if variables["self"].num_timesteps >= steps:
+            raise Interrupted
+        return True
+
+    return stop
+
+
+def square(x: torch.Tensor) -> torch.Tensor:
+    return x - 0.5 * x.square()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ("shape", "shaping_fingerprint is "),
+        ("normalize", "VecNormalize is .*'norm_reward': False.*, but .*'norm_reward': True"),
+    ],
+)
+def test_changed_shapes_and_normalization_are_noticed(changed, message, tmp_path, monkeypatch):
+    def learn(**options: bool) -> None:
+        make_ano(VecNormalize(cart_pole(), **options), shaping=square).learn(
+            96, callback=TrainingCheckpoints(tmp_path, 32, resume=True, verbose=0)
+        )
+
+    learn()
+    options = {"norm_reward": False} if changed == "normalize" else {}
+    if changed == "shape":
+        monkeypatch.setattr(f"{__name__}.square", lambda x: x.clamp(max=1.0))
+        square.__qualname__, square.__name__ = "square", "square"
+    with pytest.raises(ValueError, match=message):
+        learn(**options)
 
 
 def test_checkpoints_of_the_first_version_resume(tmp_path, monkeypatch):

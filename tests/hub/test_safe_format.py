@@ -252,6 +252,15 @@ def test_what_is_missing_has_its_default(folder):
     assert (model.check_finite, model.gamma, model.radius_factor) == (True, 0.99, 1.0)
 
 
+@pytest.mark.parametrize("factor", [0.0, 1e300])
+def test_a_factor_that_no_radius_survives_is_rejected(factor, folder):
+    rewrite(folder, {"progress/radius_factor": factor})
+    with pytest.raises(
+        SafeFormatError, match="progress.radius_factor=.* is not allowed; allowed are numbers from 1e-9 to 1e9"
+    ):
+        load_safe(folder)
+
+
 EXTRACTOR = "policy_kwargs.features_extractor_class"
 
 

@@ -22,7 +22,7 @@ from scipy.stats import binomtest
 
 from sb3_ano.llm.cli import main
 from sb3_ano.llm.comparison import summarize, wilson, win_rate_at_equal_length
-from sb3_ano.llm.generation import generate
+from sb3_ano.llm.generation import generate, read_completions
 from sb3_ano.llm.judges import TEMPLATE, Ledger, judge_by_chat, judge_by_score, parse_reply
 from tests.common import variables
 from tests.llm.tiny import chatty, model, prompts, tokenizer
@@ -111,6 +111,8 @@ def test_win_rate_at_equal_length_removes_the_judges_liking_for_length():
     middle = (math.log(0.9 / 0.1) + math.log(0.4 / 0.6)) / 2
     assert win_rate_at_equal_length(outcomes, differences) == pytest.approx(1 / (1 + math.exp(-middle)), abs=1e-3)
     assert outcomes.mean() == 0.65
+    assert math.isnan(win_rate_at_equal_length(outcomes, np.full(2000, 5.0)))
+    assert win_rate_at_equal_length(outcomes, np.zeros(2000)) == pytest.approx(0.65, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +197,42 @@ def test_a_score_that_is_nan_is_no_verdict():
     assert found == [{"verdict": "unparseable"}, {"verdict": "lose"}]
     with pytest.raises(ValueError, match="'w' returned 1 scores for 4 completions"):
         judge_by_score(PAIRS[:2], lambda prompts, completions: [1.0], "w")
+
+
+def test_a_score_does_not_depend_on_the_order_of_policies():
+    """The fourth policy is the first; the second one's tokens are unknown."""
+
+    def policy(ids, known=True):
+        return [
+            {"prompt": str(row), "completion": "x", **({"completion_ids": [row + ids]} if known else {})} for row in range(40)
+        ]
+
+    def score(prompts, completions, completion_ids=None):
+        return [5.0] * len(prompts) if completion_ids is None else [float(ids[0] % 7) for ids in completion_ids]
+
+    first, text, same = policy(3), policy(0, known=False), policy(3)
+    for order in ([text, same], [same, text]):
+        verdicts = judge_by_score([pair for other in order for pair in zip(first, other, strict=True)], score, "s")
+        ties = [verdict["verdict"] for verdict in verdicts[40 * order.index(same) :][:40]]
+        assert ties == ["tie"] * 40
+
+
+def test_functions_get_messages_for_conversations_and_completions_must_be_text(tmp_path):
+    prompt = [{"role": "user", "content": "hi"}]
+    rows = [{"prompt": prompt, "completion": [{"role": "assistant", "content": text}]} for text in ("a", "bbb")]
+    read = []
+    for name, row in zip("ab", rows, strict=True):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+        read.append(next(iter(read_completions(str(tmp_path / f"{name}.jsonl")).values())))
+    assert [row["completion"] for row in read] == ["a", "bbb"]
+
+    def length(prompts, completions):  # as trl.rewards read them
+        return [len(messages[0]["content"]) for messages in completions]
+
+    assert judge_by_score([tuple(read)], length, "s") == [{"verdict": "lose"}]
+    (tmp_path / "number.csv").write_text("prompt,completion\none plus one,2\n")
+    with pytest.raises(ValueError, match=r"number.csv has the completion 2; allowed are texts, and lists of one message"):
+        read_completions(str(tmp_path / "number.csv"))
 
 
 def test_generation_resumes_with_the_same_completions(tmp_path):

@@ -11,7 +11,7 @@ from sb3_ano.llm import GANOConfig, GANOTrainer, ShapedGRPOConfig, ShapedGRPOTra
 from sb3_ano.llm.config import LOSS_TYPES
 from sb3_ano.shaping import ano, ratio_form, surrogate
 from tests.llm import tiny
-from tests.llm.tiny import log_probabilities, loss, make, model, parameters, reward, rollout, tokenizer
+from tests.llm.tiny import log_probabilities, loss, make, model, parameters, prompts, reward, rollout, tokenizer
 
 LEVELS = ["token", "sequence"]
 
@@ -203,8 +203,14 @@ def test_completions_end_with_any_eos_token_of_the_model(tmp_path):
     """Review B9: a penalty for completions that ended with another one than the tokenizer's."""
     trainer = make(tmp_path, ShapedGRPOTrainer, ShapedGRPOConfig, missing_eos_penalty=0.5)
     trainer.eos_token_ids = [tokenizer().eos_token_id, 7]
-    assert trainer._missing_eos([[5, 7], [5, tokenizer().eos_token_id], [5, 6]]) == [0.0, 0.0, 1.0]
+    assert trainer._missing_eos([[5, 7], [5, tokenizer().eos_token_id], [5, 6], [7, 5], []]) == [0.0, 0.0, 1.0, 1.0, 1.0]
     assert trainer.reward_weights.tolist() == [1.0, -0.5]
+
+
+def test_fewer_prompts_than_a_generation_needs_are_an_error(tmp_path):
+    with pytest.raises(ValueError, match="train_dataset has 3 prompts; each generation needs 4, which a smaller"):
+        make(tmp_path, GANOTrainer, GANOConfig, data=prompts().select(range(3)))
+    make(tmp_path, GANOTrainer, GANOConfig, data=prompts().select(range(4)))
 
 
 def rewarded(folder, shaping="spo", **settings):

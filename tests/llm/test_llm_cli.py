@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -88,6 +89,26 @@ def test_policies_are_trained_against_a_reward_model_and_a_function(data, capsys
     train(f"{short} --output_dir more --max_steps 2", model="lora/final")
     adapters = [(data / name / "final/adapter_model.safetensors").read_bytes() for name in ("lora", "more")]
     assert adapters[0] != adapters[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "epochs", "steps"),
+    [
+        ("", 3.0, 15_625),
+        ("--num_train_epochs 3", 3.0, -1),
+        ("--config three.yaml", 3.0, -1),
+        ("--num_train_epochs 2 --max_steps 15625", 2.0, 15_625),
+        ("--max_steps 7", 3.0, 7),
+    ],
+)
+def test_a_given_number_of_epochs_or_steps_decides(given, epochs, steps, data, monkeypatch):
+    (data / "three.yaml").write_text("num_train_epochs: 3.0\n")
+    made = mock.Mock()
+    monkeypatch.setattr("sb3_ano.llm.training._make_trainer", made)
+    monkeypatch.setattr("sb3_ano.llm.training.run", mock.Mock())
+    assert main(f"{TRAIN} --output_dir new {given}".split()) == 0
+    config = made.call_args.args[2]
+    assert (config.num_train_epochs, config.max_steps) == (epochs, steps)
 
 
 def test_the_papers_settings_survive_being_written(tmp_path):

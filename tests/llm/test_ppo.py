@@ -222,6 +222,10 @@ def test_prompts_of_messages_are_scored_as_the_policy_has_seen_them(tmp_path):
     completion = tokenizer()(" anna won boat .")["input_ids"]
     messages = [{"role": "user", "content": text}]
     assert scores([messages], None, [completion]) == scores([text + "\nTL;DR:"], None, [completion])
+    scores.chat_template_kwargs = {"add_generation_prompt": False}
+    with pytest.raises(TypeError, match="add_generation_prompt"):  # they reach the template
+        scores([messages], None, [completion])
+    scores.chat_template_kwargs = {}
     data = datasets.Dataset.from_dict({"prompt": [messages] * 4})
     rollout(GANOTrainer(model(tmp_path), scores, GANOConfig(str(tmp_path), **tiny.SMALL), data, None, chat))
 

@@ -6,10 +6,11 @@ import time
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from trl.trainer.utils import RepeatSampler
 
 from sb3_ano.llm import GANOConfig, GANOTrainer
-from sb3_ano.llm.resume import last_checkpoint
+from sb3_ano.llm.resume import last_checkpoint, load_weights
 from tests.common import python, variables
 from tests.llm.tiny import SMALL, classifier, critic_trainer, make, model, parameters, prompts
 
@@ -38,6 +39,32 @@ def test_every_checkpoint_leads_to_the_same_parameters(step, settings, between, 
     # What the checkpoint holds is what makes it so.
     (tmp_path / f"checkpoint-{step}" / "rollout_0.pt").unlink()
     assert torch.equal(resumed(tmp_path, step, **settings), parameters(whole)) == between
+
+
+@pytest.mark.parametrize("critic", [False, True])
+def test_the_best_model_is_a_whole_checkpoint(critic, tmp_path):
+    ours = trainer(tmp_path, critic, max_steps=3, load_best_model_at_end=True, eval_strategy="steps", eval_steps=1)
+    scores = iter([3.0, 2.0, 1.0, 0.0])
+    ours.evaluate = lambda *_, **__: {"eval_loss": -next(scores)}  # the first one is the best
+    ours.train()
+    assert ours.state.best_model_checkpoint.endswith("checkpoint-1")
+    best = tmp_path / "checkpoint-1"
+    kinds = [(ours.model, AutoModelForCausalLM, best)]
+    kinds += [(ours.critic.model, AutoModelForSequenceClassification, best / "critic")] if critic else []
+    for found, kind, directory in kinds:
+        expected = kind.from_pretrained(directory).state_dict()
+        assert all(torch.equal(value, expected[name]) for name, value in found.state_dict().items())
+
+
+def test_parameters_of_two_types_are_loaded_without_loss(tmp_path):
+    mixed = model(tmp_path, noise=0.01).bfloat16()
+    mixed.lm_head.float().weight.data.add_(1e-4)
+    mixed.save_pretrained(tmp_path / "mixed")
+    other = model(tmp_path).bfloat16()
+    other.lm_head.float()
+    load_weights(other, tmp_path / "mixed")
+    for name, value in mixed.state_dict().items():
+        assert torch.equal(other.state_dict()[name], value), name
 
 
 def test_completions_that_fit_no_batch_are_generated_again(tmp_path):
