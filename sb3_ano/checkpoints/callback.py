@@ -231,7 +231,7 @@ def _settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
 def _later_settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
     """Return what else must be equal: the values of a shape, whose name says little, and the arguments of VecNormalize."""
     normalize, names = model.get_vec_normalize_env(), inspect.signature(VecNormalize).parameters.keys() - {"venv"}
-    arguments = None if normalize is None else {name: getattr(normalize, name) for name in sorted(names)}
+    arguments = None if normalize is None else {name: vars(normalize).get(name) for name in sorted(names)}
     both = dict(zip(_LATER_SETTINGS, (getattr(model, "shaping_fingerprint", None), arguments), strict=True))
     return json.loads(json.dumps(both, default=_plain))
 
