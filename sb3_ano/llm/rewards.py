@@ -31,13 +31,21 @@ class LearnedReward:
         self.tokenizer, self.chat_template_kwargs = tokenizer, chat_template_kwargs or {}
 
     @classmethod
-    def load(cls, name: str, tokenizer: Any, device: torch.device | str, trust_remote_code: bool = False) -> "LearnedReward":
+    def load(
+        cls,
+        name: str,
+        tokenizer: Any,
+        device: torch.device | str,
+        trust_remote_code: bool = False,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> "LearnedReward":
         """Load a reward model.
 
         :param name: Hub id or directory of a model or of a LoRA adapter
         :param tokenizer: tokenizer of the policy
         :param device: device of the model
         :param trust_remote_code: whether code that comes with the model may run
+        :param chat_template_kwargs: arguments of the chat template
         :raises ValueError: if it cannot be loaded, lacks a score, or has another tokenizer than the policy
         """
         if is_deepspeed_zero3_enabled():
@@ -46,7 +54,7 @@ class LearnedReward:
         if missing:
             raise ValueError(f"reward_model={name!r} is not a reward model: it lacks {', '.join(missing)}")
         own.chat_template = tokenizer.chat_template
-        return cls(model.to(device), own)
+        return cls(model.to(device), own, chat_template_kwargs)
 
     @torch.inference_mode()
     def __call__(

@@ -169,8 +169,8 @@ def _make_trainer(options: Options, policy: PolicyConfig, config: ShapedGRPOConf
     code = {"trust_remote_code": config.trust_remote_code}
     tokenizer = load_tokenizer(model, revision=policy.model_revision, **code)
     if options.reward_model is not None:
-        rewards.insert(0, LearnedReward.load(options.reward_model, tokenizer, config.device, **code))
-        rewards[0].chat_template_kwargs = config.chat_template_kwargs or {}
+        template = {"chat_template_kwargs": config.chat_template_kwargs}
+        rewards.insert(0, LearnedReward.load(options.reward_model, tokenizer, config.device, **code, **template))
     quantization = get_quantization_config(policy)
     if find_adapter_config_file(model, revision=policy.model_revision) is not None:
         # The adapter is trained further, and TRL's reference is a copy of it.

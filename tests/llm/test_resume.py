@@ -56,6 +56,13 @@ def test_the_best_model_is_a_whole_checkpoint(critic, tmp_path):
         assert all(torch.equal(value, expected[name]) for name, value in found.state_dict().items())
 
 
+def test_a_checkpoint_of_models_only_has_the_critic(tmp_path):
+    trainer(tmp_path, critic=True, max_steps=1, save_only_model=True).train()
+    files = {str(path.relative_to(tmp_path / "checkpoint-1")) for path in (tmp_path / "checkpoint-1").rglob("*")}
+    assert {"model.safetensors", "critic/model.safetensors"} <= files
+    assert "rollout_0.pt" not in files
+
+
 def test_parameters_of_two_types_are_loaded_without_loss(tmp_path):
     mixed = model(tmp_path, noise=0.01).bfloat16()
     mixed.lm_head.float().weight.data.add_(1e-4)
