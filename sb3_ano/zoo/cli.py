@@ -18,7 +18,7 @@ commands:
 examples:
   {program} train --algo ano --env CartPole-v1 -P
   {program} enjoy --algo ano --env CartPole-v1 --no-render
-  {program} --algo spo --env HalfCheetah-v5 -params clip_range:0.3
+  {program} --algo spo --env HalfCheetah-v5 -params desired_kl:0.02
 
 '{program} COMMAND --help' shows options, 'sb3-ano --version' the version, SB3_ANO_TRACEBACK=1 where an error comes from."""
 
