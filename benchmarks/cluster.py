@@ -48,7 +48,8 @@ def on_rllib(env: str, runners: int, iterations: int) -> dict[str, float]:
     """Train with RLlib, and return seconds per step: of all, of sampling, and of the update."""
     register_env("benchmark", lambda _: ENVS[env]())
     config = ANOConfig().environment("benchmark").env_runners(num_env_runners=runners)
-    config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[64, 64], free_log_std=env != "slow"))
+    networks = DefaultModelConfig(fcnet_hiddens=[64, 64], free_log_std=env != "slow", vf_share_layers=False)
+    config.rl_module(model_config=networks)
     config.training(train_batch_size_per_learner=ROLLOUT, minibatch_size=64, num_epochs=10).debugging(log_level="ERROR")
     algorithm = config.build_algo()
     algorithm.train()

@@ -3,12 +3,14 @@
 ``ANOConfig`` stands where RLlib's ``PPOConfig`` would; :func:`to_sb3` brings what was trained with it home.
 """
 
+import itertools
 import math
 import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.type_aliases import GymEnv
@@ -43,7 +45,8 @@ except ModuleNotFoundError as error:
 _ADVANTAGES = "advantages"
 _DEFAULT_CONNECTORS = (
     *("AddObservationsFromEpisodesToBatch", "AddTimeDimToBatchAndZeroPad", "AddStatesFromEpisodesToBatch"),
-    *("BatchIndividualItems", "NumpyToTensor"),
+    *("BatchIndividualItems", "NumpyToTensor", "GetActions", "TensorToNumpy", "UnBatchToIndividualItems"),
+    *("RemoveSingleTsTimeRankFromBatch", "NormalizeAndClipActions", "ListifyDataForVectorEnv"),
 )
 #: RLlib's names of settings by the names in :class:`~sb3_ano.ANO`.
 SETTINGS = {name: name for name in ("clip_range_high", "desired_kl", "gamma")} | {
@@ -302,7 +305,9 @@ def copy_to_sb3(source: Any, model: ANO) -> None:
         rms: Any = venv.obs_rms
         stats = RunningStat.from_state(statistics.get_state()[None]["running_stats"][0])
         # RLlib adds 1e-8 to the standard deviation, VecNormalize epsilon to the variance.
-        rms.mean, rms.var, rms.count = stats.mean, (stats.std.astype(float) + 1e-8) ** 2, stats.n
+        rms.mean = stats.mean if statistics.de_mean_to_zero else np.zeros_like(stats.mean)
+        rms.var = (stats.std.astype(float) + 1e-8) ** 2 if statistics.de_std_to_one else np.ones_like(stats.mean)
+        rms.count = stats.n
         venv.epsilon, venv.clip_obs, venv.training, venv.norm_reward = 0.0, statistics.clip_by_value or math.inf, False, False
 
 
@@ -382,10 +387,11 @@ def _environment(algorithm: Any) -> Any:
 
 def _filter(algorithm: Any) -> MeanStdFilter | None:
     """Return the connector that normalizes observations, if there is one; the others must be RLlib's defaults."""
-    runner = algorithm.env_runner
-    pipeline = algorithm.env_to_module_connector if runner is None else runner._env_to_module
-    found = None
-    for connector in pipeline.connectors:
+    runner, found = algorithm.env_runner, None
+    pipelines = [algorithm.env_to_module_connector, algorithm.module_to_env_connector]
+    if runner is not None:
+        pipelines = [runner._env_to_module, runner._module_to_env]
+    for connector in itertools.chain(*(pipeline.connectors for pipeline in pipelines)):
         if type(connector) is MeanStdFilter:
             found = connector
         elif type(connector).__name__ not in _DEFAULT_CONNECTORS:

@@ -28,9 +28,10 @@ _ENVIRONMENTS = {
     "gymnasium.envs.mujoco": ("mujoco", "mujoco"),
     "gymnasium.envs.box2d": ("zoo", "box2d"),
     "ale_py": ("atari", "ale-py"),
+    "rl_zoo3": ("zoo", "rl_zoo3"),
 }
 # Environments of these packages are registered without an import.
-_SHIPPED = ("", "gymnasium", "ale_py", "shimmy")
+_SHIPPED = ("", "__main__", "gymnasium", "ale_py", "shimmy")
 _ATARI_WRAPPER = "stable_baselines3.common.atari_wrappers.AtariWrapper"
 # Arguments that say how and where a model runs, not what it learns from.
 _NOT_HYPERPARAMETERS = ("stats_window_size", "verbose", "seed", "torch_compile")
@@ -171,17 +172,21 @@ def _custom_parts(document: dict[str, Any], objects: dict[str, Any]) -> dict[str
 
 
 def _entry_point(env_id: str) -> str:
-    """Return where the class of an environment is, ``"module:class"``; empty if it is not known."""
+    """Return where an environment is made, ``"module:class"``, or ``"module"`` for a function; empty if it is not known."""
     if atari_protocol(env_id) is not None:
         return "ale_py"
     spec = gym.registry.get(env_id.rpartition(":")[2])
-    return spec.entry_point if spec is not None and isinstance(spec.entry_point, str) else ""
+    entry_point = "" if spec is None else spec.entry_point or ""
+    return entry_point if isinstance(entry_point, str) else entry_point.__module__
 
 
 def _package(env_id: str) -> str:
-    """Return the package that has to be imported to register an environment; empty if none has to be."""
-    package = _entry_point(env_id).partition(":")[0].partition(".")[0]
-    return "" if package in _SHIPPED else package
+    """Return what has to be imported to register an environment, a package or a function's module; or an empty string."""
+    module, _, name = _entry_point(env_id).partition(":")
+    package = module.partition(".")[0]
+    if package in _SHIPPED:
+        return ""
+    return package if name else module
 
 
 def _requirements(task: Task) -> list[tuple[str, str]]:

@@ -150,7 +150,7 @@ def push_to_hub(
     env: gym.Env | VecEnv | None = None,
     *,
     commit_message: str | None = None,
-    private: bool = False,
+    private: bool | None = None,
     token: str | None = None,
     **options: Any,
 ) -> str:
@@ -162,7 +162,8 @@ def push_to_hub(
     :param repo_id: repository, ``"user/name"``, which is created first if it does not exist
     :param env: as for :func:`package`
     :param commit_message: message of the commit; None names the algorithm
-    :param private: whether a new repository is private
+    :param private: whether a new repository is private; None takes the default of its owner, which is public unless an
+        organization has set another
     :param token: token of the Hub; None takes the one of ``hf auth login`` or of the variable ``HF_TOKEN``
     :param options: the other arguments of :func:`package`, from ``env_id`` to ``verbose``
     :return: address of the agent's page

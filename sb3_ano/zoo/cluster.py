@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,7 @@ class ClusterManager(OwnManager):
         if cluster not in ("", "auto"):
             require_reachable("--cluster", cluster)
         self._cluster, self._env_runners, self._learners = cluster, env_runners, learners
+        self._stored = self.checkpoints / "rllib"
 
     def learn(self, model: Any) -> None:
         """Train on the cluster, and copy the result to the model; an interrupt ends the training early.
@@ -68,7 +70,8 @@ class ClusterManager(OwnManager):
                 try:
                     return self._train(config.copy(copy_frozen=False), model, restore=self.resumed is not None or loss > 0)
                 except _LOSSES as error:  # RLlib replaces environment runners itself, not learners
-                    print(f"A part of the cluster was lost ({type(error).__name__}): continuing from the last checkpoint")
+                    then = "continuing from the last checkpoint" if self._stored.exists() else "starting again without one"
+                    print(f"A part of the cluster was lost ({type(error).__name__}): {then}")
             raise OSError(f"the cluster lost processes {_MOST_LOSSES} times; --resume continues the run")
         finally:
             ray.shutdown()
@@ -94,7 +97,7 @@ class ClusterManager(OwnManager):
         :param model: model to copy the networks from, and to
         :param restore: whether to restore the last checkpoint, if there is one
         """
-        algorithm, checkpoint = config.build_algo(), self.checkpoints / "rllib"
+        algorithm, checkpoint = config.build_algo(), self._stored
         try:
             if restore and checkpoint.exists():
                 algorithm.restore_from_path(str(checkpoint.absolute()))
@@ -160,21 +163,24 @@ class ClusterManager(OwnManager):
 
         def points(value: Any, name: str) -> Any:
             if not callable(value):
-                return value
+                return None if value == math.inf else value  # RLlib's gradients are NaN with an infinite limit
             values = [max(read(value, 1.0 - index / _POINTS, name), 0.0) for index in range(_POINTS + 1)]
             times = [self.n_timesteps * index // _POINTS for index in range(_POINTS + 1)]
             return values[0] if min(values) == max(values) else [list(point) for point in zip(times, values, strict=True)]
 
-        gym_id, env_kwargs, wrapper = self.env_name.gym_id, self.env_kwargs, self.env_wrapper or (lambda env: env)
-        register_env("sb3_ano", lambda _: wrapper(gym.make(gym_id, **env_kwargs)))
+        # Other processes have not imported what registers the id.
+        spec, env_kwargs, wrapper = gym.spec(self.env_name.gym_id), self.env_kwargs, self.env_wrapper or (lambda env: env)
+        register_env("sb3_ano", lambda _: wrapper(gym.make(spec, **env_kwargs)))
         count = self._env_runners
         runners = {"num_env_runners": count, "num_envs_per_env_runner": max(1, model.n_envs // max(count, 1))}
+        runners["sample_timeout_s"] = None  # RLlib drops samples of slow environments after a minute by default
         if venv is not None and venv.norm_obs:
             runners["env_to_module_connector"] = lambda *_, **__: MeanStdFilter(clip_by_value=venv.clip_obs)
         network = {
             "fcnet_hiddens": _sizes(policy.mlp_extractor.policy_net),
             "fcnet_activation": _ACTIVATIONS[policy.activation_fn],
             "free_log_std": isinstance(model.action_space, spaces.Box),
+            "vf_share_layers": False,
         }
         return (
             ANOConfig()
@@ -186,7 +192,7 @@ class ClusterManager(OwnManager):
                 **{other: points(getattr(model, name), name) for name, other in SETTINGS.items()},
                 shaping=model.shaping,
                 train_batch_size_per_learner=rollout // learners,
-                minibatch_size=max(1, model.batch_size // learners),
+                minibatch_size=max(1, min(model.batch_size, rollout) // learners),
                 vf_clip_param=float("inf"),
                 grad_clip_by="global_norm",
             )
@@ -197,16 +203,17 @@ class ClusterManager(OwnManager):
 
 def _require_expressible(model: Any, manager: Any) -> None:
     policy = model.policy
-    extractor = policy.mlp_extractor
+    extractor, space, venv = policy.mlp_extractor, model.observation_space, model.get_vec_normalize_env()
     reasons = {
         f"policy {type(policy).__name__}": type(policy) is not ActorCriticPolicy
         or type(policy.features_extractor) is not FlattenExtractor
-        or type(extractor) is not MlpExtractor
-        or not isinstance(model.observation_space, spaces.Box),
+        or type(extractor) is not MlpExtractor,
+        f"observation space {space}": not isinstance(space, spaces.Box) or len(space.shape) > 1 or space.dtype.kind != "f",
         "use_sde": model.use_sde,
         "net_arch with different sizes for pi and vf": _sizes(extractor.policy_net) != _sizes(extractor.value_net),
         f"activation_fn {policy.activation_fn.__name__}": policy.activation_fn not in _ACTIVATIONS,
         f"action space {model.action_space}": isinstance(model.action_space, spaces.MultiBinary),
+        "-i with normalized observations": manager.continue_training and venv is not None and venv.norm_obs,
         "frame_stack and vec_env_wrapper": manager.frame_stack is not None or manager.vec_env_wrapper is not None,
     }
     for name, is_set in reasons.items():

@@ -9,6 +9,7 @@ import yaml
 from huggingface_sb3 import ModelName, ModelRepoId  # type: ignore[import-untyped]
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.utils import set_random_seed
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano._io import replace_directory
 from sb3_ano.algorithms.loading import read_saved_model
@@ -35,15 +36,22 @@ def push(values: argparse.Namespace) -> None:
     env_kwargs = {**(hyperparams.pop("env_kwargs", None) or {}), **(typed or {}), **(values.env_kwargs or {})}
     # Like the zoo, let Atari's agents sample.
     samples = values.stochastic or (ExperimentManager.is_atari(values.env.gym_id) and not values.deterministic)
-    env = rl_zoo3.utils.create_test_env(
-        values.env.gym_id,
-        n_envs=values.n_envs,
-        stats_path=stats_path,
-        seed=values.seed,
-        should_render=not values.no_render,
-        hyperparams=hyperparams,
-        env_kwargs=env_kwargs if values.no_render else {"render_mode": "rgb_array", **env_kwargs},
-    )
+
+    def make(renders: bool) -> VecEnv:
+        return rl_zoo3.utils.create_test_env(
+            values.env.gym_id,
+            n_envs=values.n_envs,
+            stats_path=stats_path,
+            seed=values.seed,
+            should_render=renders,
+            hyperparams=dict(hyperparams),
+            env_kwargs={"render_mode": "rgb_array", **env_kwargs} if renders else env_kwargs,
+        )
+
+    try:
+        env = make(renders=not values.no_render)
+    except TypeError:  # an environment without render_mode
+        env = make(renders=False)
     try:
         model = rl_zoo3.ALGOS[values.algo].load(model_path, env=env, device=values.device)
         # Publish the number of environments of the training.

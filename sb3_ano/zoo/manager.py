@@ -216,8 +216,9 @@ def plan_training(options: Options) -> dict[str, Any]:
     record = read_json(record_of(run))
     started = {**vars(options.parse(record["arguments"])), "seed": record["seed"]}
     given = {name: value for name, value in options.given().items() if name not in _WHICH}
+    free = _SHOWN | ({"cluster", "env_runners"} if started.get("cluster") is not None else set())  # another cluster may do
     for name, value in given.items():
-        if name not in _SHOWN and value != started[name]:  # it would be another run
+        if name not in free and value != started[name]:  # it would be another run
             kept = f"is not what {run} was started with ({' '.join(record['arguments'])}); a resumed run keeps its options"
             raise ValueError(f"--{name.replace('_', '-')} {value} {kept}; to train its agent further, start a new run with -i")
     if record["finished"]:

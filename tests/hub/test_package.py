@@ -201,6 +201,7 @@ def test_the_hub_reads_numbers_and_words_and_the_page_says_how_the_agent_was_jud
 
 # The extra, and the package in it, that an environment needs.
 REQUIREMENTS = {"CartPole-v1": [], "HalfCheetah-v5": ["mujoco"], "Pong-v5": ["atari", "ale-py"], "Catch-v0": ["envpool"]}
+REQUIREMENTS["CartPoleNoVel-v1"] = ["zoo", "rl_zoo3"]
 
 
 @needs_envpool
@@ -210,6 +211,7 @@ def test_the_requirements_are_those_of_the_package_and_the_environment(env_id, n
     results = evaluated(cartpole, cartpole.get_env(), env_id=env_id)
     command = f'\npip install "sb3-ano[{",".join(["hub", *needed[:1]])}] @ git+{PROJECT["urls"]["Repository"]}"\n'
     assert command in results["card"]
+    assert ("import rl_zoo3.import_envs  #" in results["card"]) == ("NoVel" in env_id), "a function registers it"
     installed = {distribution.name.lower() for distribution in metadata.distributions()}
     common = {"python", "sb3-ano", "stable-baselines3", "torch", "gymnasium", "numpy"}
     assert set(results["versions"]) == common | (set(needed[-1:]) & installed)
@@ -259,7 +261,9 @@ def test_the_card_names_what_only_the_author_has(options, supplied, remark, warn
 def test_the_snippet_leaves_the_reader_only_what_an_id_and_settings_cannot_make(pack, monkeypatch):
     folder = pack(trained(env=Reversed(gym.make("Pendulum-v1")), steps=0), Reversed(gym.make("Pendulum-v1")))
     run_snippet(folder, monkeypatch, env=make_vec_env("Pendulum-v1", wrapper_class=Reversed, seed=0, backend="gymnasium"))
+    assert "own rewards, with the wrappers named above." in (folder / "README.md").read_text()
     folder = pack(trained(env=gym.make("Pendulum-v1", g=2.0, render_mode="rgb_array"), steps=0))
+    assert "own rewards, neither normalized nor clipped." in (folder / "README.md").read_text()
     assert run_snippet(folder, monkeypatch)["env"].get_attr("g") == [2.0]
     assert yaml.safe_load((folder / "env_kwargs.yml").read_text()) == {"g": 2.0}
 
@@ -337,7 +341,7 @@ def test_the_card_of_an_agent_with_masks_evaluates_it_with_masks(cls, policy, pa
         torch.nn.init.normal_(parameter)
     folder = pack(model)
     run_snippet(folder, monkeypatch)
-    assert code_of(folder).startswith("import tests  # registers the environment\n")
+    assert code_of(folder).startswith("import tests  # or the module that registers the environment\n")
     assert "masks" not in (pack(trained(steps=0)) / "README.md").read_text()
 
 

@@ -51,7 +51,8 @@ def test_environments_are_normalized_as_in_training(stack, hub):
 
 def test_a_push_is_one_commit_and_replaces_an_earlier_one_but_no_other_files(cartpole, pendulum, hub, monkeypatch, capsys):
     push_to_hub(pendulum, "somebody/agent", private=True, n_eval_episodes=2, video_length=3)
-    assert hub.visibility == {"somebody/agent": "private"}
+    push_to_hub(cartpole, "organization/agent", n_eval_episodes=1, video=False, verbose=0)
+    assert hub.visibility == {"somebody/agent": "private", "organization/agent": None}, "None is the owner's default"
     _, files = hub.repositories["somebody/agent"]  # the Hub's own commit and the push
     names = ".gitattributes README.md results.json replay.mp4 ano-Pendulum-v1.zip train_eval_metrics.zip vec_normalize.pkl "
     names += "sb3_ano.json policy.safetensors vec_normalize.safetensors args.yml config.yml env_kwargs.yml"

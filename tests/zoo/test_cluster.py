@@ -1,10 +1,12 @@
 """``train --cluster``: runs on clusters of several nodes, that lose nodes, are interrupted, and resumed."""
 
+import os
 import signal
 import time
 from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 import pandas as pd
 import pytest
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -75,7 +77,7 @@ def test_cartpole_is_solved_on_three_nodes_also_if_one_is_lost(cluster, tmp_path
 
 
 @pytest.mark.slow
-def test_interrupted_trainings_are_saved_and_resumed(tmp_path):
+def test_interrupted_trainings_are_saved_and_resumed(tmp_path, request):
     process = start(tmp_path, "--cluster --env-runners 1 -n 30000 --checkpoint-freq 2000")
     wait_for_checkpoint(tmp_path, process)
     process.send_signal(signal.SIGINT)
@@ -87,7 +89,8 @@ def test_interrupted_trainings_are_saved_and_resumed(tmp_path):
     time.sleep(20)
     process.kill()  # between checkpoints or not
     process.wait()
-    output = finish(start(tmp_path, "--resume"))
+    another = request.getfixturevalue("cluster").address
+    output = finish(start(tmp_path, f"--resume --cluster {another} --env-runners 2"))
     assert "Resuming" in output
     assert mean_return(tmp_path)[0] >= 30_000
     after = episodes(tmp_path)
@@ -95,6 +98,54 @@ def test_interrupted_trainings_are_saved_and_resumed(tmp_path):
     assert 0.9 * 30_000 < after["l"].sum() <= 30_500
     run(f"plot_train -a ano -e CartPole-v1 -f {tmp_path}/logs --figure {tmp_path}/x.png")
     assert (tmp_path / "x.png").stat().st_size > 10_000
+
+
+SLOW = """
+import gymnasium as gym, time
+
+class Slow(gym.Wrapper):
+    def step(self, action):
+        time.sleep(4.2)
+        return self.env.step(action)
+
+gym.register("Slow-v0", lambda **options: Slow(gym.make("CartPole-v1", **options)))
+"""
+
+
+@pytest.mark.slow
+def test_slow_environments_of_another_package_train_separate_networks_without_a_limit_of_the_gradient(tmp_path, monkeypatch):
+    """A rollout takes longer than RLlib waits by default, and the minibatch is larger than the rollout."""
+    (tmp_path / "slow_envs.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    options = "--algo ano --env Slow-v0 --gym-packages slow_envs --eval-freq -1 --cluster --env-runners 1 -n 16"
+    settings = "-params n_steps:16 n_envs:1 batch_size:64 max_grad_norm:float('inf')"
+    finish(start_command(f"train {options} {settings}", tmp_path))
+    networks = ANO.load(tmp_path / "logs/ano/Slow-v0_1/Slow-v0.zip").policy.mlp_extractor
+    biases = [layer.bias.detach() for network in (networks.policy_net, networks.value_net) for layer in network[::2]]
+    assert all(bias.isfinite().all() and bias.abs().min() > 0 for bias in biases), "biases start at 0"
+    assert all((actor != critic).any() for actor, critic in zip(biases[:2], biases[2:], strict=True))
+
+
+def test_a_loss_before_the_first_checkpoint_starts_again(zoo, monkeypatch):
+    def train(self, *_, restore):
+        losses.append(restore)
+        raise ray.exceptions.RayActorError
+
+    losses = []
+    monkeypatch.setattr("sb3_ano.zoo.cluster.ClusterManager._train", train)
+    finished = run(f"train {CARTPOLE} --cluster --env-runners 1 -n 64", status=2)
+    assert losses == [False] + 9 * [True]
+    assert "starting again without one" in finished.output
+    assert "error: the cluster lost processes 10 times" in finished.errors
+
+
+class Bytes(gym.ObservationWrapper):
+    """Observe bytes, which RLlib's networks do not take."""
+
+    observation_space = gym.spaces.Box(0, 255, (4,), np.uint8)
+
+    def observation(self, observation):
+        return np.zeros(4, np.uint8)
 
 
 class Broken(gym.Wrapper):
@@ -111,6 +162,8 @@ INVALID = [
     ("--algo papo --cluster", "--cluster trains ano only"),
     ("--cluster -params \"policy_kwargs:{'net_arch': {'pi': [8], 'vf': [4]}}\"", "cannot express net_arch"),
     ("--cluster --env Pendulum-v1", "cannot express use_sde"),
+    ("--cluster --env FrozenLake-v1", "cannot express observation space Discrete(16)"),
+    ("--cluster -params \"env_wrapper:'tests.zoo.test_cluster.Bytes'\"", "cannot express observation space Box(0, 255"),
     ("--cluster -params \"env_wrapper:'tests.zoo.test_cluster.Broken'\"", "error: the sensor is broken"),
 ]
 
@@ -119,3 +172,9 @@ INVALID = [
 def test_invalid_options_are_one_line(options, message, zoo):
     assert message in rejected(f"train {CARTPOLE} {options}")
     assert not ray.is_initialized()
+
+
+def test_statistics_of_another_agent_are_not_lost(zoo):
+    run(f"train {CARTPOLE} -n 64 -params n_envs:1 normalize:True")
+    again = "-i logs/ano/CartPole-v1_1/CartPole-v1.zip --cluster -params normalize:True"
+    assert "cannot express -i with normalized observations" in rejected(f"train {CARTPOLE} {again}")

@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 import rl_zoo3.utils
 import torch
@@ -128,3 +129,31 @@ def test_a_stranger_chooses_neither_module_nor_environment(env_id, message, hub)
     assert message in rejected(f"{LOAD} -f hostile -name hostile")
     assert not Path("hostile").exists()
     assert "train" not in sys.modules
+
+
+class Blind(gym.Env):
+    """An environment without render_mode."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self):
+        pass
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 1.0, True, False, {}
+
+
+@pytest.mark.filterwarnings("ignore:.*not in the possible render_modes:UserWarning")
+def test_an_environment_without_render_mode_is_pushed_without_a_video(hub, zoo, monkeypatch):
+    monkeypatch.setitem(gym.registry, "Blind-v0", gym.envs.registration.EnvSpec("Blind-v0", Blind))
+    run("train --algo ano --env Blind-v0 -n 64 --eval-freq -1 -params n_steps:64")
+    output = run(f"push_to_hub --algo ano --env Blind-v0 -f logs -orga {USER} -n 20").output
+    assert "no video" in output
+    files = hub.repositories[f"{USER}/ano-Blind-v0"][-1]
+    assert "README.md" in files
+    assert "replay.mp4" not in files
