@@ -21,7 +21,7 @@ class DictTDRolloutBuffer(DictFlatRolloutBuffer):
 
 
 class PAPO(ShapedPolicyAlgorithm):
-    """Proximal Absolute Policy Optimization (Zhao et al. 2024), in the form that the ANO paper's experiments ran.
+    """Proximal Absolute Policy Optimization (Zhao et al. 2024), in the form of the ANO paper's official code.
 
     A mean-and-variance surrogate on top of PPO's clip; ``docs/deviations.md`` compares it with the original. The
     arguments are those of :class:`~sb3_ano.algorithms.base.ShapedPolicyAlgorithm`, except ``desired_kl``, and the following.

@@ -265,7 +265,7 @@ class Updater:
         return StepResult(scalars, log_ratio, advantages, gradient, ~(torch.isfinite(loss + norm) | stop), stop)
 
     def _losses(self, samples: RolloutSamples) -> _Losses:
-        """Compute the loss of Algorithm 1 of the paper, with SB3's value clip and entropy estimate."""
+        """Compute the loss of Algorithm 1 of the paper, with SB3's value loss, twice the paper's, value clip and entropy."""
         settings, coefficients = self.settings, self.coefficients
         actions = samples.actions.long().flatten() if settings.discrete else samples.actions
         values, log_prob, entropy = self._evaluation(samples, actions)

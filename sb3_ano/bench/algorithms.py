@@ -23,7 +23,7 @@ CLASSES: dict[str, type[OnPolicyAlgorithm]] = {
 }
 #: Hyperparameters of environments and policy, which every algorithm has.
 COMMON = frozenset({"policy", "n_envs", "normalize"})
-# PAPO's omega is both of its weights, as in the paper's search.
+# PAPO's omega is both of its weights: the paper searches one, its official code has two.
 _SHORTHANDS = {("papo", "omega"): ("omega1", "omega2")}
 # Set by each run itself.
 _RESERVED = frozenset({"env", "seed", "device", "verbose", "tensorboard_log"})

@@ -64,7 +64,7 @@ class ShapedGRPOConfig(GRPOConfig):
 
 @dataclass
 class _OfficialDefaults:
-    """Defaults of the official code for TL;DR; the paper's tables have the first two only."""
+    """Defaults for TL;DR: the first two are the paper's, the others those of its official code, which has no schedule."""
 
     learning_rate: float = option(3e-6, "The initial learning rate for AdamW.")
     lr_scheduler_type: str = option("cosine", "Schedule of the learning rate.")
@@ -78,9 +78,9 @@ class _OfficialDefaults:
 class GANOConfig(_OfficialDefaults, ShapedGRPOConfig):
     """Hold the settings of GANO, with 64 completions per update.
 
-    Shape, radius, group size, iterations, batch, learning rate and schedule are the paper's (Section 5.2 and its table of
-    hyperparameters). The place of the KL divergence, ``beta``, temperature and length are those of the official code: the
-    paper has no equation of GANO, and does not mention them.
+    Shape, radius, group size, iterations, batch, learning rate and schedule are the paper's (its Table 3). The place of the
+    KL divergence, ``beta`` and length are those of the official code, which the paper does not mention. The temperature is
+    that code's for PPO, SPO and ANO; its GANO has 1.0.
     """
 
     per_device_train_batch_size: int = option(16, "Completions per device and forward pass.")
@@ -94,7 +94,7 @@ class GANOConfig(_OfficialDefaults, ShapedGRPOConfig):
 class ShapedPPOConfig(_OfficialDefaults, ShapedGRPOConfig):
     """Hold the settings of PPO, SPO and ANO with a critic, with 64 completions per update.
 
-    Radius, iterations, batch, learning rate and schedule are the paper's; the others are those of the official code. With
+    Radius, iterations, batch, learning rate and schedule are the paper's; most others are those of the official code. With
     ``kl_in="reward"``, ``beta * (log pi_old - log pi_ref)`` is subtracted from the reward of each token.
 
     :param shaping: shape of :class:`~sb3_ano.llm.ShapedPPOTrainer`, ``"ano"`` by default; the other trainers have their own

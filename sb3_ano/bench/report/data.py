@@ -260,7 +260,7 @@ def load_chapters(results: Results, settings: Settings) -> list[Chapter]:
 
 
 def _order(run: RunFiles) -> tuple[int, str, str]:
-    """Sort algorithms in the order of the paper, and others by name."""
+    """Sort algorithms in the order of the classes, and others by name."""
     places, algorithm = {name: place for place, name in enumerate(CLASSES)}, run.document["algorithm"]
     return places.get(algorithm.partition(":")[0], len(places)), algorithm, run.path.name
 

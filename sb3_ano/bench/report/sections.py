@@ -84,7 +84,7 @@ def _row(variant: Variant, rows: Sized, cells: Mapping[str, Any]) -> dict[str, A
 
 
 def aggregates(chapter: Chapter) -> Iterator[Section]:
-    """Compute IQM, mean, median and optimality gap (the paper's Figure 2), also for all other settings.
+    """Compute IQM and mean (as the paper's Figure 2), median and optimality gap, also for all other settings.
 
     :param chapter: chapter of the section
     """
@@ -92,7 +92,7 @@ def aggregates(chapter: Chapter) -> Iterator[Section]:
     away = [variant.label for variant in chapter.chosen if LEARNING_RATE in variant.changed]
     text = ["Figures show each algorithm at the suite's learning rate."]
     if searched:
-        text.append(f"Selected by IQM on the runs shown, as in the paper, which flatters: {', '.join(searched)}.")
+        text.append(f"Selected by IQM on the runs shown, which flatters: {', '.join(searched)}.")
     text += [f"Not run at the suite's learning rate, and shown at the lowest: {', '.join(away)}."] if away else []
     table = _aggregate_rows(chapter, chapter.blocks)
     metrics = itertools.product(zip(chapter.blocks, table, strict=True), statistics.METRICS)
