@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from sb3_ano._registry import ALGORITHMS
-from sb3_ano.bench.algorithms import CLASSES, Algorithm, evaluated
+from sb3_ano.bench.algorithms import CLASSES, Algorithm, evaluated, parse_algorithm
 from sb3_ano.cli import check_names, hint
 from sb3_ano.envs.atari import atari_protocol
 from sb3_ano.zoo.hyperparameters import hyperparameter_file
@@ -45,7 +45,7 @@ class Task(_Strict):
 
     :param total_timesteps: environment steps of a training; None takes ``n_timesteps`` of the zoo's file
     :param hyperparameters: changes for all algorithms that have the hyperparameter
-    :param algorithms: changes for single algorithms, by name
+    :param algorithms: changes for single algorithms, by name, or by name and options as in ``ano:shaping=ppo``
     :param env_kwargs: settings of the environments
     """
 
@@ -83,12 +83,11 @@ class Suite(Task):
         :param context: context of the validation, unused
         :raises ValueError: for an unknown algorithm or hyperparameter
         """
-        known = {name: Algorithm(name).hyperparameters for name in CLASSES}
+        known = set().union(*(Algorithm(name).hyperparameters for name in CLASSES))
         for settings in (self, *self.tasks.values()):
-            check_names("hyperparameter", settings.hyperparameters, set().union(*known.values()))
-            check_names("algorithm", settings.algorithms, CLASSES)
-            for name, values in settings.algorithms.items():
-                check_names(f"hyperparameter of {name}", values, known[name])
+            check_names("hyperparameter", settings.hyperparameters, known)
+            for label, values in settings.algorithms.items():
+                check_names(f"hyperparameter of {label}", values, parse_algorithm(label).hyperparameters)
 
     def select(self, env_ids: Sequence[str]) -> "Suite":
         """Return the suite with some of its tasks.
@@ -119,7 +118,8 @@ class Suite(Task):
         shared = {**entry, **self.hyperparameters, **task.hyperparameters}
         hyperparameters = {name: value for name, value in shared.items() if name in algorithm.hyperparameters}
         for settings in (self, task):
-            hyperparameters |= settings.algorithms.get(algorithm.name, {})
+            for label in (algorithm.name, algorithm.label):
+                hyperparameters |= settings.algorithms.get(label, {})
         if isinstance(hyperparameters.get("normalize"), str):
             hyperparameters["normalize"] = evaluated(hyperparameters["normalize"])
         evaluation = self.evaluation.model_dump()

@@ -113,6 +113,7 @@ INVALID = [
     (load_suite, "tasks: [A-v0]\nhyperparameters: {clip_rang: 1}", "hyperparameter 'clip_rang', did you mean 'clip_range'"),
     (load_suite, "tasks: [A-v0]\nalgorithms: {trpo: {clip_range: 1}}", "unknown hyperparameter of trpo 'clip_range'"),
     (load_suite, "tasks: [A-v0]\nalgorithms: {anno: {}}", "unknown algorithm 'anno'"),
+    (load_suite, "tasks: [A-v0]\nalgorithms: {'ano:shape=spo': {}}", "unknown option of ano 'shape'"),
     (load_suite, "tasks: [", "is not a suite in YAML: while parsing"),
     (load_table, "env,expert\nA-v0,1\n", "is invalid: .*'random' not found in columns"),
     (load_table, "", "is invalid: No columns"),
@@ -131,12 +132,15 @@ def test_a_custom_suite(tmp_path):
     (tmp_path / "mine.yml").write_text(
         "evaluation: {points: 3, episodes: 2}\nimports: [my_tasks]\nbackend: gymnasium\nenv_kwargs: {g: 1}\n"
         "hyperparameters: {n_envs: 4, learning_rate: 3e-4, clip_range: 0.1}\nalgorithms: {trpo: {target_kl: 0.03}}\n"
-        "tasks:\n  My-v0:\n  My-v1: {total_timesteps: 50, env_kwargs: {size: 3}, algorithms: {ano: {n_steps: 8}}}\n"
+        "tasks:\n  My-v0:\n  My-v1: {total_timesteps: 50, env_kwargs: {size: 3}, algorithms: {ano: {n_steps: 8},\n"
+        "    'ano:shaping=spo': {n_steps: 16}}}\n"
     )
     suite = load_suite(str(tmp_path / "mine.yml"))
     first, trpo, second, _ = make_plan(suite, ["ano", "trpo"], [0])
     assert (first.suite, first.total_timesteps, first.imports) == ("mine", 1_000_000, ("my_tasks",))  # the zoo's default
     assert (second.total_timesteps, second.env_kwargs, second.hyperparameters["n_steps"]) == (50, {"g": 1, "size": 3}, 8)
+    *_, with_options = make_plan(suite, ["ano:shaping=spo"], [0])
+    assert with_options.hyperparameters["n_steps"] == 16, "the most special entry counts"
     assert "clip_range" not in trpo.hyperparameters
     assert trpo.hyperparameters["target_kl"] == 0.03
     assert parse_algorithm("ano").constructor_arguments(first.hyperparameters)["learning_rate"] == 3e-4
