@@ -54,6 +54,10 @@ class ClusterManager(OwnManager):
         self._cluster, self._env_runners, self._learners = cluster, env_runners, learners
         self._stored = self.checkpoints / "rllib"
 
+    def check_model(self, model: Any) -> None:
+        """Raise ValueError for a model that RLlib cannot express; the message names what it lacks."""
+        _require_expressible(model, self)
+
     def learn(self, model: Any) -> None:
         """Train on the cluster, and copy the result to the model; an interrupt ends the training early.
 
@@ -149,7 +153,6 @@ class ClusterManager(OwnManager):
     def _configure(self, model: Any) -> ANOConfig:
         """Return RLlib's settings for the hyperparameters of a model; print those that RLlib does not have."""
         policy, learners, rollout = model.policy, max(self._learners, 1), model.n_steps * model.n_envs
-        _require_expressible(model, self)
         venv = model.get_vec_normalize_env()
         lacking = {
             "clip_range_vf": model.clip_range_vf is not None,

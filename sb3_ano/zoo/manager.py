@@ -73,12 +73,17 @@ class Manager(ExperimentManager):
                 # The first one passes its own default on to the second one, which pools of environments use alone.
                 replace(stack, writer, "__init__", functools.partialmethod(writer.__init__, override_existing=False))
             result = super().setup_experiment()
+            if result is not None:
+                self.check_model(result[0])
             new.pop_all()  # the directory stays
         if result is not None and self.record and isinstance(result[0], OnPolicyAlgorithm):
             every, resume = self.record["checkpoint_freq"], self.resumed is not None
             self.callbacks.append(TrainingCheckpoints(self.checkpoints, every, resume=resume, verbose=self.verbose))
             write_json(record_of(directory), self.record)
         return result
+
+    def check_model(self, model: BaseAlgorithm) -> None:
+        """Raise ValueError for a model that this manager cannot train."""
 
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read hyperparameters; a resumed run has those that it was started with.

@@ -172,6 +172,7 @@ INVALID = [
 def test_invalid_options_are_one_line(options, message, zoo):
     assert message in rejected(f"train {CARTPOLE} {options}")
     assert not ray.is_initialized()
+    assert "cannot express" not in message or not Path("logs").exists(), "a run that cannot start leaves nothing"
 
 
 def test_statistics_of_another_agent_are_not_lost(zoo):
