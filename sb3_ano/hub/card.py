@@ -30,7 +30,7 @@ _ENVIRONMENTS = {
     "ale_py": ("atari", "ale-py"),
     "rl_zoo3": ("zoo", "rl_zoo3"),
 }
-# Environments of these packages are registered without an import.
+# Environments of these packages are registered without an import, or by a script that nobody else has.
 _SHIPPED = ("", "__main__", "gymnasium", "ale_py", "shimmy")
 _ATARI_WRAPPER = "stable_baselines3.common.atari_wrappers.AtariWrapper"
 # Arguments that say how and where a model runs, not what it learns from.
