@@ -5,6 +5,7 @@ An agent is evaluated in the environment that it was trained in, or in none.
 
 import ast
 import base64
+import importlib
 import json
 import os
 import re
@@ -208,6 +209,7 @@ REQUIREMENTS["CartPoleNoVel-v1"] = ["zoo", "rl_zoo3"]
 @pytest.mark.parametrize(("env_id", "needed"), REQUIREMENTS.items())
 def test_the_requirements_are_those_of_the_package_and_the_environment(env_id, needed, cartpole, evaluated):
     """users U5, U6 e: the first command of the card failed; the versions of all packages were listed."""
+    importlib.import_module("rl_zoo3.import_envs")  # registers CartPoleNoVel-v1
     results = evaluated(cartpole, cartpole.get_env(), env_id=env_id)
     command = f'\npip install "sb3-ano[{",".join(["hub", *needed[:1]])}] @ git+{PROJECT["urls"]["Repository"]}"\n'
     assert command in results["card"]
