@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
-from sb3_ano.extras import hint
+from sb3_ano.extras import hint, printable
 
 #: Commands of ``sb3-ano`` that are not RL Zoo's: summary by name. ``sb3_ano.NAME.cli`` has the ``main`` of each.
 GROUPS = {
@@ -101,7 +101,5 @@ def complain(message: str) -> int:
     :param message: text of the error, which may come from a stranger's file
     :return: exit status 2
     """
-    # Terminals obey control characters.
-    line = "".join(character if character.isprintable() else "?" for character in " ".join(message.split()))
-    print(f"error: {line}", file=sys.stderr)
+    print(f"error: {printable(message)}", file=sys.stderr)
     return 2

@@ -11,6 +11,11 @@ class MissingExtraError(ImportError, ValueError):
     """An optional dependency is not installed; the message says which extra of sb3_ano installs it."""
 
 
+def printable(message: str) -> str:
+    """Put a text, which may come from a stranger's file, on one line without control characters, which terminals obey."""
+    return "".join(character if character.isprintable() else "?" for character in " ".join(message.split()))
+
+
 def missing_extra(extra: str, package: str) -> MissingExtraError:
     """The error for ``package``, which ``pip install 'sb3-ano[extra]'`` would install.
 

@@ -282,6 +282,9 @@ def _stacked(actor: _Layer, critic: _Layer, shared_input: bool) -> _Layer:
 _Sampler: TypeAlias = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
+_NOT_FINITE = "the policy returned NaN or Inf; look at its parameters"
+
+
 def _gaussian_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
     std = np.exp(policy.log_std.detach().numpy())
     constant = np.float32(np.log(std).sum() + len(std) * math.log(math.sqrt(2.0 * math.pi)))
@@ -301,6 +304,8 @@ def _gaussian_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
         deviation *= deviation
         log_probs = deviation.dot(minus_half)
         log_probs -= constant
+        if not math.isfinite(log_probs.sum()):
+            raise ValueError(_NOT_FINITE)
         return actions.reshape(-1, *shape), log_probs
 
     return sample
@@ -334,7 +339,7 @@ def _one_of(size: int, n_envs: int) -> _Sampler:
         actions = probs.argmax(axis=1)
         chosen = log_probs[row, actions] - np.log(total[:, 0])
         if not math.isfinite(chosen.sum()):
-            raise ValueError("the policy returned NaN or Inf; look at its parameters")
+            raise ValueError(_NOT_FINITE)
         return actions, chosen
 
     return sample

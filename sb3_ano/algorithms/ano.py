@@ -43,7 +43,7 @@ class ANO(ShapedPolicyAlgorithm):
     @shaping.setter
     def shaping(self, shaping: ShapingLike) -> None:
         shape = as_pair(shaping)
-        for part in dict.fromkeys(shape):
+        for part in shape[:1] if shape.f is shape.g else shape:
             properties = measure(part)
             properties.require_trainable()
             if properties.enclosure_complaint is not None:

@@ -72,11 +72,11 @@ class ShapedPolicyAlgorithm(RolloutMixin):
     :param precision: ``"float32"``, or ``"bfloat16"`` for the layers of features extractor and networks; the heads, the
         distribution and the loss are computed in float32
     :param desired_kl: KL divergence per update that the radii are adapted to, or None for radii that follow ``clip_range``
-        alone; a number, a schedule or ``"lin_0.01"``. ``clip_range``, a number, is then the first radius. After each
-        update both radii are multiplied by ``(desired_kl / kl) ** 0.25``, at least 0.8 and at most 1.25, where ``kl`` is
-        the mean over all minibatches of the update (``train/kl_mean``), and the radius stays between 0.05 and 4. The
-        geometric mean of ``kl`` over updates approaches ``desired_kl``. Late in a decaying learning rate, the rate limits
-        the step and ANO's radius grows to its bound
+        alone; a number, a schedule or ``"lin_0.01"``. ``clip_range`` and ``clip_range_high``, numbers, are then the first
+        radii. After each update both radii are multiplied by ``(desired_kl / kl) ** 0.25``, at least 0.8 and at most 1.25,
+        where ``kl`` is the mean over all minibatches of the update (``train/kl_mean``), and the radius stays between 0.05
+        and 4. The geometric mean of ``kl`` over updates approaches ``desired_kl``. Late in a decaying learning rate, the
+        rate limits the step and ANO's radius grows to its bound
     :param check_finite: whether to raise if an environment returns NaN or Inf; False leaves them to the policy
     :raises ValueError: if an argument is out of range, the environment id is unknown, or a space is not supported
     :raises TypeError: if an argument is of the wrong type
@@ -115,6 +115,8 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         self.check_finite = check_finite
         #: Factor by which ``desired_kl`` has changed the radii since the first update.
         self.radius_factor = 1.0
+        # The value of clip_range that it belongs to; 0: none yet.
+        self._adapted_from = 0.0
         self.n_skipped_minibatches = 0
         self.algorithm = type(self).__name__
         init_setup_model = options.pop("_init_setup_model")
@@ -124,8 +126,7 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         self._check_arguments()
         for name, schedule in self._radii().items():
             schedules.require_positive(schedule, name)
-        if self.desired_kl is not None:
-            schedules.require_constant(self.clip_range, "clip_range")
+        self._require_adaptable()
         if init_setup_model:
             self._setup_model()
 
@@ -185,6 +186,14 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         optional = {name: getattr(self, name) for name in ("clip_range_high", "clip_range_vf", "desired_kl")}
         return {"clip_range": self.clip_range, **{name: radius for name, radius in optional.items() if radius is not None}}
 
+    def _require_adaptable(self) -> None:
+        """Check ``desired_kl`` and the radii that it adapts."""
+        radii = self._radii()
+        if self.desired_kl is not None:
+            schedules.require_positive(radii["desired_kl"], "desired_kl")
+            for name in radii.keys() & {"clip_range", "clip_range_high"}:
+                schedules.require_constant(radii[name], name)
+
     def learn(
         self,
         total_timesteps: int,
@@ -227,6 +236,7 @@ class ShapedPolicyAlgorithm(RolloutMixin):
     def train(self) -> None:
         """Update the policy on the current rollout (the optimization epochs of Algorithm 1 of the paper)."""
         self._check_arguments()
+        self._require_adaptable()
         self.policy.set_training_mode(True)
         schedules.read(self.lr_schedule, self._current_progress_remaining, "learning_rate")  # before it reaches the optimizer
         self._update_learning_rate(self.policy.optimizer)
@@ -294,6 +304,9 @@ class ShapedPolicyAlgorithm(RolloutMixin):
             "max_grad_norm": self.max_grad_norm,
             "max_kl": math.inf if self.target_kl is None else 1.5 * self.target_kl,
         }
+        if self._adapted_from not in (0.0, low):  # a new radius starts anew
+            self.radius_factor = 1.0
+        self._adapted_from = low
         factor = 1.0 if self.desired_kl is None else self.radius_factor
         self._updater.start_update((low * factor, high * factor), coefficients)
         return self._updater
@@ -312,7 +325,6 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         :param kl: mean KL divergence of that update from the rollout's policy
         """
         if self.desired_kl is not None:
-            schedules.require_constant(self.clip_range, "clip_range")
             target = schedules.read(self.desired_kl, self._current_progress_remaining, "desired_kl")
             self.radius_factor *= schedules.adapted_radius(radius, kl, target) / radius
 
@@ -377,7 +389,8 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         """
         saved = read_saved_model(path)
         saved.require_algorithm(cls.__name__)
-        unknown = set(kwargs) - set(saved.attributes) - set(inspect.signature(cls.__init__).parameters)
+        own, base = (inspect.signature(made.__init__).parameters.keys() for made in (cls, ShapedPolicyAlgorithm))
+        unknown = kwargs.keys() & ((kwargs.keys() - saved.attributes.keys() - own) | (base - own))
         if unknown:
             raise TypeError(
                 f"{cls.__name__}.load got the unknown arguments {sorted(unknown)}; allowed are those of {cls.__name__}"

@@ -46,6 +46,13 @@ class RolloutMixin(OnPolicyAlgorithm):
             print(f"The environments run on backend {env.backend!r}.")
         return OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
 
+    def _setup_learn(self, *arguments: Any, **keywords: Any) -> tuple[int, BaseCallback]:
+        env: VecEnv = self.env  # type: ignore[assignment]
+        before = _statistics(env)  # VecNormalize learns from the first observations
+        prepared = super()._setup_learn(*arguments, **keywords)
+        FiniteCheck(self, env, before)
+        return prepared
+
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         # The last rollout may overshoot; a negative progress would make linear learning rates climb the loss.
         self._current_progress_remaining = max(0.0, 1.0 - num_timesteps / total_timesteps)
@@ -179,6 +186,13 @@ def bootstrap_truncations(rewards: np.ndarray, dones: np.ndarray, infos: list[di
     rewards[truncated] = rewards[truncated] + gamma * actor.terminal_values(terminal, truncated)
 
 
+def _statistics(env: VecEnv) -> dict[str, Any]:
+    """Copy what VecNormalize has learned; empty without VecNormalize."""
+    normalize = unwrap_vec_normalize(env)
+    kept = {} if normalize is None else vars(normalize)
+    return {name: copy.deepcopy(kept[name]) for name in kept.keys() & {"obs_rms", "ret_rms", "returns"}}
+
+
 class FiniteCheck:
     """Check a rollout for NaN and Inf at each step, before they reach the policy, and name the environment.
 
@@ -187,16 +201,16 @@ class FiniteCheck:
 
     :param model: algorithm with ``check_finite``, ``num_timesteps``, and the observations that the rollout starts with
     :param env: training environment
+    :param statistics: attributes of VecNormalize to put back; None takes the present ones
     :raises ValueError: if the first observation is NaN or Inf; the methods raise it for later observations and rewards
     """
 
-    def __init__(self, model: Any, env: VecEnv) -> None:
+    def __init__(self, model: Any, env: VecEnv, statistics: dict[str, Any] | None = None) -> None:
         self._model, self._n_envs, self._enabled = model, env.num_envs, model.check_finite
         self._normalize = normalize = unwrap_vec_normalize(env)
-        kept = {} if normalize is None else vars(normalize)
-        self._statistics = {name: copy.deepcopy(kept[name]) for name in kept.keys() & {"obs_rms", "ret_rms", "returns"}}
+        self._statistics = _statistics(env) if statistics is None else statistics
         if self._enabled:  # what VecNormalize received is kept from its first step or reset on
-            self._reject("observation", kept.get("old_obs", model._last_obs))
+            self._reject("observation", getattr(normalize, "old_obs", model._last_obs))
 
     def step(self, actions: np.ndarray, observations: Any, rewards: np.ndarray) -> None:
         """Check what the environments have just returned.

@@ -34,7 +34,7 @@ def as_schedule(value: float | str | Schedule, name: str) -> FloatSchedule:
 
 
 def require_positive(schedule: FloatSchedule, name: str) -> None:
-    """Reject a radius that is always 0, which would train nothing.
+    """Reject a radius or target that is always 0, which would train nothing.
 
     Loading accepts it, because evaluation never reads it and the RL Zoo loads models with it.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sb3_ano._io import cores
 from sb3_ano.cli import Parser, complain, run
-from sb3_ano.extras import missing_extra
+from sb3_ano.extras import missing_extra, printable
 
 _EPILOG = "'COMMAND --help' shows the options of a command. Set SB3_ANO_TRACEBACK=1 to see where an error comes from."
 _SCORES = "td3, simbav2 (MuJoCo), mnih2015, wang2016 (Atari), classic; or CSV files: env, random, and expert or human"
@@ -142,7 +142,7 @@ def _report(options: argparse.Namespace) -> None:
     out = options.out or options.results / "report"
     settings = Settings(options.returns, options.last, options.reps, tuple(options.tables), options.command)
     for note in write_report(options.results, out, settings):
-        print(note)
+        print(printable(note))
     print(out / "index.html")
 
 

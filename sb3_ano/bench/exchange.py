@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from sb3_ano._io import now, replace_directory
@@ -145,7 +146,7 @@ def import_logs(
     :return: names of the runs
     :raises ValueError: if a directory has no episodes, or there is a run of this algorithm, task and seed; nothing is written
     """
-    read = [_read_episodes(path) for path in logs]
+    read = [_require_numbers(path, _read_episodes(path)) for path in logs]
     with ResultsWriter(out) as results:
         documents = [run.document for run in results.runs(results.names())]
         there = {run["seed"]: run["name"] for run in documents if (run["env_id"], run["algorithm"]) == (env_id, algorithm)}
@@ -158,11 +159,22 @@ def import_logs(
             directory = results.begin(run.name)
             with (directory / MONITOR).open("w", encoding="utf-8") as file:
                 file.write('#{"t_start": 0.0}\n')
-                episodes[["r", "l", "t", "timesteps"]].to_csv(file, index=False)
+                episodes.to_csv(file, index=False)
             write_run(run, directory, {"finished": now(), "timesteps": steps, "imported_from": str(path)})
             results.publish(run.name)
             names.append(run.name)
         return names
+
+
+def _require_numbers(
+    path: Path, episodes: pd.DataFrame, columns: Sequence[str] = ("r", "l", "t", "timesteps")
+) -> pd.DataFrame:
+    """Return columns of episodes, which must be finite numbers, and must not be below 0 but for the returns."""
+    found = episodes.reindex(columns=list(columns))
+    numbers = found.apply(pd.to_numeric, errors="coerce")
+    if numbers.empty or not np.isfinite(numbers).all(axis=None) or (numbers.drop(columns="r") < 0).any(axis=None):
+        raise ValueError(f"{path} has no episodes, or some without finite numbers in {', '.join(columns)}")
+    return found
 
 
 def _read_episodes(path: Path) -> pd.DataFrame:
@@ -170,6 +182,8 @@ def _read_episodes(path: Path) -> pd.DataFrame:
     if files := sorted(path.glob("*monitor.csv")):
         frames = [pd.read_csv(file, comment="#") for file in files]
         # Environments step together: a step of each is as many steps of the training.
+        for file, frame in zip(files, frames, strict=True):
+            _require_numbers(file, frame, ["r", "l", "t"])
         steps = [frame["l"].cumsum() * len(frames) if "timesteps" not in frame else frame["timesteps"] for frame in frames]
         together = pd.concat([frame.assign(timesteps=done) for frame, done in zip(frames, steps, strict=True)])
         return together.sort_values("timesteps", kind="stable")

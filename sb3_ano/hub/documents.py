@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sb3_ano._io import replace_directory
+from sb3_ano.extras import printable
 
 #: Flag for files of a directory that a stranger filled: links are not followed.
 NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
@@ -27,28 +28,23 @@ class SafeFormatError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable(message, _MAX_MESSAGE))
+        super().__init__(shortened(message, _MAX_MESSAGE))
 
 
-def printable(message: str, longest: int) -> str:
-    """Put a text on one line of at most ``longest`` characters, and replace control characters by ``?``.
-
-    Terminals obey escape sequences, which a stranger's names may contain.
-    """
-    message = " ".join(message.split())
-    if len(message) > longest:
-        message = f"{message[: longest // 2 - 3]} ... {message[-longest // 2 + 3 :]}"
-    return "".join(character if character.isprintable() else "?" for character in message)
+def shortened(message: str, longest: int) -> str:
+    """Put a text on one line of at most ``longest`` printable characters."""
+    message = printable(message)
+    return message if len(message) <= longest else f"{message[: longest // 2 - 3]} ... {message[-longest // 2 + 3 :]}"
 
 
 def shown(value: Any) -> str:
     """Represent a stranger's value in at most 150 characters, on one line."""
-    return printable(_SHORT.repr(value), 150)
+    return shortened(_SHORT.repr(value), 150)
 
 
 def one_line(error: BaseException) -> str:
     """Return type and message of an error on one line of bounded length."""
-    return printable(f"{type(error).__name__}: {error}", 500)
+    return shortened(f"{type(error).__name__}: {error}", 500)
 
 
 def rejected(name: str, value: Any, allowed: str) -> SafeFormatError:
@@ -138,7 +134,7 @@ def new_folder(path: str | os.PathLike[str], own: Collection[str]) -> Iterator[P
     """
     target = Path(os.path.realpath(path))  # a link to a directory stays a link
     entries = target.iterdir() if target.exists() else ()
-    if others := sorted(entry.name for entry in entries if not any(fnmatch(entry.name, name) for name in own)):
+    if others := sorted(e.name for e in entries if e.is_dir() or not any(fnmatch(e.name, name) for name in own)):
         allowed = "allowed are a new directory and one that holds only an agent"
         raise FileExistsError(f"path={str(path)!r} holds {others[0]!r}, which would be lost; {allowed}")
     with replace_directory(target) as directory:

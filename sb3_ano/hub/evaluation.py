@@ -86,7 +86,8 @@ def task_of(
         with contextlib.closing(task.make()) as made:
             additions, backend = _differences(venv, made, task), getattr(made.unwrapped, "backend", backend)
     except Exception as error:  # constructors raise errors of any class for the arguments of another class
-        additions = [f"what its id does not make ({one_line(error)})"]
+        shown_error = one_line(error) if env is None else type(error).__name__  # the card shows it; messages may hold paths
+        additions = [f"what its id does not make ({shown_error})"]
     if additions and env is None:
         raise ValueError(
             f"env={env_id!r} is not what the model was trained in, because the model's environment has "

@@ -22,7 +22,7 @@ from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.hub import card
 from sb3_ano.hub.documents import new_folder, one_line
 from sb3_ano.hub.evaluation import Task, evaluate, loaded_agent, task_of
-from sb3_ano.hub.safe_format import DOCUMENT, describe, require_algorithm, save_safe
+from sb3_ano.hub.safe_format import DOCUMENT, SAFE_FILES, describe, require_algorithm, save_safe
 from sb3_ano.hub.video import record
 
 _LOGS = ("*monitor.csv", "progress.csv", "evaluations.npz")
@@ -79,9 +79,9 @@ def package(
     files = [] if run is None else sorted(Path(run).iterdir())
     objects: dict[str, Any] = {}
     document = describe(model, objects)
-    # Only next to our card is an archive ours: a user's own models may have such names.
+    # Only next to our card are archives and settings ours: a user's own files may have such names.
     is_ours = all((Path(path) / name).is_file() for name in (card.CARD, DOCUMENT))
-    with new_folder(path, _OWN if is_ours else card.FIXED_FILES) as work:
+    with new_folder(path, _OWN if is_ours else SAFE_FILES) as work:
         save_safe(model, work)
         _save_for_sb3(model, work, task)
         with loaded_agent(model, objects, work, env, task, seed) as agent:
@@ -103,7 +103,8 @@ def package(
 def _save_for_sb3(model: ShapedPolicyAlgorithm, work: Path, task: Task) -> None:
     """Save a model with its statistics in SB3's formats, and warn of code in it."""
     name = card.model_file(model.algorithm, task.env_id)
-    model.save(work / name, exclude=["tensorboard_log"])  # a path on the author's machine
+    # A path on the author's machine, and what its Monitor has logged of the last episodes.
+    model.save(work / name, exclude=["tensorboard_log", "ep_info_buffer", "ep_success_buffer"])
     if (statistics := model.get_vec_normalize_env()) is not None:
         statistics.save(str(work / card.STATISTICS))
     # cloudpickle writes the code of what it cannot import by name.

@@ -43,7 +43,7 @@ _KEYS = (
 # Attributes that say how far training has come.
 _PROGRESS = (
     "num_timesteps", "_total_timesteps", "_num_timesteps_at_start", "_n_updates", "_episode_num",
-    "_current_progress_remaining", "n_skipped_minibatches", "radius_factor",
+    "_current_progress_remaining", "n_skipped_minibatches", "radius_factor", "_adapted_from",
 )  # fmt: skip
 #: Packages on whose versions agents depend.
 PACKAGES = ("sb3-ano", "stable-baselines3", "torch", "gymnasium", "numpy")
@@ -144,7 +144,7 @@ def load_safe(
     """Load an agent that :func:`save_safe` wrote. Nothing is unpickled, and nothing is imported by a name in a file.
 
     No environment is made unless ``env`` asks for one, and no module is imported from the directory. The rollout buffer that
-    the agent asks for is limited to 2 GiB, unless ``custom_objects`` sets ``n_steps``.
+    the agent asks for is limited to 2 GiB, unless ``custom_objects`` sets ``n_steps`` and ``env`` is given.
 
     :param path: directory
     :param env: environments for the model, the id of one, or None. If statistics of VecNormalize are stored and these
@@ -170,7 +170,7 @@ def load_safe(
         _set_shaping(model, folder, document["shaping"], shaping)
         if env is not None:
             _set_env(model, None if document["vec_normalize"] is None else folder, env)
-        if "n_steps" not in supplied:
+        if env is None or "n_steps" not in supplied:  # the number of environments is the caller's, too
             _require_affordable(model, folder)
         with (
             translate_errors(f"the agent in {folder} cannot be set up"),
@@ -293,7 +293,7 @@ def _set_shaping(model: ShapedPolicyAlgorithm, folder: Path, document: Any, shap
         if shaping is None and not codec.is_built_in(name):
             trained = f"{folder} was trained with shaping={name!r}"
             raise SafeFormatError(f"{trained}, which is not built in and is never imported by its name; pass it as shaping=")
-        name = name if shaping is None else documents.printable(str(name), 150)  # it is only shown then
+        name = name if shaping is None else documents.shortened(str(name), 150)  # it is only shown then
         saved = SavedModel(str(folder), {"shaping_name": name, "shaping_fingerprint": decoded["fingerprint"]})
         vars(model).update(model._restored_arguments(saved, {} if shaping is None else {"shaping": shaping}))
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from datasets import IterableDataset
 from transformers import PreTrainedModel
+from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME
 from trl import GRPOTrainer
@@ -260,6 +261,12 @@ class ShapedGRPOTrainer(GRPOTrainer):
         if is_whole:
             load_weights(self.model, checkpoint)
         return is_whole
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        if self.args.should_save:
+            # A pickle of all settings, hub_token and paths included, which would be pushed, and which nothing reads.
+            Path(output_dir or self.args.output_dir, TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         checkpoint = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")

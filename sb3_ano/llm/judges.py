@@ -158,9 +158,10 @@ def _ask(client: openai.OpenAI, ledger: Ledger, key: str, request: dict[str, Any
     # A proxy may answer with a page of HTML and status 200: that is a reply without a verdict.
     try:
         parsed = json.loads(reply)
+        content = parsed["choices"][0]["message"]["content"] or ""
+        reply = "".join(part["text"] for part in content) if isinstance(content, list) else str(content)
         usage = {name: number for name, number in (parsed.get("usage") or {}).items() if isinstance(number, int)}
-        reply = parsed["choices"][0]["message"]["content"] or ""
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         reply = reply[:2000]
     ledger.add(key, request=request, reply=reply, verdict=parse_reply(reply), usage=usage)
 

@@ -78,7 +78,10 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
         if self._is_vlm:
             raise ValueError("a critic reads text only; allowed are policies with a tokenizer instead of a processor")
         if isinstance(value_model, str):
-            value_model = load_classifier(value_model, self._tokenizer, "value_model", self.args.trust_remote_code)[0]
+            name = value_model
+            value_model, _, missing = load_classifier(name, self._tokenizer, "value_model", self.args.trust_remote_code)
+            if lacking := set(missing) - {"score.weight"}:
+                raise ValueError(f"value_model={name!r} lacks {min(lacking)}; only the layer 'score' may be new")
         disable_dropout_in_model(value_model)
         critic = Critic(value_model.to(torch.promote_types(value_model.dtype, torch.float32)).requires_grad_(True)).train()
         if self.args.gradient_checkpointing:

@@ -36,10 +36,14 @@ def load_weights(model: Any, directory: Path) -> None:
 
     :param model: model of transformers
     :param directory: directory of the checkpoint
+    :raises ValueError: if the file lacks parameters, which would stay random
     """
     dtypes = {parameter.dtype for parameter in model.parameters()}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32  # to which all others convert without loss
-    model.load_state_dict(type(model).from_pretrained(directory, dtype=dtype).state_dict())
+    loaded, report = type(model).from_pretrained(directory, dtype=dtype, output_loading_info=True)
+    if missing := report["missing_keys"]:
+        raise ValueError(f"{directory} is damaged: it lacks {min(missing)}")
+    model.load_state_dict(loaded.state_dict())
 
 
 class EpochSampler(RepeatSampler):

@@ -126,7 +126,7 @@ def name_of(shaping: ShapingLike) -> str | list[str]:
     if isinstance(shaping, _RatioShape):
         return f"from_ratio({name_of(cast(Shaping, shaping.function))})"
     if hasattr(shaping, "__qualname__"):
-        module, short = shaping.__module__, shaping.__name__
+        module, short = str(getattr(shaping, "__module__", None)), shaping.__name__
         # PyTorch qualifies its functions with a class that their module does not have.
         return f"{module}:{short if getattr(sys.modules.get(module), short, None) is shaping else shaping.__qualname__}"
     return f"{type(shaping).__module__}:<{type(shaping).__qualname__}>"

@@ -41,7 +41,7 @@ def figures(command: str, values: argparse.Namespace, file: str | None, *, has_d
     with contextlib.ExitStack() as stack:
         replace(stack, plt, "show", show_drawn)
         if command == "plot_from_file":
-            loader = types.SimpleNamespace(load=lambda results: make_comparable(pickle.load(results), values))
+            loader = types.SimpleNamespace(load=lambda file: make_comparable(_ResultsUnpickler(file).load(), values))
             # rl_zoo3.plots has functions of its modules' names, which hide the modules.
             replace(stack, sys.modules["rl_zoo3.plots.plot_from_file"], "pickle", loader)
         stack.callback(plt.close, "all")
@@ -51,6 +51,15 @@ def figures(command: str, values: argparse.Namespace, file: str | None, *, has_d
             _save_all(Path(file))
         elif not has_display:
             print("There is no display to show the plots on: --figure FILE writes them")
+
+
+class _ResultsUnpickler(pickle.Unpickler):
+    """Read results of ``all_plots``, plain values and arrays, without running what else a stranger may have put in."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.partition(".")[0] == "numpy" and name in ("ndarray", "dtype", "scalar", "_reconstruct", "_frombuffer"):
+            return super().find_class(module, name)
+        raise ValueError(f"the file holds {module}.{name}, which all_plots does not write")
 
 
 def make_comparable(results: dict[str, Any], values: argparse.Namespace) -> dict[str, Any]:

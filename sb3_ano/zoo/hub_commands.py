@@ -12,6 +12,7 @@ from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano._io import replace_directory
+from sb3_ano._registry import zoo_name
 from sb3_ano.algorithms.loading import read_saved_model
 from sb3_ano.hub import download_run, push_to_hub
 from sb3_ano.zoo.search import no_empty_directories
@@ -90,6 +91,9 @@ def load(values: argparse.Namespace) -> None:
         raise ValueError(f"the directory {run} exists; --force replaces it, --exp-id 0 makes a new one")
     with no_empty_directories(run), replace_directory(run) as new:
         download_run(_repo_id(values), new, env_id=values.env.gym_id)
+        trained_by = zoo_name(read_saved_model(new / f"{values.env}.zip").attributes["algorithm"])
+        if trained_by != values.algo:
+            raise ValueError(f"{_repo_id(values)} holds an agent of {trained_by}; use --algo {trained_by}")
     print(f"Saved to {run}")
 
 

@@ -84,7 +84,8 @@ def check_settings(file: Path) -> None:
     try:
         if not file.is_file() or file.stat().st_size > _MAX_BYTES:
             raise ValueError(f"it is not a file of up to {_MAX_BYTES:,} bytes")
-        settings = yaml.load(file.read_text(encoding="utf-8"), Loader=_SettingsLoader)
+        # The zoo writes ASCII, and reads other characters in the locale's encoding, in which the text may be another one.
+        settings = yaml.load(file.read_text(encoding="ascii"), Loader=_SettingsLoader)
         if not isinstance(settings, dict):
             raise ValueError("it has no keys")
         for key, kind in _CALLED.items():

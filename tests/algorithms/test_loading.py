@@ -4,6 +4,7 @@ import io
 import json
 import types
 import zipfile
+from dataclasses import dataclass
 
 import cloudpickle
 import gymnasium as gym
@@ -15,7 +16,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
 
-from sb3_ano import ANO
+from sb3_ano import ANO, PAPO
 from sb3_ano.shaping import from_ratio, spo
 from tests.algorithms.comparison import relative_difference, traced_only
 from tests.common import ALGORITHMS, SMALL, parameters, pseudo_huber
@@ -277,6 +278,28 @@ def test_streams_are_read_from_where_they_stand(whole, saved):
         stream.seek(24)
         assert torch.equal(parameters(ANO.load(stream)), parameters(ANO.load(io.BytesIO(whole))))
         stream.close()
+
+
+@dataclass
+class Scaled:
+    """A shape with a parameter, which cannot be hashed."""
+
+    scale: float = 1.0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x - 0.5 * self.scale * x.square()
+
+
+@pytest.mark.parametrize("shape", [Scaled(), (Scaled(), Scaled(2.0)), torch.Tensor.arctan])
+@pytest.mark.filterwarnings("ignore:shaping=")  # of a name that cannot be imported, and of the enclosure
+def test_every_callable_is_a_shape(shape):
+    ANO("MlpPolicy", "CartPole-v1", **SMALL, shaping=shape).learn(64)
+
+
+def test_an_argument_that_the_class_does_not_take_is_not_loaded(tmp_path):
+    PAPO("MlpPolicy", "CartPole-v1", n_steps=64).save(tmp_path / "papo")
+    with pytest.raises(TypeError, match=r"unknown arguments \['desired_kl'\]"):
+        PAPO.load(tmp_path / "papo", desired_kl=0.01)
 
 
 def test_attributes_are_excluded_included_and_replaced(tmp_path):

@@ -1,6 +1,7 @@
 """The collection against SB3's, and the check for NaN and Inf."""
 
 import copy
+import itertools
 import math
 
 import numpy as np
@@ -135,6 +136,34 @@ def test_statistics_are_put_back_to_where_the_rollout_started():
     with pytest.raises(ValueError, match="returned nan"):
         train(env, callback=resuming)
     np.testing.assert_array_equal(env.obs_rms.mean, 7.0)
+
+
+def test_statistics_are_put_back_if_a_reset_returns_a_bad_number():
+    bad: list[bool] = []
+    tiny = TinyEnv(BOX_OBSERVATIONS, spaces.Discrete(2))
+    env = VecNormalize(
+        DummyVecEnv([lambda: TransformObservation(tiny, lambda o: o * NAN if bad else o, tiny.observation_space)])
+    )
+    model = train(env)
+    before = [env.obs_rms.mean.copy(), env.obs_rms.count, env.ret_rms.count]
+    bad.append(True)
+    with pytest.raises(ValueError, match="environment 0 returned nan in its observation"):
+        model.learn(64)
+    np.testing.assert_array_equal(env.obs_rms.mean, before[0])
+    assert [env.obs_rms.count, env.ret_rms.count] == before[1:]
+    bad.clear()
+    model.learn(64)
+
+
+@pytest.mark.parametrize("actions", [BOX_ACTIONS, spaces.Discrete(2)], ids=str)
+def test_an_unchecked_number_ends_at_the_policy_before_it_acts(actions):
+    """As in SB3, where a distribution of NaN is an error."""
+    steps = itertools.count()
+    tiny = TinyEnv(BOX_OBSERVATIONS, actions)
+    env = TransformObservation(tiny, lambda o: o * NAN if next(steps) == 5 else o, tiny.observation_space)
+    with pytest.raises(ValueError, match="the policy returned NaN or Inf"):
+        train(DummyVecEnv([lambda: env]), check_finite=False)
+    assert next(steps) == 6  # no step after it
 
 
 @pytest.mark.parametrize("actions", [BOX_ACTIONS, spaces.Discrete(3), spaces.MultiDiscrete([2, 3])], ids=str)

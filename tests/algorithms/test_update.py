@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ano import ANO, SPO
+from sb3_ano.hub import load_safe, save_safe
 from tests.algorithms.comparison import traced_only
 from tests.algorithms.configurations import Callback
 from tests.algorithms.custom_policies import Overriding
@@ -255,6 +257,33 @@ def test_a_schedule_of_the_radius_would_work_against_the_target():
     model.clip_range = LinearSchedule(0.2, 0.0, 1.0)
     with pytest.raises(ValueError, match="clip_range is a schedule"):
         model.learn(256)
+
+
+def test_what_cannot_be_adapted_is_rejected_before_an_update(tmp_path):
+    with pytest.raises(ValueError, match="clip_range_high is a schedule"):
+        desired(0.01, clip_range_high="lin_0.28")
+    desired(None, clip_range="lin_0.2").save(tmp_path / "falling")
+    desired(0.01).save(tmp_path / "model")
+    for name, target, message in (
+        ("falling", 0.01, "clip_range is a schedule"),
+        ("model", 0, "desired_kl=0.* is not allowed"),
+    ):
+        model = ANO.load(tmp_path / name, env="Pendulum-v1", desired_kl=target)
+        before = parameters(model).clone()
+        with pytest.raises(ValueError, match=message):
+            model.learn(256)
+        assert torch.equal(parameters(model), before)
+
+
+@pytest.mark.parametrize("load", [ANO.load, load_safe])
+def test_a_new_radius_is_that_of_the_next_update(load, tmp_path):
+    model = desired(1e6).learn(3 * 256)
+    (model.save if load == ANO.load else partial(save_safe, model))(tmp_path / "agent")
+    for radius, expected in ((0.2, 0.2 * 1.25**3), (0.1, 0.1)):
+        loaded = load(tmp_path / "agent", env="Pendulum-v1")
+        loaded.clip_range = radius
+        first, second = logged_updates(loaded, 2)
+        assert [first["clip_range"], second["clip_range"]] == pytest.approx([expected, 1.25 * expected], rel=1e-5)
 
 
 def test_target_may_be_a_schedule():

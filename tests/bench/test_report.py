@@ -167,6 +167,16 @@ def test_runs_of_different_length_are_chapters_of_their_own(tmp_path):
     assert [chapter.name for chapter in load_chapters(Results(tmp_path), SETTINGS)] == ["mujoco", "mujoco, 5,000 steps"]
 
 
+def test_suites_whose_names_differ_in_case_have_figures_of_their_own(tmp_path):
+    for suite, algorithm in (("Team A", "ppo"), ("team-a", "ano")):
+        write_results(tmp_path / "results", runs(algorithms=[algorithm], seeds=[0, 1], suite=suite))
+    write_report(tmp_path / "results", tmp_path / "report", SETTINGS)
+    names = [path.name for path in sorted((tmp_path / "report" / "tables").glob("team-a-runs*.csv"))]
+    assert names == ["team-a-runs-2.csv", "team-a-runs.csv"]
+    algorithms = [set(pd.read_csv(tmp_path / "report" / "tables" / name)["algorithm"]) for name in names]
+    assert sorted(map(sorted, algorithms)) == [["ano"], ["ppo"]]
+
+
 # Review bench B3: HalfCheetah's training return was that of a single episode at 77 % of the training.
 def test_returns_are_those_of_the_last_hundred_episodes_or_of_the_last_evaluations(tmp_path):
     write_results(tmp_path, runs(seeds=[0, 1]), episodes=400)

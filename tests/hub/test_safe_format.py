@@ -86,7 +86,7 @@ def test_spaces_come_back():
 @pytest.mark.parametrize("cls", ALGORITHMS)
 def test_arguments_and_progress_come_back_exactly_and_training_resumes(cls, tmp_path):
     options = {"gamma": 1.0 / 3.0, "target_kl": 0.1 + 0.2, "max_grad_norm": float("inf"), "seed": 2**32 - 1, "n_epochs": 1}
-    options |= {"clip_range_high": "lin_0.3", "clip_range_vf": 0.5, "stats_window_size": 7, "normalize_advantage": False}
+    options |= {"clip_range_high": 0.3, "clip_range_vf": "lin_0.5", "stats_window_size": 7, "normalize_advantage": False}
     options |= {"policy_kwargs": {"net_arch": {"pi": [7], "vf": []}, "activation_fn": torch.nn.SiLU, "log_std_init": -0.1}}
     options |= {"check_finite": False, "tensorboard_log": str(tmp_path / "log")}
     options["policy_kwargs"]["optimizer_class"] = torch.optim.SGD  # has no state, which the format would not store
@@ -208,6 +208,19 @@ def test_normalization_comes_back_as_from_sb3s_pickle(policy, observations, opti
             np.testing.assert_equal(one, other)
 
 
+@pytest.mark.parametrize(
+    "bad", [{"obs_rms.var": -1.0}, {"obs_rms.mean": float("nan")}, {"ret_rms.count": -1.0}, {"epsilon": -1.0}]
+)
+def test_statistics_that_cannot_normalize_are_rejected(bad, tmp_path):
+    env = VecNormalize(tiny_vec_env(BOX_OBSERVATIONS, BOX_ACTIONS))
+    for name, value in bad.items():
+        owner, _, part = name.rpartition(".")
+        setattr(getattr(env, owner) if owner else env, part, np.full_like(env.obs_rms.mean, value) if "obs" in name else value)
+    save_safe(trained(env=env, steps=0), tmp_path / "agent")
+    with one_line(SafeFormatError, "cannot normalize"):
+        load_normalization(tmp_path / "agent", tiny_vec_env(BOX_OBSERVATIONS, BOX_ACTIONS))
+
+
 def test_without_environments_there_are_no_statistics_to_save(sound, tmp_path):
     folder = save_safe(load_safe(sound), tmp_path / "agent")
     with one_line(SafeFormatError, "holds no statistics"):
@@ -318,7 +331,7 @@ class LooksAtNumbers(BaseFeaturesExtractor):
 @pytest.mark.parametrize(
     ("options", "policy_kwargs"),
     [
-        ({"learning_rate": square_root, "clip_range_high": Squared(0.5, 0.1, 1.0), "desired_kl": square_root}, {}),
+        ({"learning_rate": square_root, "clip_range_vf": Squared(0.5, 0.1, 1.0), "desired_kl": square_root}, {}),
         ({"policy": CustomPolicy}, {"features_extractor_class": LooksAtNumbers, "features_extractor_kwargs": {"width": 5}}),
         *[({"policy": CustomPolicy}, {"anything": {"part": [value]}}) for value in (object(), {1: 2}, {"$class": "x"}, len)],
     ],
@@ -385,6 +398,9 @@ def test_only_agents_are_replaced_and_a_link_stays_a_link(tmp_path):
     assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == ["policy.safetensors", "sb3_ano.json"]
     assert torch.equal(parameters(load_safe(tmp_path / "agent")), parameters(model))
     assert (tmp_path / "agent").is_symlink()
+    (tmp_path / "disk" / "vec_normalize.safetensors").mkdir()  # a directory is not ours
+    with pytest.raises(FileExistsError, match=r"vec_normalize.safetensors"):
+        save_safe(model, tmp_path / "agent")
     (tmp_path / "disk" / "thesis.tex").write_text("years of work")
     for path, error in ((tmp_path / "agent", FileExistsError), (tmp_path / "disk" / "thesis.tex", NotADirectoryError)):
         with pytest.raises(error, match="thesis.tex"):

@@ -32,6 +32,7 @@ class Judge(httpx2.MockTransport):
     """An endpoint with the part of OpenAI's interface that a judge needs, and with the fixed verdict that ``mood`` names.
 
     Moods: ``longer`` (the longer answer is better), ``first`` (always A), ``garbage`` (a page of HTML), ``talk`` (a sentence),
+    ``number`` (instead of a text), ``deep`` (JSON nested too deeply), ``parts`` (A as a list, without numbers of tokens),
     ``busy`` (429, then 500, then as ``longer``), ``down`` (503 after six answers).
     """
 
@@ -50,10 +51,13 @@ class Judge(httpx2.MockTransport):
             return httpx2.Response(errors[0], json={"error": {"message": "later"}}, headers={"Retry-After": "0"})
         if self.mood == "garbage":
             return httpx2.Response(200, html="<html>no</html>")
+        if self.mood == "deep":
+            return httpx2.Response(200, text="[" * 100_000)
         first, second = (text.split(f"[ANSWER {name}]\n")[1].split(f"\n[END OF ANSWER {name}]")[0] for name in "AB")
         word = "A" if len(first) > len(second) else "B" if len(first) < len(second) else "TIE"
-        content = {"talk": "Both have their merits.", "first": "a."}.get(self.mood, f"They differ.\n**{word}**")
-        usage = {"prompt_tokens": 10, "completion_tokens": 2}
+        other = {"talk": "Both have their merits.", "first": "a.", "number": 7, "parts": [{"type": "text", "text": "A"}]}
+        content = other.get(self.mood, f"They differ.\n**{word}**")
+        usage = [1] if self.mood == "parts" else {"prompt_tokens": 10, "completion_tokens": 2}
         return httpx2.Response(200, json={"choices": [{"message": {"content": content}}], "usage": usage})
 
 
@@ -131,6 +135,9 @@ def test_replies_are_parsed(reply, verdict):
         ("first", ["order"] * 6, (12, 0), (120, 24), 1),
         ("talk", ["unparseable"] * 6, (0, 0), (120, 24), 1),
         ("garbage", ["unparseable"] * 6, (0, 0), (0, 0), 1),
+        ("number", ["unparseable"] * 6, (0, 0), (120, 24), 1),
+        ("deep", ["unparseable"] * 6, (0, 0), (0, 0), 1),
+        ("parts", ["order"] * 6, (12, 0), (0, 0), 1),
     ],
 )
 def test_a_chat_judge_asks_in_both_orders_and_never_twice(tmp_path, mood, verdicts, shown, tokens, times):

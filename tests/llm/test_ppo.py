@@ -11,11 +11,13 @@ import datasets
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2ForSequenceClassification
 
 from sb3_ano.llm import ANOTrainer, GANOConfig, GANOTrainer, LearnedReward, PPOTrainer, SPOTrainer
 from sb3_ano.llm.data import load_split
 from sb3_ano.llm.ppo import Critic, gae, token_rewards, value_loss, whiten
+from sb3_ano.llm.resume import load_weights
 from sb3_ano.llm.training import run
 from sb3_ano.shaping import surrogate
 from tests.llm import tiny
@@ -168,17 +170,34 @@ def test_a_language_model_as_critic_gets_a_new_score(tmp_path):
     assert math.isfinite(evaluation["eval_critic/loss"])
 
 
+def test_a_critic_that_lacks_layers_is_not_filled_with_random_ones(tmp_path):
+    trainer = critic_trainer(tmp_path)
+    trainer.save_critic(tmp_path / "critic")
+    for directory in (tmp_path / "model", tmp_path / "critic"):
+        file = directory / "model.safetensors"
+        tensors = load_file(file)
+        tensors = {name: tensor for name, tensor in tensors.items() if "layers.0.mlp" not in name}
+        save_file(tensors, file, metadata={"format": "pt"})
+        with pytest.raises(ValueError, match=r"lacks .*layers.0.mlp.*; only the layer 'score' may be new"):
+            critic_trainer(tmp_path, value_model=str(directory))
+    with pytest.raises(ValueError, match=r"critic is damaged: it lacks .*layers.0.mlp"):
+        load_weights(trainer.critic.model, tmp_path / "critic")
+
+
 def test_the_hub_gets_the_final_policy_once_and_the_critic_on_request(tmp_path, monkeypatch):
     """Review B6: it got the weights twice, with everything else in the output directory."""
     pushed: list[list[str]] = []
 
     def upload_folder(folder_path, **_):
         pushed.append(sorted(str(path.relative_to(folder_path)) for path in Path(folder_path).rglob("*.safetensors")))
+        contents = [path.read_bytes() for path in Path(folder_path).rglob("*") if path.is_file()]
+        # transformers pickles all settings, hub_token and output_dir among them.
+        assert not any(text in content for content in contents for text in (b"hf_secret", bytes(tmp_path)))
 
     hub = SimpleNamespace(create_repo=lambda *_, **__: SimpleNamespace(repo_id="me/out"), upload_folder=upload_folder)
     monkeypatch.setattr("transformers.trainer.hf_api", lambda: hub)
     for push_critic in (False, True):
-        run(critic_trainer(tmp_path, max_steps=1, push_to_hub=True, push_critic=push_critic))
+        run(critic_trainer(tmp_path, max_steps=1, push_to_hub=True, push_critic=push_critic, hub_token="hf_secret"))
         assert (tmp_path / "final" / "README.md").read_text().count(f"Model Card for {tmp_path.name}") == 1
     assert pushed == [["model.safetensors"], ["critic/model.safetensors", "model.safetensors"]]
     assert (tmp_path / "critic" / "model.safetensors").is_file()

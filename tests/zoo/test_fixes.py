@@ -69,6 +69,8 @@ def read(config: str, args: str = "env_kwargs: null\n") -> dict:
 
 
 HOSTILE = {
+    # as UTF-8 a comment that ends at U+2028; as the zoo reads it in another locale, a tag
+    "another encoding": 'a: # \u2028 "\nb: !!python/object/apply:os.mkdir [{target}]\nc: # \u2028 "\n',
     "a call": "a: !!python/object/apply:os.mkdir [{target}]\n",
     "an object": "a: !!python/object/new:os.mkdir [{target}]\n",
     "a name": "a: !!python/name:os.system\n",

@@ -98,6 +98,12 @@ def test_benchmark_downloads_no_pickle_without_the_option_and_its_table_is_here(
     assert "Repository Not Found" in rejected(f"{benchmark} --trust-remote-code")
 
 
+def test_an_agent_of_another_algorithm_is_named(hub):
+    load = LOAD.replace("--algo spo", "--algo ano")
+    assert "holds an agent of spo; use --algo spo" in rejected(f"{load} -f other -name spo-{ENV}")
+    assert not Path("other").exists()
+
+
 def test_runs_are_numbered_and_replaced_only_by_force_and_as_a_whole(hub):
     for number in (1, 2):
         assert run(f"{LOAD} -f numbered").output.endswith(f"Saved to numbered/spo/{ENV}_{number}\n")

@@ -12,6 +12,7 @@ from matplotlib.image import imread
 from sb3_ano.envs import make_vec_env
 from sb3_ano.zoo.figures import figures, make_comparable
 from tests.envs.backends import needs_envpool
+from tests.hub.agents import Canary
 from tests.zoo.conftest import rejected
 
 
@@ -46,6 +47,12 @@ def test_training_curves_read_the_monitor_file_of_a_batch(zoo, tmp_path):
     why = "no run of Hopper-v5 in logs/ano has 1000 episodes, over which reward is averaged; use a smaller -w"  # users Z8
     assert why in rejected("plot_train -a ano -e Hopper-v5 -f logs -w 1000 --figure empty.png")
     assert not Path("empty.png").exists()
+
+
+def test_results_of_a_stranger_run_no_code(zoo):
+    Path("results.pkl").write_bytes(pickle.dumps(Canary("canary")))
+    assert "the file holds" in rejected("plot_from_file -i results.pkl --figure plot.png")
+    assert not Path("canary").exists()
 
 
 def evaluated(run: str, returns: np.ndarray) -> None:

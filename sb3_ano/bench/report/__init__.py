@@ -47,6 +47,11 @@ def write_report(path: Path, out: Path, settings: Settings = Settings()) -> list
         raise ValueError(f"{out} holds other files; the report needs an empty directory, or that of an earlier report")
     results = Results(path)
     parts = [(chapter, make_sections(chapter)) for chapter in load_chapters(results, settings)]
+    names: set[str] = set()
+    for section in (section for _, sections in parts for section in sections):
+        while section.name in names:  # of suites whose names differ in case or punctuation
+            section.name += "-2"
+        names.add(section.name)
     loader, escape = FileSystemLoader(Path(__file__).parent), select_autoescape(["html"])
     environment = Environment(loader=loader, autoescape=escape, undefined=StrictUndefined, trim_blocks=True)
     environment.filters |= {"escaped": escaped, "shown": shown}

@@ -76,7 +76,7 @@ def mutate(folder, generator):
 
 
 @pytest.mark.parametrize(
-    ("agent", "seed", "n"), [("dict", 0, 30), *(pytest.param(agent, 1, 750, marks=pytest.mark.slow) for agent in AGENTS)]
+    ("agent", "seed", "n"), [("dict", 0, 60), *(pytest.param(agent, 1, 750, marks=pytest.mark.slow) for agent in AGENTS)]
 )
 def test_mutations(agent, seed, n, tmp_path):
     sound = save_safe(AGENTS[agent](), tmp_path / "sound" / "agent")
