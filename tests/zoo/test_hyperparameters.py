@@ -23,7 +23,7 @@ PENDULUMS = [f"Inverted{kind}Pendulum-v{n}" for kind in ("", "Double") for n in 
 TUNED = {"CartPole-v1": {"n_timesteps": 6e4, "learning_rate": "lin_0.002"}, "MountainCarContinuous-v0": {"batch_size": 8}}
 LUNAR_LANDERS, SWIMMERS = ["LunarLander-v3", "LunarLanderContinuous-v3"], ["Swimmer-v4", "Swimmer-v5"]
 TUNED |= {name: {"desired_kl": 0.01} for name in LUNAR_LANDERS + SWIMMERS}
-TARGETS = {"Ant": 0.02, "Humanoid": 0.05}
+TARGETS = {"HalfCheetah": 0.03, "Ant": 0.02, "Humanoid": 0.05}
 TUNED_MUJOCO = {name: {"learning_rate": "lin_1e-3", "desired_kl": TARGETS.get(name[:-3], 0.01)} for name in MUJOCO}
 
 
@@ -92,9 +92,19 @@ def test_the_zoos_settings_of_ppo_are_the_starting_point(algo, zoos):  # users Z
         assert found == expected
 
 
+@pytest.mark.parametrize("algo", ["ano", "papo"])
+def test_half_cheetah_has_the_zoos_network_discount_and_coefficients(algo):
+    theirs = yaml.safe_load((Path(rl_zoo3.__file__).parent / "hyperparams" / "ppo.yml").read_text())["HalfCheetah-v4"]
+    for ours in (read(algo)["HalfCheetah-v4"], read(algo)["HalfCheetah-v5"]):
+        numbers = ("n_timesteps", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm")
+        assert [ours[name] for name in numbers] == pytest.approx([theirs[name] for name in numbers], rel=1e-2)
+        policies = (eval(settings["policy_kwargs"], {"dict": dict, "nn": nn}) for settings in (ours, theirs))
+        assert next(policies) == next(policies)
+
+
 def test_mujoco_and_atari_have_the_settings_of_the_paper_s_code():
     ours, keys = read("papo"), ("n_timesteps", "n_envs", "n_steps", "n_epochs", "batch_size", "learning_rate")
-    for settings in map(ours.get, MUJOCO):
+    for settings in (ours[name] for name in MUJOCO if "HalfCheetah" not in name):
         assert [settings[key] for key in (*keys, "vf_coef", "normalize")] == [1e7, 128, 32, 10, 1024, "lin_3e-4", 0.25, True]
         policy = eval(settings["policy_kwargs"], {"dict": dict, "nn": nn})
         assert policy["net_arch"] == {"pi": [256, 256], "vf": [256, 256]}
