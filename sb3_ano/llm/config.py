@@ -61,6 +61,10 @@ class ShapedGRPOConfig(GRPOConfig):
         check(self, None if self.shaping is None else as_pair(self.shaping))
         super().__post_init__()
 
+    def __getstate__(self) -> dict[str, Any]:
+        # transformers pickles the settings in training_args.bin, and pushes it.
+        return {**vars(self), "hub_token": None}
+
 
 @dataclass
 class _OfficialDefaults:

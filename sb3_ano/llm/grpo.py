@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from datasets import IterableDataset
 from transformers import PreTrainedModel
-from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME
 from trl import GRPOTrainer
@@ -55,7 +54,9 @@ class ShapedGRPOTrainer(GRPOTrainer):
         self, model: Any, reward_funcs: Any = None, args: Any = None, *data: Any, shaping: Any = None, **more: Any
     ) -> None:
         # A copy, because another trainer may use the same settings with another shape.
-        args = self.config_class("trainer_output") if args is None else copy.copy(args)
+        given = self.config_class("trainer_output") if args is None else args
+        args = copy.copy(given)
+        args.hub_token = given.hub_token  # which pickles and copies lack
         has_critic = issubclass(self.config_class, ShapedPPOConfig)
         if not isinstance(args, self.config_class) or isinstance(args, ShapedPPOConfig) != has_critic:
             raise TypeError(f"args is a {type(args).__name__}; allowed are settings of class {self.config_class.__name__}")
@@ -261,12 +262,6 @@ class ShapedGRPOTrainer(GRPOTrainer):
         if is_whole:
             load_weights(self.model, checkpoint)
         return is_whole
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        super()._save(output_dir, state_dict)
-        if self.args.should_save:
-            # A pickle of all settings, hub_token and paths included, which would be pushed, and which nothing reads.
-            Path(output_dir or self.args.output_dir, TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         checkpoint = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")

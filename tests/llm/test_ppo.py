@@ -4,6 +4,7 @@ Data and reward models: what can be read, and what the scores are.
 """
 
 import math
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -188,11 +189,13 @@ def test_the_hub_gets_the_final_policy_once_and_the_critic_on_request(tmp_path, 
     """Review B6: it got the weights twice, with everything else in the output directory."""
     pushed: list[list[str]] = []
 
-    def upload_folder(folder_path, **_):
+    def upload_folder(folder_path, token, **_):
+        assert token == "hf_secret"
         pushed.append(sorted(str(path.relative_to(folder_path)) for path in Path(folder_path).rglob("*.safetensors")))
         contents = [path.read_bytes() for path in Path(folder_path).rglob("*") if path.is_file()]
-        # transformers pickles all settings, hub_token and output_dir among them.
-        assert not any(text in content for content in contents for text in (b"hf_secret", bytes(tmp_path)))
+        assert not any(b"hf_secret" in content for content in contents)  # transformers pickles all settings
+        (done := Future()).set_result(None)
+        return done
 
     hub = SimpleNamespace(create_repo=lambda *_, **__: SimpleNamespace(repo_id="me/out"), upload_folder=upload_folder)
     monkeypatch.setattr("transformers.trainer.hf_api", lambda: hub)
@@ -201,6 +204,10 @@ def test_the_hub_gets_the_final_policy_once_and_the_critic_on_request(tmp_path, 
         assert (tmp_path / "final" / "README.md").read_text().count(f"Model Card for {tmp_path.name}") == 1
     assert pushed == [["model.safetensors"], ["critic/model.safetensors", "model.safetensors"]]
     assert (tmp_path / "critic" / "model.safetensors").is_file()
+    # With this strategy, another function of transformers pickles the settings.
+    saving = {"save_strategy": "steps", "save_steps": 1, "hub_strategy": "all_checkpoints", "hub_token": "hf_secret"}
+    critic_trainer(tmp_path / "all", max_steps=1, push_to_hub=True, **saving).train()
+    assert len(pushed) == 4
 
 
 def test_a_dataset_is_read_from_a_directory_or_a_file(tmp_path):
