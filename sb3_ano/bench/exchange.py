@@ -146,7 +146,7 @@ def import_logs(
     :return: names of the runs
     :raises ValueError: if a directory has no episodes, or there is a run of this algorithm, task and seed; nothing is written
     """
-    read = [_require_numbers(path, _read_episodes(path)) for path in logs]
+    read = [_read_episodes(path) for path in logs]
     with ResultsWriter(out) as results:
         documents = [run.document for run in results.runs(results.names())]
         there = {run["seed"]: run["name"] for run in documents if (run["env_id"], run["algorithm"]) == (env_id, algorithm)}
@@ -166,24 +166,20 @@ def import_logs(
         return names
 
 
-def _require_numbers(
-    path: Path, episodes: pd.DataFrame, columns: Sequence[str] = ("r", "l", "t", "timesteps")
-) -> pd.DataFrame:
-    """Return columns of episodes, which must be finite numbers, and must not be below 0 but for the returns."""
-    found = episodes.reindex(columns=list(columns))
+def _require_numbers(path: Path, episodes: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns of Monitor, and steps if there are any; all must be finite, and only returns may be below 0."""
+    found = episodes.reindex(columns=["r", "l", "t", *episodes.columns.intersection(["timesteps"])])
     numbers = found.apply(pd.to_numeric, errors="coerce")
     if numbers.empty or not np.isfinite(numbers).all(axis=None) or (numbers.drop(columns="r") < 0).any(axis=None):
-        raise ValueError(f"{path} has no episodes, or some without finite numbers in {', '.join(columns)}")
+        raise ValueError(f"{path} has no episodes, or some without finite numbers in {', '.join(found.columns)}")
     return found
 
 
 def _read_episodes(path: Path) -> pd.DataFrame:
     """Return episodes in the columns of Monitor; their environment steps are those of all environments together."""
     if files := sorted(path.glob("*monitor.csv")):
-        frames = [pd.read_csv(file, comment="#") for file in files]
+        frames = [_require_numbers(file, pd.read_csv(file, comment="#")) for file in files]
         # Environments step together: a step of each is as many steps of the training.
-        for file, frame in zip(files, frames, strict=True):
-            _require_numbers(file, frame, ["r", "l", "t"])
         steps = [frame["l"].cumsum() * len(frames) if "timesteps" not in frame else frame["timesteps"] for frame in frames]
         together = pd.concat([frame.assign(timesteps=done) for frame, done in zip(frames, steps, strict=True)])
         return together.sort_values("timesteps", kind="stable")
@@ -192,4 +188,4 @@ def _read_episodes(path: Path) -> pd.DataFrame:
     if not path.is_dir() or RETURN_TAG not in events.Reload().Tags()["scalars"]:
         raise ValueError(f"{path} has no episodes: neither *monitor.csv nor TensorBoard events of {RETURN_TAG!r}")
     scalars = pd.DataFrame(events.Scalars(RETURN_TAG)).rename(columns={"value": "r", "step": "timesteps"})
-    return scalars.assign(l=0, t=scalars["wall_time"] - scalars["wall_time"].min())
+    return _require_numbers(path, scalars.assign(l=0, t=scalars["wall_time"] - scalars["wall_time"].min()))
