@@ -309,7 +309,7 @@ def _require_affordable(model: ShapedPolicyAlgorithm, folder: Path) -> None:
         size += 16 * model.policy_kwargs.get("lstm_hidden_size", 256) * model.policy_kwargs.get("n_lstm_layers", 1)
     if model.n_steps * model.n_envs * size > MAX_ROLLOUT_BYTES:
         rollout = f"n_steps={model.n_steps} x {model.n_envs} environments x {size} bytes"
-        allowed = f"{MAX_ROLLOUT_BYTES} bytes, or custom_objects={{'n_steps': ...}}"
+        allowed = f"{MAX_ROLLOUT_BYTES} bytes, or custom_objects={{'n_steps': ...}} together with env="
         raise SafeFormatError(f"{folder} asks for rollouts of {rollout}; allowed are {allowed}")
 
 

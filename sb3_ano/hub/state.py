@@ -160,9 +160,9 @@ def restore_normalization(venv: VecEnv, document: Any, path: Path, tensors: Mapp
     with translate_errors(f"the observations of env cannot be normalized as they were, with norm_obs_keys={keys}"):
         normalized = FastVecNormalize(venv, **settings)
     require_specs(path, tensors, specify(statistics_of(normalized)), "the observations of env")
-    for name, value in tensors.items():
-        if not value.isfinite().all() or (not name.endswith(".mean") and value.min() < 0) or settings["epsilon"] <= 0:
-            raise SafeFormatError(f"{path} is damaged: {name} or epsilon={settings['epsilon']} cannot normalize")
+    for name, value in {**tensors, "epsilon": torch.tensor(settings["epsilon"])}.items():
+        if not value.isfinite().all() or (not name.endswith(".mean") and (value < 0).any()):
+            raise SafeFormatError(f"{path} is damaged: {name} cannot normalize; it is not finite, or below 0")
     for name, running in _running(normalized).items():
         running.mean, running.var = (tensors[f"{name}.{part}"].numpy().copy() for part in ("mean", "var"))
         running.count = float(tensors[f"{name}.count"])

@@ -166,6 +166,9 @@ def test_a_rollout_takes_no_memory_before_training(watched, folder):
         load_safe(folder, eight)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert load_safe(folder).n_steps == 10**7
+    rewrite(folder, {"n_envs": 2**20})  # of the author's, which a number of steps does not agree to
+    with pytest.raises(SafeFormatError, match=r"n_steps=64 x 1048576 environments.*together with env="):
+        load_safe(folder, custom_objects={"n_steps": 64})
     assert load_safe(folder, eight, custom_objects={"n_steps": 64}).n_steps == 64
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
