@@ -304,7 +304,7 @@ class ShapedPolicyAlgorithm(RolloutMixin):
             "max_grad_norm": self.max_grad_norm,
             "max_kl": math.inf if self.target_kl is None else 1.5 * self.target_kl,
         }
-        if self._adapted_from not in (0.0, low):  # a new radius starts anew
+        if self._adapted_from not in (0.0, low):  # the factor was adapted to another radius
             self.radius_factor = 1.0
         self._adapted_from = low
         factor = 1.0 if self.desired_kl is None else self.radius_factor
@@ -389,8 +389,8 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         """
         saved = read_saved_model(path)
         saved.require_algorithm(cls.__name__)
-        own, base = (inspect.signature(made.__init__).parameters.keys() for made in (cls, ShapedPolicyAlgorithm))
-        unknown = kwargs.keys() & ((kwargs.keys() - saved.attributes.keys() - own) | (base - own))
+        own, every = (inspect.signature(kind.__init__).parameters.keys() for kind in (cls, ShapedPolicyAlgorithm))
+        unknown = kwargs.keys() - own - (saved.attributes.keys() - every)  # PAPO's files have desired_kl, too
         if unknown:
             raise TypeError(
                 f"{cls.__name__}.load got the unknown arguments {sorted(unknown)}; allowed are those of {cls.__name__}"

@@ -293,7 +293,10 @@ class Scaled:
 @pytest.mark.parametrize("shape", [Scaled(), (Scaled(), Scaled(2.0)), torch.Tensor.arctan])
 @pytest.mark.filterwarnings("ignore:shaping=")  # of a name that cannot be imported, and of the enclosure
 def test_every_callable_is_a_shape(shape):
-    ANO("MlpPolicy", "CartPole-v1", **SMALL, shaping=shape).learn(64)
+    model = ANO("MlpPolicy", "CartPole-v1", **SMALL, shaping=shape)
+    before = parameters(model).clone()
+    assert not torch.equal(parameters(model.learn(64)), before)
+    assert model.shaping_fingerprint != ANO("MlpPolicy", "CartPole-v1", **SMALL).shaping_fingerprint
 
 
 def test_an_argument_that_the_class_does_not_take_is_not_loaded(tmp_path):
