@@ -66,7 +66,7 @@ def test_the_total_loss_is_that_of_trl_1_12(tmp_path):
     texts = [text for text in tokens if len(tokens[text]) == len(tokens[prompts()["prompt"][0]])][:8]
     ids = [tokens[text] for text in texts]
     completions = torch.randint(3, 30, (len(ids), 6), generator=torch.Generator().manual_seed(0))
-    completions[::2, 3] = tokenizer().eos_token_id  # the others are fined
+    completions[::2, -1] = tokenizer().eos_token_id  # the others are fined; an earlier EOS is no end here, unlike in TRL 1.12
     policy, reference = model(tmp_path, noise=0.03).double(), model(tmp_path).double()
     moves = [a.detach() - b.detach() for a, b in zip(policy.parameters(), reference.parameters(), strict=True)]
     given = {"model": str(tmp_path / "model"), "reward": classifier(tmp_path), "out": str(tmp_path / "theirs")}
