@@ -47,7 +47,7 @@ class FlatRolloutBuffer(RolloutBuffer):
 
     def reset(self) -> None:
         super().reset()
-        self.td_errors = np.zeros_like(self.advantages)
+        self.td_errors = np.zeros(self.advantages.shape, dtype=np.float32)  # zeros_like would write, and so take memory
 
     def add(
         self,
