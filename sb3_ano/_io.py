@@ -1,6 +1,7 @@
 """Files that are written whole or not at all, locks of directories, and the facts that belong to a measurement."""
 
 import contextlib
+import inspect
 import json
 import os
 import platform
@@ -117,6 +118,20 @@ def read_json(path: Path, flags: int = 0) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds {type(content).__name__}, not a JSON object")
     return content
+
+
+def constructor_arguments(kind: type) -> set[str]:
+    """Return the names of a constructor's arguments, with those of the base classes that its ``**kwargs`` go to.
+
+    :param kind: class
+    """
+    names: set[str] = set()
+    for base in kind.__mro__:
+        parameters = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
+        names |= {parameter.name for parameter in parameters}
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return names
 
 
 class DirectoryLock(contextlib.AbstractContextManager[Any]):

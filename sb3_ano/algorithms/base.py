@@ -1,7 +1,6 @@
 """The algorithm that ANO, SPO and PAPO share: constructor, update, log and files."""
 
 import contextlib
-import inspect
 import io
 import math
 import pathlib
@@ -20,6 +19,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.utils import FloatSchedule, explained_variance
 
 from sb3_ano._compat import tracing
+from sb3_ano._io import constructor_arguments
 from sb3_ano.algorithms import arguments, schedules
 from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer, RolloutSamples, is_stock
 from sb3_ano.algorithms.compiled import pays
@@ -389,7 +389,7 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         """
         saved = read_saved_model(path)
         saved.require_algorithm(cls.__name__)
-        own, every = (inspect.signature(kind.__init__).parameters.keys() for kind in (cls, ShapedPolicyAlgorithm))
+        own, every = constructor_arguments(cls), constructor_arguments(ShapedPolicyAlgorithm)
         unknown = kwargs.keys() - own - (saved.attributes.keys() - every)  # PAPO's files have desired_kl, too
         if unknown:
             raise TypeError(

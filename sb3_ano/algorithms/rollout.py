@@ -78,6 +78,9 @@ class RolloutMixin(OnPolicyAlgorithm):
         # Tensors are for callbacks, and for buffers that are not ours.
         as_tensors = not (_needs_no_locals(callback) and is_stock(rollout_buffer, "add"))
         callback.on_rollout_start()  # TrainingCheckpoints restores a resumed training here
+        if isinstance(rollout_buffer, FlatRolloutBuffer) and rollout_buffer.buffer_size != n_rollout_steps:
+            n_rollout_steps = rollout_buffer.buffer_size  # a callback had changed n_steps before the checkpoint
+            rollout_buffer.reset()
         check = FiniteCheck(self, env)
         actor = self._make_actor(env)
         snapshot = None if _changes_nothing(callback) else Snapshot(self.policy)

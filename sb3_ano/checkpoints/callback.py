@@ -17,10 +17,10 @@ from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from sb3_ano._io import DirectoryLock, versions
+from sb3_ano._io import DirectoryLock, constructor_arguments, versions
 from sb3_ano.checkpoints.files import Checkpoint, checkpoint_files, newest_checkpoint, write_checkpoint
 from sb3_ano.checkpoints.native import random_state, set_random_state
-from sb3_ano.checkpoints.state import TrainingState
+from sb3_ano.checkpoints.state import TrainingState, Unpickler
 
 _PACKAGES = ("torch", "numpy", "gymnasium", "stable-baselines3")
 # Arguments of constructors that can change without changing the training.
@@ -130,7 +130,10 @@ class TrainingCheckpoints(BaseCallback):
                 raise ValueError(f"{name} is {value}, but {other} in {checkpoint.path}; resume with the same settings")
         total, reached = here["total_timesteps"], checkpoint.num_timesteps
         if reached >= total:
-            raise ValueError(f"total_timesteps={total} is not allowed: {checkpoint.path} is already at {reached}")
+            at = f"{checkpoint.path} is already at {reached} of {there['total_timesteps']}"
+            raise ValueError(
+                f"total_timesteps={total} is not allowed: {at}; to continue a later call of learn, load that model"
+            )
         if total != there["total_timesteps"]:
             self._report(f"the run was started for {there['total_timesteps']} steps; schedules now use {total}")
         for package, version in here["versions"].items():
@@ -179,7 +182,7 @@ class TrainingCheckpoints(BaseCallback):
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Restore model, environments, callbacks and random generators."""
-        state = pickle.loads(checkpoint.state)
+        state = Unpickler(io.BytesIO(checkpoint.state)).load()
         model, policy = self.model, self.model.policy
         training = TrainingState(model, self.locals.get("callback"), exclude=self)
         model.set_parameters(str(checkpoint.path), exact_match=True, device=model.device)
@@ -198,6 +201,8 @@ class TrainingCheckpoints(BaseCallback):
         set_random_state(state["random"])
         for name, value in state["exploration"].items():
             setattr(policy.action_dist, name, value.to(model.device))
+        if states := getattr(model, "_last_lstm_states", None):
+            model._last_lstm_states = type(states)(*(tuple(part.to(model.device) for part in pair) for pair in states))  # type: ignore[attr-defined]
         self._written = model.num_timesteps
         self._report(f"resumes from {checkpoint.path} after {model.num_timesteps} steps")
         lost = sorted({*different, *state.get("dropped", ["what an earlier version of sb3_ano did not store"])})
@@ -223,7 +228,7 @@ def _warn(message: str) -> None:
 
 def _settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
     """Return the constructor arguments of a model as plain JSON values that can be compared."""
-    names = set(inspect.signature(type(model).__init__).parameters) - _FREE_SETTINGS
+    names = constructor_arguments(type(model)) - _FREE_SETTINGS
     settings = {name: vars(model)[name] for name in sorted(names) if name in vars(model)}
     return json.loads(json.dumps(settings, default=_plain, skipkeys=True))
 

@@ -39,9 +39,13 @@ def _mujoco_state(data: Any) -> dict[str, Any]:
     kind = mujoco.mjtState.mjSTATE_INTEGRATION
     integration = np.empty(mujoco.mj_stateSize(data.model, kind))
     mujoco.mj_getState(data.model, data, integration, kind)
-    attributes = {name: getattr(data, name) for name in dir(data) if not name.startswith("_")}
-    arrays = {name: array.copy() for name, array in attributes.items() if isinstance(array, np.ndarray)}
-    return {"integration": integration, "arrays": arrays}
+    return {"integration": integration, "arrays": {name: array.copy() for name, array in simulator_arrays(data).items()}}
+
+
+def simulator_arrays(found: Any) -> dict[str, np.ndarray]:
+    """Return the arrays in the memory of MuJoCo's data by name; none of other objects."""
+    names = [name for name in dir(found) if not name.startswith("_")] if type(found).__name__ == "MjData" else []
+    return {name: array for name in names if isinstance(array := getattr(found, name), np.ndarray)}
 
 
 def _set_mujoco_state(data: Any, state: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import cloudpickle  # type: ignore[import-untyped]
 import gymnasium as gym
+import numpy as np
 import torch
 from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -25,7 +26,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 
-from sb3_ano.checkpoints.native import native_state
+from sb3_ano.checkpoints.native import native_state, simulator_arrays
 
 # Objects that the resuming program builds itself.
 _BUILT = (BaseAlgorithm, BaseCallback, VecEnv, gym.Env, gym.spaces.Space, ResultsWriter)
@@ -71,6 +72,8 @@ class TrainingState:
         self._referable = {**self.objects, "model.policy.optimizer": model.policy.optimizer}
         self._referable |= {f"parameter {name}": parameter for name, parameter in model.policy.named_parameters()}
         loggers = [model.logger, *model.logger.output_formats] if hasattr(model, "_logger") else []
+        for name, found in self.objects.items():
+            self._referable |= {f"{name}.{key}": array for key, array in simulator_arrays(found).items()}
         self._referable |= {f"logger {place}": part for place, part in enumerate(loggers)}
         self._names = {id(value): name for name, value in self._referable.items()}
 
@@ -153,12 +156,10 @@ class TrainingState:
         :raises ValueError: if the environments have other classes or wrappers than those of the checkpoint, or the program
             lacks a class or function that the checkpoint refers to
         """
-
-        class Unpickler(pickle.Unpickler):
-            persistent_load = staticmethod(self._referable.get)
-
+        unpickler = Unpickler(io.BytesIO(content))
+        unpickler.persistent_load = self._referable.get  # type: ignore[method-assign]
         try:
-            state = Unpickler(io.BytesIO(content)).load()
+            state = unpickler.load()
         except (AttributeError, ImportError) as error:
             raise ValueError(f"the checkpoint refers to an object that this program does not define: {error}") from error
         here, there = self._environments(), state["environments"]
@@ -262,12 +263,29 @@ def _is_nameless(value: Any) -> bool:
     return isinstance(value, types.FunctionType) and "<" in value.__qualname__
 
 
+def _owner(content: bytes, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    """Return an array that owns its memory, which an array of NumPy's own pickles does not."""
+    return np.frombuffer(content, dtype).reshape(shape).copy()
+
+
 def _kind(found: Any) -> str:
     return type(found).__qualname__
 
 
+class Unpickler(pickle.Unpickler):
+    """Unpickle tensors of a GPU on the CPU if this machine has no GPU."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch.storage", "_load_from_bytes") and not torch.cuda.is_available():
+            return lambda content: torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
+        return super().find_class(module, name)
+
+
 class _Pickler(cloudpickle.Pickler):
-    """Pickle references to built objects as their names, functions without a name by their code, and the rest as usual."""
+    """Pickle references to built objects as their names, functions without a name by their code, and the rest as usual.
+
+    Arrays that share memory share it afterwards, too.
+    """
 
     names: dict[int, str]
     # Without cloudpickle's copies of files and buffers, which are neither. A plain dictionary, because cloudpickle's chained
@@ -283,6 +301,13 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(value, gym.utils.EzPickle | gym.Env | VecEnv):
             # Unpickled, an EzPickle object is as its constructor made it.
             raise pickle.PicklingError(f"{type(value).__qualname__} is pickled without its state")
+        if type(value) is np.ndarray and not value.dtype.hasobject:
+            root = value.base if type(value.base) is np.ndarray else value
+            if root is value and root.flags.c_contiguous:
+                return _owner, (value.tobytes(), value.dtype, value.shape)
+            if root.flags.c_contiguous:
+                offset = value.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+                return np.ndarray, (value.shape, value.dtype, root, offset, value.strides)
         if isinstance(value, types.MethodType) and getattr(value.__self__, value.__name__, None) == value:
             return getattr, (value.__self__, value.__name__)
         # Named functions and classes are those of the resuming program, which may compare them with its own.

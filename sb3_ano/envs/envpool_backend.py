@@ -27,6 +27,8 @@ _REPLACES_GYMNASIUM = {_ATARI, "envpool.mujoco.gym"}
 # Settings that are arguments of make_vec_env, or fixed here.
 _OF_THE_POOL = {"base_path", "batch_size", "env_seed", "gym_reset_return_info", "max_num_players", "num_envs"}
 _OF_THE_POOL |= {"num_threads", "seed", "thread_affinity_offset"}
+# Settings of Atari games that follow from the protocol, where some have other names.
+_OF_THE_PROTOCOL = {"stack_num", "img_height", "img_width", "reward_clip", "max_episode_steps"}
 _NOT_PINNED = -1
 
 
@@ -52,7 +54,8 @@ def takes(env_id: str, env_kwargs: dict[str, Any]) -> bool:
 
 def _settings(env_id: str) -> set[str]:
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # gymnasium's, about rounding the bounds of spaces
-        return set(envpool.make_spec(env_id).config._asdict()) - _OF_THE_POOL
+        settings = set(envpool.make_spec(env_id).config._asdict()) - _OF_THE_POOL
+    return settings - _OF_THE_PROTOCOL if registry.specs[env_id][0] == _ATARI else settings
 
 
 class EnvPoolVecEnv(BatchedVecEnv):

@@ -172,7 +172,7 @@ def _chosen_backend(
 
 def _fastest(env_id: str, n_envs: int, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> str:
     """Return the backend that ``"auto"`` selects: never one for which the id means another task."""
-    if "render_mode" in env_kwargs:
+    if {"render_mode", "xml_file"} & env_kwargs.keys():  # EnvPool finds its own files only
         return "gymnasium"
     pool = _module("envpool") if _installed("envpool") else None
     if atari is not None:

@@ -243,7 +243,10 @@ def _completions(options: argparse.Namespace, file: Path) -> dict[str, Policies]
     if len(files) == len(options.policies):
         return {"": files}
     dataset = load_split(options.dataset_name, options.dataset_config, options.dataset_split)
-    prompts = list({plain(prompt): prompt for prompt in dataset["prompt"]}.values())
+    unique = {plain(prompt): prompt for prompt in dataset["prompt"]}
+    prompts = [prompt for text, prompt in unique.items() if all(text in file for file in files.values())]
+    if not prompts:
+        raise ValueError(f"dataset_name={options.dataset_name!r} has no prompt in common with the completions")
     random.Random(options.seed).shuffle(prompts)
     ledger, sampling = Ledger(file), (options.seed, options.max_completion_length, options.batch_size)
     return {

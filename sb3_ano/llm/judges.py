@@ -154,7 +154,11 @@ def _fill(template: str, prompt: str, first: str, second: str) -> str:
 
 
 def _ask(client: openai.OpenAI, ledger: Ledger, key: str, request: dict[str, Any]) -> None:
-    reply, usage = client.chat.completions.with_raw_response.create(**request).text, {}
+    fields = {
+        name: value for name, value in request.items() if name not in ("model", "messages")
+    }  # also those of local servers
+    create = client.chat.completions.with_raw_response.create
+    reply, usage = create(model=request["model"], messages=request["messages"], extra_body=fields).text, {}
     # A proxy may answer with a page of HTML and status 200: that is a reply without a verdict.
     try:
         parsed = json.loads(reply)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import rl_zoo3.utils
 from rl_zoo3.exp_manager import ExperimentManager
+from stable_baselines3.common.atari_wrappers import AtariWrapper
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from sb3_ano.envs import make_vec_env
@@ -68,8 +69,8 @@ def take_backend(hyperparams: dict[str, Any], env_id: str) -> Backend | None:
         return backend
     wrappers = hyperparams.get("env_wrapper") or []
     wrappers = wrappers if isinstance(wrappers, list) else [wrappers]
-    named = [(wrapper, {}) if isinstance(wrapper, str) else next(iter(wrapper.items())) for wrapper in wrappers]
-    if [name for name, _ in named] == [_ATARI_WRAPPER]:
+    named = [next(iter(wrapper.items())) if isinstance(wrapper, dict) else (wrapper, {}) for wrapper in wrappers]
+    if [name for name, _ in named] in ([_ATARI_WRAPPER], [AtariWrapper]):
         backend.env_kwargs.update({_RENAMED.get(name, name): value for name, value in (named[0][1] or {}).items()})
         del hyperparams["env_wrapper"]
         hyperparams.setdefault("frame_stack", 1)

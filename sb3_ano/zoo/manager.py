@@ -104,6 +104,8 @@ class Manager(ExperimentManager):
     def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> Any:
         self.backend = take_backend(hyperparams, self.env_name.gym_id)
         result = super()._preprocess_hyperparams(hyperparams)
+        if self._eval_env_kwargs_args is None:  # the zoo looks for them on the command line only
+            self.eval_env_kwargs = self.env_kwargs
         if self.continues and self.vec_env_class is vec_env.SubprocVecEnv:  # in whose processes nothing is replaced
             self.monitor_kwargs.update(override_existing=False)
         return result
@@ -118,14 +120,16 @@ class Manager(ExperimentManager):
         prepare_env(self.env_name.gym_id)
         run = copy.copy(self)  # the zoo makes the environments of any class that it finds there
         if self.backend is not None:
-            run.vec_env_class = self.backend.vec_env_class(
+            make_class = functools.partial(
+                self.backend.vec_env_class,
                 seed=self.seed,
                 env_kwargs=self.eval_env_kwargs if eval_env else self.env_kwargs,
                 monitor_dir=None if eval_env or no_log else self.save_path,
                 wrapper_class=self.env_wrapper,
                 vec_env_cls=self.vec_env_class,
-                monitor_kwargs=self.monitor_kwargs,
             )
+            # The zoo sets monitor_kwargs of goal environments meanwhile.
+            run.vec_env_class = lambda *fns, **options: make_class(monitor_kwargs=run.monitor_kwargs)(*fns, **options)
         return super(Manager, run).create_envs(n_envs, eval_env, no_log)
 
     def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:

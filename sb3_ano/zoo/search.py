@@ -166,8 +166,6 @@ class Search(ExperimentManager):
         trial.set_user_attr(HYPERPARAMETERS, hyperparameters)
         run.normalize_kwargs = {}  # is filled with the trial's discount factor
         arguments, run.env_wrapper, _, run.vec_env_wrapper = run._preprocess_hyperparams(copy.deepcopy(hyperparameters))
-        if self._eval_env_kwargs_args is None:
-            run.eval_env_kwargs = run.env_kwargs
         path = self.optimization_log_path and os.path.join(self.optimization_log_path, f"trial_{trial.number}")
         env = run.create_envs(run.n_envs, no_log=True)
         eval_env = run.create_envs(run.n_eval_envs, eval_env=True)
@@ -213,6 +211,8 @@ class Search(ExperimentManager):
         write_file(directory / "trials.csv", study.trials_dataframe().to_csv(index=False))
         complete = study.get_trials(states=[TrialState.COMPLETE])
         print(f"study {self.study_name} in {self.storage}: {len(complete)} of {len(study.trials)} trials are complete")
+        if not complete and study.get_trials(deepcopy=False, states=[TrialState.PRUNED]):
+            raise ValueError("all trials that have ended are pruned; the lines above name the reasons")
         if not complete:
             return
         plots: dict[str, Callable[..., Any]] = {"history": plot_optimization_history, "importances": plot_param_importances}
@@ -296,5 +296,8 @@ def merge(unsearched: Mapping[str, Any], sampled: Mapping[str, Any]) -> dict[str
     given = [part["policy_kwargs"] for part in (unsearched, sampled) if part.get("policy_kwargs")]
     if given:
         # The zoo evaluates the text, and knows torch.nn as nn.
-        merged["policy_kwargs"] = re.sub(r"<class 'torch\.nn\.[\w.]+\.(\w+)'>", r"nn.\1", " | ".join(map(str, given)))
+        text = re.sub(r"<class 'torch\.nn\.[\w.]+\.(\w+)'>", r"nn.\1", " | ".join(map(str, given)))
+        if "<class" in text:
+            raise ValueError(f"policy_kwargs={text} holds classes that -optimize cannot write; allowed are those of torch.nn")
+        merged["policy_kwargs"] = text
     return merged

@@ -305,6 +305,19 @@ def test_an_argument_that_the_class_does_not_take_is_not_loaded(tmp_path):
         PAPO.load(tmp_path / "papo", desired_kl=0.01)
 
 
+def test_arguments_that_a_subclass_passes_on_are_loaded(tmp_path):
+    class Own(ANO):
+        def __init__(self, policy: str, env: str, more: int = 1, **arguments: object) -> None:
+            super().__init__(policy, env, **arguments)
+            self.more = more
+
+    Own("MlpPolicy", "CartPole-v1", more=3, n_steps=64, batch_size=64).save(tmp_path / "own")
+    loaded = Own.load(tmp_path / "own", seed=5, learning_rate=1e-4)
+    assert (loaded.more, loaded.seed, loaded.learning_rate, loaded.n_steps) == (3, 5, 1e-4, 64)
+    with pytest.raises(TypeError, match=r"unknown arguments \['learning_rat'\]"):
+        Own.load(tmp_path / "own", learning_rat=1e-4)
+
+
 def test_attributes_are_excluded_included_and_replaced(tmp_path):
     model = trained(gamma=0.9, learning_rate=1e-3)
     model.save(tmp_path / "model", exclude=["gamma"], include=["rollout_buffer"])

@@ -1,7 +1,9 @@
 """A run that was interrupted and resumed equals the uninterrupted run bit for bit."""
 
 import gc
+import io
 import operator
+import pickle
 import random
 import re
 import shutil
@@ -237,6 +239,17 @@ def test_numbers_out_of_range_are_rejected(name, value, tmp_path):
         TrainingCheckpoints(tmp_path, **{name: value})
 
 
+class Renamed(ANO):
+    """Pass most arguments on, as SB3's users do in their own classes."""
+
+    def __init__(self, more: int, **arguments: object) -> None:
+        super().__init__("MlpPolicy", cart_pole(), **ANO_SHORT, **arguments)
+        self.more = more
+
+
+Renamed.__name__ = "ANO"  # the algorithm of the checkpoint
+
+
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory):
     """A directory with the checkpoints of a run of 96 steps."""
@@ -253,7 +266,8 @@ def earlier(tmp_path_factory):
         ({"policy_kwargs": {"activation_fn": torch.nn.ReLU}}, 96, "policy_kwargs is {'activation_fn': 'ReLU'}"),
         ({"shaping": "spo"}, 96, "shaping is spo, but ano in"),
         ({}, 64, "total_timesteps=64 is not allowed: .* is already at 64"),
-        ({}, 40, "total_timesteps=40 is not allowed: .* is already at 64"),
+        ({}, 40, "total_timesteps=40 is not allowed: .* is already at 64 of 96; to continue a later call of learn, load that"),
+        (lambda: Renamed(3, gamma=0.9), 96, "gamma is 0.9, but 0.99 in"),
         (lambda: SPO("MlpPolicy", cart_pole(), **ANO_SHORT), 96, "algorithm is SPO, but ANO in"),
         (lambda: SAC("MlpPolicy", "Pendulum-v1"), 96, "cannot store SAC; allowed are on-policy algorithms"),
     ],
@@ -319,6 +333,32 @@ def test_envpool_resumes_with_new_episodes_and_a_warning(tmp_path):
     assert model.get_vec_normalize_env().obs_rms.count > 384  # of all steps, not only of those since
     np.testing.assert_array_equal(starts[0], earlier[0])
     assert not any(np.array_equal(starts[-1], start) for start in earlier)  # those are of the seed of the program
+
+
+@pytest.mark.parametrize(
+    "make_model",
+    [partial(make_ano, use_sde=True), partial(RecurrentPPO, "MlpLstmPolicy", **LSTM, **PPO_SHORT)],
+    ids=["gsde", "lstm"],
+)
+def test_a_checkpoint_of_a_gpu_resumes_without_one(make_model, tmp_path, monkeypatch):
+    """Tensors are stored with the name of their device, which is that of a GPU here."""
+    program = partial(Program, list, cheetah, make_model)
+    whole, save = program().learn(), TrainingCheckpoints._save
+
+    def save_as_on_a_gpu(self: TrainingCheckpoints) -> None:
+        content = io.BytesIO()
+        self.model.save(content)
+        with monkeypatch.context() as patch:
+            patch.setattr(self.model, "save", lambda file: file.write(content.getvalue()))
+            patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+            save(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingCheckpoints, "_save", save_as_on_a_gpu)
+        interrupt(tmp_path, program())
+    with pytest.raises(RuntimeError, match="CUDA"):
+        pickle.loads(newest_checkpoint(tmp_path).state)
+    assert_same(resume(tmp_path, program()), whole)
 
 
 # Attributes that callbacks or environments change: restored, or named in a warning.
@@ -418,6 +458,7 @@ EXACT = {
     "much of the model": (event(change_much),),
     "a callback's text, with SB3's PPO": (assign(phase="exploit"), cart_pole, partial(PPO, "MlpPolicy", **PPO_SHORT)),
     "a learning rate that is a function": (event(halve),),
+    "the length of rollouts": (event(lambda event: setattr(event.model, "n_steps", 64)),),
     "a method of an environment": (list, switching(lambda env: env.negative)),
     "a function of an environment": (list, switching(lambda env: operator.neg)),
     "a class method of an environment": (list, switching(lambda env: env.zero)),

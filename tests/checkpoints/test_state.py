@@ -1,5 +1,7 @@
 """Environments whose state is restored continue, number by number, as those from which it was captured."""
 
+import itertools
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -92,6 +94,34 @@ def test_restored_environments_share_generators_and_refer_to_each_other_as_befor
     assert after.generator is after.unwrapped.np_random is not before.generator
     assert after.active is after.second
     assert after.all == [after.second, after.first]
+
+
+class Views(gym.Wrapper):
+    """Keep arrays that share memory, with each other and with the simulator."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("HalfCheetah-v5"))
+        self.all = np.arange(6.0).reshape(2, 3)
+        self.row, self.columns, self.qpos = self.all[1], [self.all[:, ::-2]], self.unwrapped.data.qpos
+        self.joints = {"legs": self.qpos[3:]}
+
+
+def test_arrays_that_share_memory_share_it_afterwards():
+    envs = [DummyVecEnv([Views]) for _ in range(3)]
+    for env in envs:
+        env.reset()
+    first, last = envs[0].envs[0], envs[2].envs[0]
+    first.all *= 10.0
+    for before, after in itertools.pairwise(envs):  # resumed, and once more
+        assert state_of(after).restore(state_of(before).capture()["attributes"]) == []
+    last.all[1, 2] = -1.0
+    assert last.row.tolist() == [30.0, 40.0, -1.0]
+    assert last.columns[0].tolist() == [[20.0, 0.0], [-1.0, 30.0]]
+    assert first.row.tolist() == [30.0, 40.0, 50.0]
+    for env in (first, last):
+        env.step(env.action_space.sample())
+        assert env.qpos is env.unwrapped.data.qpos
+        assert env.joints["legs"].tolist() == env.unwrapped.data.qpos[3:].tolist()
 
 
 class Gate(EzPickle):

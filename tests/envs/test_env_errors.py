@@ -22,6 +22,8 @@ SETTINGS = [
     ("Hopper-v5", POOL, "frame_skp", "EnvPool's Hopper-v5 does not know: frame_skp, did you mean 'frame_skip'"),
     ("Hopper-v5", POOL, "seed", "EnvPool's Hopper-v5 does not know: seed"),
     ("CartPole-v1", PYTHON, "xyzzy", "gymnasium's CartPole-v1 does not know: xyzzy$"),
+    ("Pong-v5", POOL, "stack_num", "EnvPool's Pong-v5 does not know: stack_num"),
+    ("Pong-v5", POOL, "reward_clip", "EnvPool's Pong-v5 does not know: reward_clip"),
     ("ALE/Pong-v5", {}, "noop_mx", "gymnasium's ALE/Pong-v5 does not know: noop_mx, did you mean 'noop_max'"),
     ("Pong-v5", ALE, "frame_stak", "ale-py's Pong-v5 does not know: frame_stak, did you mean 'frame_stack'"),
     (PendulumEnv, {}, "render_mod", "gymnasium's .*PendulumEnv.* does not know: render_mod, did you mean 'render_mode'"),

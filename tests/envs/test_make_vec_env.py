@@ -7,6 +7,7 @@ import sys
 import warnings
 
 import gymnasium as gym
+import gymnasium.envs.mujoco
 import numpy as np
 import pytest
 import torch
@@ -44,6 +45,8 @@ def kind(env_id: str, **kwargs) -> str:
         ("Hopper-v5", {"env_kwargs": {"healthy_z_range": (0.5, 2.0)}}, "DirectVecEnv"),
         ("Hopper-v5", {"env_kwargs": {"terminate_when_unhealthy": False}}, "EnvPoolVecEnv"),
         ("Hopper-v5", {"env_kwargs": {"render_mode": "rgb_array"}}, "DirectVecEnv"),
+        ("Hopper-v5", {"env_kwargs": {"xml_file": f"{gymnasium.envs.mujoco.__path__[0]}/assets/hopper.xml"}}, "DirectVecEnv"),
+        ("PongNoFrameskip-v4", {"env_kwargs": {"max_episode_steps": 100}}, "DirectVecEnv"),
         *((env_id, {}, "DirectVecEnv") for env_id in ("CartPole-v1", "Pendulum-v1")),  # would cost more, or differ
     ],
 )

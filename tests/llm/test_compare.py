@@ -41,7 +41,8 @@ class Judge(httpx2.MockTransport):
         self.mood, self.asked, self.keys, self.answers, self.lock = mood, Counter(), set(), 0, threading.Lock()
 
     def answer(self, request):
-        text = json.loads(request.content)["messages"][0]["content"]
+        self.fields = json.loads(request.content)
+        text = self.fields.pop("messages")[0]["content"]
         with self.lock:
             self.asked[text] += 1
             self.keys.add(request.headers["Authorization"])
@@ -66,6 +67,8 @@ def pair(prompt: str, *completions: str) -> tuple:
 
 
 PAIRS = [pair(f"prompt {i}", "x" * i, "y" * 3) for i in range(1, 7)]
+# A field of OpenAI's, and one of other servers.
+REQUEST = {"max_tokens": 512, "chat_template_kwargs": {"enable_thinking": False}}
 LONGER = ["lose", "lose", "tie", "win", "win", "win"]
 
 
@@ -84,7 +87,7 @@ def files(tmp_path, monkeypatch):
 def ask(judge: Judge, pairs: list, file: Path, retries: int = 8) -> pd.DataFrame:
     options = {"base_url": "http://judge", "api_key": "secret-key", "max_retries": retries}
     client = openai.OpenAI(http_client=httpx2.Client(transport=judge), **options)
-    return pd.DataFrame(judge_by_chat(pairs, client, "m", Ledger(file), TEMPLATE, 8, {"max_tokens": 512}))
+    return pd.DataFrame(judge_by_chat(pairs, client, "m", Ledger(file), TEMPLATE, 8, REQUEST))
 
 
 def rows(verdicts: list[str]) -> pd.DataFrame:
@@ -150,6 +153,7 @@ def test_a_chat_judge_asks_in_both_orders_and_never_twice(tmp_path, mood, verdic
     # Another process finds the replies, also those that could not be parsed.
     assert ask(judge, PAIRS, file)["verdict"].tolist() == verdicts
     assert set(judge.asked.values()) == {times}
+    assert judge.fields == {"model": "m", "max_tokens": 512, "chat_template_kwargs": {"enable_thinking": False}}
     assert judge.keys == {"Bearer secret-key"}
     assert "secret-key" not in file.read_text()
 
@@ -305,6 +309,11 @@ def test_models_are_compared_by_a_reward_model_at_temperatures(data, capsys, mon
     assert table["temperature"].tolist() == [0.0, 1.0]
     assert table["tie"].tolist() == [8, 8]  # the same model with the same seed
     assert "reward_model reward" in capsys.readouterr().out
+    kept = [json.loads(line) for line in Path("out/completions.jsonl").read_text().splitlines()][-3:]
+    Path("kept.jsonl").write_text("".join(json.dumps({"prompt": row["prompt"], "completion": "no"}) + "\n" for row in kept))
+    policies, samples = ["one=model", "kept=kept.jsonl"], ["--samples", "2", "--out", "with_file"]
+    assert main(["compare", *policies, *arguments[3:], *samples]) == 0
+    assert pd.read_csv("with_file/win_rates.csv")["prompts"].tolist() == [2, 2]
     foreign = chatty()
     foreign.add_tokens(["another"])
     foreign.save_pretrained("model")

@@ -2,9 +2,13 @@
 
 from argparse import Namespace
 
+import gymnasium as gym
 import pytest
 import rl_zoo3.train
 import rl_zoo3.utils
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.registration import EnvSpec
+from stable_baselines3.common.atari_wrappers import AtariWrapper
 
 from sb3_ano.envs import register_atari
 from sb3_ano.zoo.backends import take_backend
@@ -38,9 +42,36 @@ def test_the_shipped_files_take_the_fast_environments(env_id, changes, processes
     env.close()
 
 
+def test_evaluations_have_the_settings_of_the_training(tmp_path):
+    """Whether they come from a file or from -params, and not only from --env-kwargs, where the zoo looks."""
+    options = {"eval_freq": -1, "verbose": 0, "hyperparams": {"env_kwargs": {"g": 2.0}}}
+    manager = rl_zoo3.train.ExperimentManager(Namespace(), "ano", "Pendulum-v1", str(tmp_path), **options)
+    manager._preprocess_hyperparams(manager.read_hyperparameters()[0])
+    for evaluates in (False, True):
+        assert manager.create_envs(1, eval_env=evaluates, no_log=True).get_attr("g") == [2.0]
+
+
+class Parking(CartPoleEnv):
+    def step(self, action):
+        *result, info = super().step(action)
+        return *result, {**info, "is_success": True}
+
+
+def test_goals_that_were_reached_are_in_the_monitor_file(tmp_path, monkeypatch):
+    monkeypatch.setitem(gym.registry, "parking-v0", EnvSpec("parking-v0", Parking))
+    (tmp_path / "file.yml").write_text("parking-v0: {policy: MlpPolicy, n_timesteps: 64, backend: auto}")
+    options = {"eval_freq": -1, "verbose": 0, "config": str(tmp_path / "file.yml")}
+    manager = rl_zoo3.train.ExperimentManager(Namespace(), "ano", "parking-v0", str(tmp_path), **options)
+    manager._preprocess_hyperparams(manager.read_hyperparameters()[0])
+    manager.save_path = str(tmp_path)
+    manager.create_envs(1).close()
+    assert (tmp_path / "0.monitor.csv").read_text().splitlines()[1] == "r,l,t,is_success"
+
+
 WRAPPED = [
     ({"frame_stack": 2}, {"frame_stack": 2}, {}),
     ({"env_wrapper": ATARI_WRAPPER}, {"frame_stack": 1}, {}),
+    ({"env_wrapper": AtariWrapper}, {"frame_stack": 1}, {}),  # as in a configuration in Python
     ({"env_wrapper": [{ATARI_WRAPPER: {"terminal_on_life_loss": False}}]}, {"frame_stack": 1, "episodic_life": False}, {}),
     ({"env_wrapper": [{ATARI_WRAPPER: {"noop_max": 5}}], "frame_stack": 4}, {"frame_stack": 4, "noop_max": 5}, {}),
     ({"env_wrapper": ["a.Wrapper"], "frame_stack": 4}, {}, {"env_wrapper": ["a.Wrapper"], "frame_stack": 4}),

@@ -15,6 +15,7 @@ from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_SAMPLER
 from torch import nn
+from torch.optim import AdamW
 
 from sb3_ano import ANO
 from sb3_ano._registry import ALGORITHMS
@@ -271,6 +272,8 @@ def test_what_is_fixed_is_not_searched(name):
         assert hyperparameters.get(name, "not searched") == (96 if name == "n_steps" else "not searched")
         assert ("clip_range_high" in hyperparameters) == (name != "clip_range"), "it is a multiple of clip_range"
         assert name != "n_steps" or 96 * 4 % hyperparameters["batch_size"] == 0
+    scheduled = [hyperparameters for hyperparameters, _ in sampled("ano", 4, count=20, fixed={"clip_range": "lin_0.3"})]
+    assert not any("desired_kl" in hyperparameters for hyperparameters in scheduled), "it works against a schedule"
 
 
 @pytest.mark.parametrize("as_text", [str, eval])
@@ -281,3 +284,5 @@ def test_policy_kwargs_of_the_file_that_are_not_searched_stay(as_text):
     assert (result["gamma"], result["clip_range"]) == (0.9, 0.3)
     assert eval(result["policy_kwargs"]) == networks | {"log_std_init": -2, "optimizer_kwargs": {"eps": 1e-5}}
     assert eval(merge({"policy_kwargs": given}, {})["policy_kwargs"])["log_std_init"] == -2
+    with pytest.raises(ValueError, match="AdamW'>} holds classes that -optimize cannot write; allowed are those of torch.nn"):
+        merge({"policy_kwargs": {"optimizer_class": AdamW}}, {})
