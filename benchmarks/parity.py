@@ -7,6 +7,7 @@
 
 import argparse
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,14 @@ HYPERPARAMETERS = {
 }
 
 
-def returns(path: Path) -> pd.DataFrame:
-    """Return a row per run: the mean return over the last tenth of the training, and of the last evaluation."""
+def returns(path: Path, names: Collection[str]) -> pd.DataFrame:
+    """Return a row per run: the mean return over the last tenth of the training, and of the last evaluation.
+
+    :param path: directory of the results
+    :param names: names of the runs to read; others may have another length
+    """
     rows = []
-    for run in Results(path).runs():
+    for run in Results(path).runs(names):
         document, episodes = run.document, run.episodes()
         late = episodes[episodes["timesteps"] > 0.9 * document["total_timesteps"]]
         row = {name: document[name] for name in ("env_id", "algorithm", "seed")}
@@ -92,7 +97,7 @@ def main() -> int:
         failures = execute(missing, Pool(options.jobs, 1, results.held), results, {"models": False})
     for name, error in failures.items():
         print(f"failed: {name}: {error}", file=sys.stderr)
-    table = compare(returns(options.out), options.algos[0])
+    table = compare(returns(options.out, {run.name for run in runs}), options.algos[0])
     table.to_csv(options.out / "parity.csv", index=False)
     print(table.round(1).to_string(index=False))
     return 1 if failures else 0

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 #: Name, color and line style of each setting.
 SETTINGS = {
     "ppo": ("PPO, radius 0.2", "#495057", "-"),
+    "ano:shaping=ppo": ("PPO, radius 0.2", "#495057", "-"),  # the same objective; the long study has it at 3e-4
     "spo": ("SPO, radius 0.2", "#e08a3c", "-"),
     "ano:desired_kl=0.01,shaping=ppo": ("PPO, KL 0.01", "#495057", "--"),
     "ano": ("ANO, radius 0.2", "#c2255c", "-"),
@@ -20,6 +21,8 @@ SETTINGS = {
     "ano:desired_kl=0.02": ("ANO, KL 0.02", "#1971c2", "-."),
     "ano:desired_kl=0.05": ("ANO, KL 0.05", "#7048e8", ":"),
 }
+#: Settings that were run with few seeds or on one task only, and are in tables only.
+LEFT_OUT = {"spo:desired_kl=0.01", "ano:desired_kl=0.02,shaping=ppo", "ano:desired_kl=0.05,shaping=ppo"}
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 #: Tasks on which the settings were chosen, and tasks that were run afterwards; a row of panels each.
 STUDIES = ["step_size", "held_out"]
@@ -31,9 +34,13 @@ def draw(output: str, learning_rate: float, studies: list[str]) -> None:
     :param output: figure to write, PNG or SVG by its ending
     :param learning_rate: learning rate of the runs to draw
     :param studies: directories of docs/results
+    :raises ValueError: if the rows have an algorithm without a look
     """
     rows = pd.concat([pd.read_csv(RESULTS / study / "curves.csv") for study in studies])
-    tasks = dict(list(rows[rows["learning_rate"] == learning_rate].groupby("env", sort=False)))
+    rows = rows[rows["learning_rate"] == learning_rate]
+    if unknown := set(rows["algorithm"]) - SETTINGS.keys() - LEFT_OUT:
+        raise ValueError(f"algorithm={min(unknown)!r} has no look; allowed are {', '.join([*SETTINGS, *sorted(LEFT_OUT)])}")
+    tasks = dict(list(rows.groupby("env", sort=False)))
     columns = min(len(tasks), 3)
     lines = math.ceil(len(tasks) / columns)
     figure = Figure(figsize=(2.0 + 3.0 * columns, 1.0 + 2.6 * lines), layout="constrained")

@@ -11,14 +11,14 @@ import pandas as pd
 from sb3_ano._io import now, replace_directory
 from sb3_ano.bench.algorithms import number
 from sb3_ano.bench.plan import Run
-from sb3_ano.bench.results import Results, ResultsWriter, RunFiles, require_different
+from sb3_ano.bench.results import Results, ResultsWriter, RunFiles
 from sb3_ano.bench.training import MONITOR, write_run
 
 _SETTINGS = ["clip_range", "desired_kl", "learning_rate", "n_epochs"]
-#: Columns that identify a run in CSV files.
-KEY = ["env", "algorithm", *_SETTINGS, "changed", "steps", "seed"]
+#: Columns that identify a run in CSV files; rows of earlier versions have no identity.
+KEY = ["env", "algorithm", *_SETTINGS, "changed", "steps", "seed", "identity"]
 # Columns of texts; without this, a commit of digits would be read as a number.
-_TEXTS = dict.fromkeys(["env", "algorithm", "changed", "date", "commit"], str)
+_TEXTS = dict.fromkeys(["env", "algorithm", "changed", "identity", "date", "commit"], str)
 # Columns of progress.csv, and how their updates are summarized.
 _DIAGNOSTICS = {
     "kl_mean": ("update/approx_kl", "mean"),
@@ -40,13 +40,12 @@ def export(path: Path, out: Path, to: str = "csv") -> str:
     :param out: directory to write
     :param to: ``"csv"``, ``"tensorboard"`` or ``"wandb"``
     :return: message for the user
-    :raises ValueError: if runs are damaged, if none has finished, or if two would have the same row
+    :raises ValueError: if runs are damaged, or if none has finished
     :raises ModuleNotFoundError: if the package of the format is not installed
     """
     runs = Results(path).runs()
     if to == "csv":
         rows = [(key_of(run), run) for run in runs]
-        require_different(pd.DataFrame([key | {"name": run.path.name} for key, run in rows]), KEY)
         count = merge_csv(pd.DataFrame([key | _summary(run) for key, run in rows]), out / "runs.csv", KEY)
         points = [key | point for key, run in rows for point in _curve(run).to_dict("records")]
         columns = [*KEY, "timesteps"]
@@ -90,7 +89,7 @@ def _summary(run: RunFiles) -> dict[str, Any]:
 def merge_csv(table: pd.DataFrame, file: Path, key: list[str]) -> int:
     """Merge rows into a CSV file.
 
-    :param table: new rows, which replace old ones of the same key
+    :param table: new rows, which replace old ones of the same key, or of the same key without an identity
     :param file: file to write
     :param key: columns that identify a row
     :return: number of rows in the file
@@ -99,6 +98,8 @@ def merge_csv(table: pd.DataFrame, file: Path, key: list[str]) -> int:
         # pandas warns of columns without values unless all are objects.
         table = pd.concat([frame.astype(object) for frame in (pd.read_csv(file, dtype=_TEXTS), table)]).infer_objects()
     if not table.empty:
+        # A row without an identity may be of any run that is equal in the other columns.
+        table = table[table["identity"].notna() | ~table.duplicated([name for name in key if name != "identity"], keep="last")]
         table = table.drop_duplicates(key, keep="last").sort_values(key)
     file.parent.mkdir(parents=True, exist_ok=True)
     table.to_csv(file, index=False, float_format="%.5g")

@@ -92,13 +92,13 @@ class Suite(Task):
     def select(self, env_ids: Sequence[str]) -> "Suite":
         """Return the suite with some of its tasks.
 
-        :param env_ids: environment ids, with or without their version
+        :param env_ids: environment ids, with their version, or without it for all versions
         :raises ValueError: for a task that is not in the suite
         """
-        known = {name: task for task in self.tasks for name in (task, _VERSION.sub("", task))}
-        check_names(f"task of suite {self.name!r}:", env_ids, known)
-        wanted = {known[env_id] for env_id in env_ids}
-        return self.model_copy(update={"tasks": {task: self.tasks[task] for task in self.tasks if task in wanted}})
+        names = {task: {task, _VERSION.sub("", task)} for task in self.tasks}
+        check_names(f"task of suite {self.name!r}:", env_ids, set().union(*names.values()))
+        wanted = {task: settings for task, settings in self.tasks.items() if not names[task].isdisjoint(env_ids)}
+        return self.model_copy(update={"tasks": wanted})
 
     def resolve(self, env_id: str, algorithm: Algorithm) -> dict[str, Any]:
         """Return all settings of one algorithm on one task.

@@ -52,28 +52,39 @@ def write_results(directory: Path, runs, episodes: int = 200) -> Path:
 
     :param directory: directory of the results
     :param runs: ``env_id``, ``algorithm``, ``seed`` and ``final`` of each; where not the default, ``changed``, ``suite``,
-        ``steps``, ``evaluated`` (episodes), ``curve`` (steps and returns) and ``details``
+        ``hyperparameters`` of the suite, ``steps``, ``evaluated`` (episodes), ``curve`` (steps and returns) and ``details``
     :param episodes: number of training episodes
     """
     for run in runs:
         steps, changed, final = run.get("steps", 100_000), run.get("changed", {}), run["final"]
-        hyperparameters = {"policy": "MlpPolicy", "n_envs": 8, "learning_rate": "lin_0.0003", "clip_range": 0.2, **changed}
+        hyperparameters = {"policy": "MlpPolicy", "n_envs": 8, "learning_rate": "lin_0.0003", "clip_range": 0.2}
+        hyperparameters |= run.get("hyperparameters", {}) | changed
         hyperparameters.pop("total_timesteps", None)
         key = (run.get("suite", "mujoco"), run["env_id"], run["algorithm"], run["seed"], steps)
         evaluation = {"points": 20, "episodes": run.get("evaluated", 3), "deterministic": True}
         made = Run(*key, hyperparameters, evaluation, changed=changed)
-        path = directory / "runs" / made.name
-        path.mkdir(parents=True)
-        ends, done = (np.arange(1, number + 1) * steps // number for number in (20, episodes))
-        at, returns = run.get("curve", (ends, final * ends / steps))
-        results = np.asarray(returns, float)[:, None] + np.array([-1.0, 0.0, 1.0])  # episodes whose mean is the return
-        np.savez(path / "evaluations.npz", timesteps=np.asarray(at), results=results, ep_lengths=np.full(results.shape, 7))
-        monitor = pd.DataFrame({"r": final * done / steps, "l": 7, "t": done / 1000.0, "timesteps": done})
-        (path / "monitor.csv").write_text('#{"t_start": 0.0}\n' + monitor.to_csv(index=False))
-        updates = {"time/total_timesteps": ends, "time/seconds": ends / 1000.0, "train/entropy_loss": -2.0}
-        updates |= {"update/ratio_max": 1.5, "update/clip_fraction": 0.1, "update/approx_kl": 1e-3 + 1e-6 * final}
-        pd.DataFrame(updates).to_csv(path / "progress.csv", index=False)
-        details = {"seconds": steps / 1000.0, "timesteps": steps, "finished": "2026-01-01T00:00:00+00:00", "commit": "0" * 40}
-        details |= {"backend_used": "gymnasium", "versions": {"torch": "2.13.0"}, "machine": {"cpu": "a processor"}}
-        write_run(made, path, details | run.get("details", {}))
+        write_run_files(directory, made, final, episodes, run.get("curve"), run.get("details", {}))
     return directory
+
+
+def write_run_files(directory: Path, made: Run, final: float, episodes: int = 200, curve=None, details=None) -> None:
+    """Write a finished run, see :func:`write_results`."""
+    path, steps = directory / "runs" / made.name, made.total_timesteps
+    path.mkdir(parents=True)
+    ends, done = (np.arange(1, number + 1) * steps // number for number in (20, episodes))
+    at, returns = curve or (ends, final * ends / steps)
+    results = np.asarray(returns, float)[:, None] + np.array([-1.0, 0.0, 1.0])  # episodes whose mean is the return
+    np.savez(path / "evaluations.npz", timesteps=np.asarray(at), results=results, ep_lengths=np.full(results.shape, 7))
+    monitor = pd.DataFrame({"r": final * done / steps, "l": 7, "t": done / 1000.0, "timesteps": done})
+    (path / "monitor.csv").write_text('#{"t_start": 0.0}\n' + monitor.to_csv(index=False))
+    updates = {"time/total_timesteps": ends, "time/seconds": ends / 1000.0, "train/entropy_loss": -2.0}
+    updates |= {"update/ratio_max": 1.5, "update/clip_fraction": 0.1, "update/approx_kl": 1e-3 + 1e-6 * final}
+    pd.DataFrame(updates).to_csv(path / "progress.csv", index=False)
+    circumstances = {
+        "seconds": steps / 1000.0,
+        "timesteps": steps,
+        "finished": "2026-01-01T00:00:00+00:00",
+        "commit": "0" * 40,
+    }
+    circumstances |= {"backend_used": "gymnasium", "versions": {"torch": "2.13.0"}, "machine": {"cpu": "a processor"}}
+    write_run(made, path, circumstances | (details or {}))

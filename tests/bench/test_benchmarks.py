@@ -6,12 +6,14 @@ import shutil
 import subprocess
 import sys
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
 
 from sb3_ano.bench.scores import ReferenceScores
 from sb3_ano.bench.statistics import interquartile_mean
+from tests.bench.common import write_run_files
 from tests.common import ROOT
 
 BENCHMARKS, DOCS = ROOT / "benchmarks", ROOT / "docs"
@@ -32,6 +34,36 @@ def test_differences_are_paired_by_seed(monkeypatch):
     half = 4.302652729911275 * 2.0 / np.sqrt(3)  # Student's t with 2 degrees of freedom; 12, 10 and 8 have deviation 2
     assert (row["low"], row["high"]) == pytest.approx((10 - half, 10 + half))
     assert np.isnan(table.loc["evaluation", "ppo"]["difference"])
+
+
+def test_parity_compares_the_runs_of_its_plan_only(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    parity = importlib.import_module("parity")
+    algorithms, finals = ["ppo", "ano:shaping=ppo"], {1000: 100.0, 2000: 200.0}
+
+    def finish(missing, pool, results, options):
+        for run in missing:
+            write_run_files(results.path, run, finals[run.total_timesteps] + 10 * run.seed)
+        return {}
+
+    monkeypatch.setattr(parity, "execute", finish)
+    for steps in finals:  # a short trial, and the long runs next to it
+        options = ["--envs", "CartPole-v1", "--seeds", "2", "--steps", str(steps), "--algos", *algorithms]
+        monkeypatch.setattr(sys, "argv", ["parity.py", *options, "--out", str(tmp_path)])
+        assert parity.main() == 0
+        table = pd.read_csv(tmp_path / "parity.csv").query("measure == 'evaluation'")
+        assert table[["seeds", "mean"]].to_numpy().tolist() == [[2, finals[steps] + 5]] * 2
+
+
+def test_learning_curves_have_a_line_for_ppo_and_no_algorithm_without_a_look(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    curves = importlib.import_module("plot_learning_curves")
+    with mpl.rc_context({"svg.fonttype": "none"}):  # names as texts
+        curves.draw(str(tmp_path / "long.svg"), 3e-4, ["long"])
+    assert ">PPO, radius 0.2<" in (tmp_path / "long.svg").read_text()
+    monkeypatch.delitem(curves.SETTINGS, "ano")
+    with pytest.raises(ValueError, match="algorithm='ano' has no look; allowed are ppo, ano:shaping=ppo"):
+        curves.draw(str(tmp_path / "long.svg"), 3e-4, ["long"])
 
 
 def test_step_sizes_are_compared_on_the_seeds_that_both_have(tmp_path):

@@ -53,6 +53,30 @@ def test_csv_keeps_runs_apart_that_differ_in_any_hyperparameter(tmp_path):
     assert table["learning_rate"].tolist() == [0.0003, 0.0003, 0.001]
 
 
+def test_csv_keeps_runs_apart_that_differ_in_a_schedule_or_in_what_only_the_suite_sets(tmp_path):
+    settings = [{}, {"learning_rate": 0.0003}, {"policy_kwargs": "dict(net_arch=[256])"}, {"n_steps": 7}]
+    for value in settings:  # of separate directories, as of a suite that was edited
+        made = runs(["Hopper-v4"], ["ppo"], (0, 1), hyperparameters=value)
+        export(write_results(tmp_path / str(settings.index(value)), made), tmp_path / "csv")
+    table, curves = (pd.read_csv(tmp_path / "csv" / name, dtype=str) for name in ("runs.csv", "curves.csv"))
+    assert table.groupby("identity")["seed"].agg(list).tolist() == [["0", "1"]] * len(settings)
+    assert len(curves) == 20 * 2 * len(settings)
+
+
+def test_rows_of_earlier_versions_stay_and_those_of_the_same_runs_are_replaced(tmp_path):
+    both = [write_results(tmp_path / name, runs(["Hopper-v4"], [name], (0, 1))) for name in ("ppo", "ano")]
+    for results in both:
+        export(results, tmp_path / "csv")
+    files = [tmp_path / "csv" / name for name in ("runs.csv", "curves.csv")]
+    expected = [pd.read_csv(file, dtype=str) for file in files]
+    for file, rows in zip(files, expected, strict=True):
+        rows.drop(columns="identity").to_csv(file, index=False)
+    export(both[1], tmp_path / "csv")
+    for file, rows in zip(files, expected, strict=True):
+        rows["identity"] = rows["identity"].where(rows["algorithm"] == "ano")
+        pd.testing.assert_frame_equal(pd.read_csv(file, dtype=str), rows, check_like=True)
+
+
 @pytest.mark.parametrize("targets", [[0.01, None], [None, 0.01]])
 def test_csv_takes_runs_without_a_number_that_the_others_have(targets, tmp_path):
     for target in targets:
@@ -61,8 +85,9 @@ def test_csv_takes_runs_without_a_number_that_the_others_have(targets, tmp_path)
     assert pd.read_csv(tmp_path / "runs.csv")["desired_kl"].fillna(-1.0).tolist() == [0.01, -1.0]
 
 
+# Their rows in CSV files differ in steps or identity.
 @pytest.mark.parametrize("other", [{"steps": 5000}, {"evaluated": 9}])
-def test_two_runs_of_one_row_are_named(other, tmp_path, capsys):
+def test_two_runs_of_one_row_of_a_report_are_named(other, tmp_path, capsys):
     results = write_results(tmp_path, runs(["Hopper-v4"], seeds=[0]) + runs(["Hopper-v4"], ["ano"], [0], **other))
     names = [run.path.name for run in Results(results).runs() if run.document["algorithm"] == "ano"]
     message = (
@@ -70,14 +95,8 @@ def test_two_runs_of_one_row_are_named(other, tmp_path, capsys):
     )
     assert main(["report", str(results)]) == 2
     assert capsys.readouterr().err == message
-    as_csv = ["export", str(results), "--out", str(tmp_path / "csv")]
-    if "steps" in other:  # which is a column there
-        assert main(as_csv) == 0
-        assert len(pd.read_csv(tmp_path / "csv" / "runs.csv")) == 3
-    else:
-        assert main(as_csv) == 2
-        assert capsys.readouterr().err == message
-        assert not (tmp_path / "csv").exists()
+    assert main(["export", str(results), "--out", str(tmp_path / "csv")]) == 0
+    assert len(pd.read_csv(tmp_path / "csv" / "runs.csv")) == 3
 
 
 def test_an_import_writes_all_or_nothing_and_each_seed_once(tmp_path):

@@ -9,9 +9,15 @@ from sb3_ano.bench.algorithms import CLASSES, parse_algorithm
 from sb3_ano.bench.plan import Run, make_plan, parse_grid, parse_seeds, parse_shard
 from sb3_ano.bench.runner import check_runs
 from sb3_ano.bench.scores import load_table
-from sb3_ano.bench.suites import load_suite
+from sb3_ano.bench.suites import Suite, load_suite
 from sb3_ano.zoo.hyperparameters import hyperparameter_file
 from tests.bench.common import small_run, small_suite
+
+
+def test_a_task_without_its_version_is_all_of_its_versions():
+    suite = Suite.model_validate({"name": "own", "tasks": ["Hopper-v4", "HalfCheetah-v4", "HalfCheetah-v5"]})
+    assert [*suite.select(["HalfCheetah"]).tasks] == ["HalfCheetah-v4", "HalfCheetah-v5"]
+    assert [*suite.select(["HalfCheetah-v5"]).tasks] == ["HalfCheetah-v5"]
 
 
 def plan(*grid: str, labels=("ano",), env="CartPole", seeds=(0,), **options):

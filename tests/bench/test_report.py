@@ -14,7 +14,7 @@ import pytest
 from sb3_ano.bench.algorithms import title
 from sb3_ano.bench.report import Settings, escaped, latex, load_chapters, render, shown, text, write_report
 from sb3_ano.bench.report.figures import draw_lines, looks, points
-from sb3_ano.bench.report.sections import tasks
+from sb3_ano.bench.report.sections import make_sections, tasks
 from sb3_ano.bench.results import Results
 from sb3_ano.bench.scores import ReferenceScores
 from sb3_ano.bench.statistics import Estimate
@@ -161,6 +161,52 @@ def test_the_best_of_two_grids_is_selected_and_said_to_flatter(report):
     assert len(cells(out, "sensitivity-clip-range")) == 6
 
 
+def of_suite(task, **values):
+    return runs([task], ["ppo"], hyperparameters=values)
+
+
+def of_grid(task, rate, **values):
+    return runs([task], ["ppo"], changed={"learning_rate": rate}, hyperparameters=values)
+
+
+def variants(directory):
+    """Return tasks by label, after a check that all seeds of these tasks are aggregated."""
+    chapter = load(directory)
+    assert (chapter.notes, chapter.run_notes) == ([], [])
+    blocks, notes = chapter.complete(chapter.variants)
+    assert notes == []
+    return {variant.label.removeprefix("PPO "): sorted(rows) for variant, rows in blocks.items() if len(rows) == 3}
+
+
+CHEETAH, HOPPER = BOTH = ["HalfCheetah-v4", "Hopper-v4"]
+SLOW, QUICK = {"learning_rate": "lin_0.0003"}, {"learning_rate": 0.001}
+
+
+def test_a_grid_with_the_suites_value_of_some_tasks_is_aggregated(tmp_path):
+    rates = ["learning_rate=0.0003", "learning_rate=0.001"]
+    only_hopper = [*of_suite(HOPPER, **SLOW), *of_grid(HOPPER, "lin_0.001")]  # the suite has 0.01 for HalfCheetah
+    only_hopper += of_grid(CHEETAH, 0.0003, learning_rate=0.01) + of_grid(CHEETAH, 0.001, learning_rate=0.01)
+    assert variants(write_results(tmp_path / "one", only_hopper)) == dict.fromkeys(rates, BOTH)
+    both = [*of_suite(HOPPER, **SLOW), *of_grid(HOPPER, "lin_0.001"), *of_suite(CHEETAH, **QUICK), *of_grid(CHEETAH, 0.0003)]
+    assert variants(write_results(tmp_path / "both", both)) == dict.fromkeys([*rates, "learning_rate=suite's"], BOTH)
+    (chosen,) = load(tmp_path / "both").chosen
+    assert chosen.label == "PPO learning_rate=suite's"
+
+
+def test_runs_of_a_suite_that_was_edited_are_two_settings(tmp_path):
+    edited = [run for task in BOTH for epochs in (10, 20) for run in of_suite(task, n_epochs=epochs)]
+    assert variants(write_results(tmp_path, edited)) == {"n_epochs=10": BOTH, "n_epochs=20": BOTH}
+
+
+def test_a_schedule_and_its_constant_are_two_settings_if_a_task_has_both(tmp_path):
+    rates = [0.0003, "lin_0.0003", 0.001, "lin_0.001"]
+    grid = [run for rate in rates for task in BOTH for run in of_grid(task, rate)]
+    assert variants(write_results(tmp_path, grid)) == {f"learning_rate={rate}": BOTH for rate in rates}
+    section = next(part for part in make_sections(load(tmp_path)) if part.name == "mujoco-sensitivity-learning-rate")
+    lines = section.data.groupby("line")["x"].agg(list)
+    assert lines.to_dict() == {"PPO": [0.0003, 0.001], "PPO learning_rate=linear": [0.0003, 0.001]}
+
+
 # Review bench B11: the number of steps was a hyperparameter, and the longest runs were selected.
 def test_runs_of_different_length_are_chapters_of_their_own(tmp_path):
     write_results(tmp_path, runs(seeds=[0, 1]) + runs(seeds=[0, 1], steps=5000, changed={"total_timesteps": 5000}))
@@ -193,9 +239,11 @@ def test_returns_are_those_of_the_last_hundred_episodes_or_of_the_last_evaluatio
 def test_nothing_is_left_out_in_silence(report):
     swimmer = runs(["Swimmer-v4"], seeds=[7], details={"backend_used": "envpool"}) + runs(["Swimmer-v4"], seeds=[8])
     own = [runs(["Own-v0"], changed=changed, suite="own") for changed in ({}, FAST)]  # has no reference scores
+    swimmer += runs(["Swimmer-v4"], ["ppo"], seeds=[9], final=np.nan)
     out, notes = report(runs()[:-1] + runs(["Ant-v4"], ["ppo"]) + swimmer, runs(suite="other", seeds=[9]), *own)
     mine, one_seed = (" ".join(note for note in notes if note.startswith(f"{suite}: ")) for suite in ("mujoco", "other"))
     assert "Ant-v4 is not aggregated: no runs of ANO." in mine
+    assert re.search(r"Without a finite final return of evaluation, and in no figure: Swimmer-v4__ppo__\w+__seed9\.", mine)
     assert "Runs of Swimmer-v4 used different backends, which may differ in protocol: envpool, gymnasium." in mine
     assert re.search(r"their seed has no run of another task: .*Hopper-v4__ppo__\w+__seed0", mine)
     assert "No algorithm has a seed with runs of all tasks." in mine

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sb3_ano.bench.algorithms import CLASSES, Algorithm, number, title
+from sb3_ano.bench.algorithms import CLASSES, Algorithm, number, replaced, title
 from sb3_ano.bench.report.figures import looks
 from sb3_ano.bench.results import Results, RunFiles, require_different
 from sb3_ano.bench.scores import DEFAULT_TABLES, ReferenceScores
@@ -75,15 +75,16 @@ class Variant:
         return number(dict(self.settings).get(name))
 
     def without(self, name: str) -> "Variant":
-        """Return the algorithm with all settings but one, and no runs.
+        """Return the algorithm with all settings but one, of which it keeps a schedule, and no runs.
 
         :param name: name of the setting to leave out
         """
-        return Variant(self.algorithm, tuple(setting for setting in self.settings if setting[0] != name), ())
+        kept = {key: value if key != name else "linear" for key, value in self.settings if key != name or "lin_" in str(value)}
+        return Variant(self.algorithm, tuple(kept.items()), ())
 
 
 def _find_variants(runs: pd.DataFrame) -> list[Variant]:
-    """Return all algorithms with all settings that were run.
+    """Return all algorithms with all settings that were run. A run can be one of the suite's values and one of a value.
 
     :param runs: table of runs with ``name``, ``env_id``, ``seed``, ``algorithm``, ``hyperparameters`` and ``changed``
     :raises ValueError: if two runs differ in neither
@@ -92,25 +93,35 @@ def _find_variants(runs: pd.DataFrame) -> list[Variant]:
     for algorithm, rows in runs.groupby("algorithm", sort=False):
         default = Algorithm(str(algorithm).partition(":")[0]).default
         given = rows["hyperparameters"]
-        values = pd.DataFrame(index=rows.index, dtype=object)
+        labels: dict[str, pd.Series] = {}
         for name in sorted(set().union(*given)):
-            column = pd.Series([_plain(settings.get(name, default(name))) for settings in given], rows.index, object)
-            if column.astype(str).groupby(rows["env_id"]).nunique().max() > 1:
+            column = _comparable([settings.get(name, default(name)) for settings in given], rows["env_id"])
+            if column.groupby(rows["env_id"]).nunique().max() > 1:
                 of_suite = np.array([name not in changed for changed in rows["changed"]])
-                # Tasks may have different values in the suite. They count as one setting all the same.
-                values[name] = column.mask(of_suite, _OF_SUITE) if column[of_suite].nunique() > 1 else column
+                suites, others = column[of_suite], set(column[~of_suite])
+                per_task = suites.groupby(rows["env_id"]).nunique()
+                labels[name] = column.map(lambda value: {value})
+                # Tasks may have different values in the suite, which count as one setting all the same, and also as the value
+                # if other tasks have it from the grid. If the suite was edited between the runs, its values are like others.
+                if per_task.max() == 1 < suites.nunique():
+                    always = {_OF_SUITE} if len(per_task) == rows["env_id"].nunique() else set()
+                    labels[name][of_suite] = [always | others & {value} or {_OF_SUITE} for value in suites]
         groups: dict[tuple[tuple[str, Any], ...], list[int]] = {}
-        for row in sorted(values.index, key=lambda row: [(number(value) or 0.0, str(value)) for value in values.loc[row]]):
-            groups.setdefault(tuple(values.loc[row].items()), []).append(row)
-        for settings, members in groups.items():
-            require_different(runs.loc[members], ["env_id", "seed"])
-            changed = frozenset(name for row in members for name in rows["changed"][row])
-            variants.append(Variant(str(algorithm), settings, tuple(members), changed))
+        for row, *cells in zip(rows.index, *labels.values(), strict=True):
+            for values in itertools.product(*cells):
+                groups.setdefault(tuple(zip(labels, values, strict=True)), []).append(row)
+        for settings in sorted(groups, key=lambda settings: [(number(value) or 0.0, str(value)) for _, value in settings]):
+            require_different(runs.loc[groups[settings]], ["env_id", "seed"])
+            changed = frozenset(name for row in groups[settings] for name in rows["changed"][row])
+            variants.append(Variant(str(algorithm), settings, tuple(groups[settings]), changed))
     return variants
 
 
-def _plain(value: Any) -> Any:
-    return str(value) if number(value) is None else number(value)
+def _comparable(values: Sequence[Any], tasks: pd.Series) -> pd.Series:
+    """Return numbers, as floats, and texts; of a linear schedule the number, unless a task has the constant, too."""
+    numbers = pd.Series([str(value) if number(value) is None else number(value) for value in values], tasks.index, object)
+    schedules = pd.Series(map(replaced, values, numbers), tasks.index, object)
+    return numbers if schedules.groupby([tasks, numbers], sort=False).nunique().max() == 1 else schedules
 
 
 class Chapter:
@@ -134,7 +145,7 @@ class Chapter:
         rows = {run.path.name: self._read(run) for run in files}
         empty = ", ".join(name for name, row in rows.items() if row is None)
         #: Notes on the runs.
-        self.run_notes = [f"Without {settings.returns} returns, and in no figure: {empty}."] if empty else []
+        self.run_notes = [f"Without a finite final return of {settings.returns}, and in no figure: {empty}."] if empty else []
         #: ``run.json`` as columns, with ``final`` (final return), ``score`` (the same, normalized), ``steps_per_second`` and
         #: the means of :data:`DIAGNOSTICS`.
         self.runs = pd.DataFrame([row for row in rows.values() if row is not None])
@@ -156,25 +167,24 @@ class Chapter:
         self.blocks, self.notes = self.complete(self.chosen)
 
     def _read(self, run: RunFiles) -> dict[str, object] | None:
-        """Read the rows of a run, and return its row of the table, or None if it has no returns."""
+        """Read the rows of a run, and return its row of the table, or None if it has no finite final return."""
         settings, progress, seconds = self.settings, run.updates(), run.document.get("seconds")
         evaluations = run.evaluations().rename(columns={"mean": "value"})[["timesteps", "value"]]
         curve = evaluations if settings.returns == "evaluation" else _training_returns(run)
-        if curve.empty:
+        last = curve["value"].tail(settings.last if settings.returns == "evaluation" else 1)
+        if not np.isfinite(last.mean()):
             return None
         # Rounded, so that equal steps of different tasks are equal numbers.
         curve["percent"] = (100.0 * curve["timesteps"] / run.document[LENGTH]).round(6)
         curve["score"] = self.references.normalize(run.document["env_id"], curve["value"].to_numpy(float))
-        nothing = pd.Series(dtype=float)
-        diagnostics = {key: sign * progress.get(column, nothing) for key, (column, sign) in DIAGNOSTICS.items()}
+        diagnostics = {key: sign * progress.get(column, pd.Series(dtype=float)) for key, (column, sign) in DIAGNOSTICS.items()}
         update = pd.DataFrame({"timesteps": progress["time/total_timesteps"], **diagnostics})
         self.curves.append(curve)
         self.updates.append(update)
-        last = curve.tail(settings.last if settings.returns == "evaluation" else 1)
         return {
             **run.document,
-            "final": last["value"].mean(),
-            "score": last["score"].mean(),
+            "final": last.mean(),
+            "score": curve["score"].tail(len(last)).mean(),
             "steps_per_second": run.document.get("timesteps", 0) / seconds if seconds else float("nan"),
             **update[list(DIAGNOSTICS)].mean(),
         }
