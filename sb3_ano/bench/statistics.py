@@ -4,7 +4,7 @@ Scores have the shape ``(..., seeds, tasks)``. The point estimates are those of 
 truth in about 80 % of cases with three seeds, instead of 95 %, because resampling underestimates the variance by the factor
 ``(n - 1) / n`` and ignores its uncertainty. The intervals here are ``estimate +- t * error``: the standard error
 comes from a stratified bootstrap of scores whose distances from the mean of their task are stretched by ``sqrt(n / (n - 1))``,
-and Student's t has the degrees of freedom of Welch and Satterthwaite over all tasks.
+and Student's t has the degrees of freedom of Satterthwaite (1946), from each task's share of the statistic's variance.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -105,18 +105,26 @@ def estimate(statistic: Statistic, *samples: np.ndarray, reps: int = 2000, paire
         stretched = center + np.sqrt(seeds / (seeds - 1)) * (array - center)
         resamples.append(np.take_along_axis(stretched[None], rows, axis=-2))
     error = np.asarray(statistic(*resamples)).std(axis=0, ddof=1)
-    half = student_t.ppf(_QUANTILE, _degrees_of_freedom(arrays, paired)) * error
+    half = student_t.ppf(_QUANTILE, _degrees_of_freedom(statistic, arrays, paired)) * error
     return Estimate(value, value - half, value + half)
 
 
-def _degrees_of_freedom(arrays: list[np.ndarray], paired: bool) -> np.ndarray:
-    """Return the degrees of freedom of Welch and Satterthwaite: few if one task has most of the variance."""
-    variances = [array.var(axis=-2, ddof=1) / array.shape[-2] for array in arrays]
-    sizes = [array.shape[-2] - 1 for array in arrays]
-    if paired:
-        variances, sizes = [np.sum(variances, axis=0)], sizes[:1]
-    total = np.sum([variance.sum(axis=-1) for variance in variances], axis=0)
-    squares = np.sum([(variance**2).sum(axis=-1) / size for variance, size in zip(variances, sizes, strict=True)], axis=0)
+def _degrees_of_freedom(statistic: Statistic, arrays: list[np.ndarray], paired: bool) -> np.ndarray:
+    """Return Satterthwaite's (1946) degrees of freedom: few if one task has most of the variance of the statistic.
+
+    A task's share is the variance of the statistic if the scores of this task alone move by the distances of its ``n`` seeds
+    from their mean, each divided by ``sqrt(n - 1)``. For a mean, it is the squared standard error of the task's mean, and the
+    result that of Welch (1947). Paired samples move together; of others, each has shares and degrees of freedom of its own.
+    """
+    total = squares = np.zeros(())
+    errors = [np.moveaxis(array - array.mean(-2, keepdims=True), -2, 0) / np.sqrt(array.shape[-2] - 1) for array in arrays]
+    for moving in [range(len(arrays))] if paired else [[i] for i in range(len(arrays))]:
+        for task in range(arrays[0].shape[-1]):
+            moved = [np.repeat(array[None], len(errors[moving[0]]), axis=0) for array in arrays]
+            for i in moving:
+                moved[i][..., task] += errors[i][..., None, task]
+            share = np.var(statistic(*moved), axis=0)
+            total, squares = total + share, squares + share**2 / (len(moved[0]) - 1)
     return np.divide(total**2, squares, out=np.ones_like(total), where=squares > 0)
 
 
