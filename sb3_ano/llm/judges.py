@@ -154,11 +154,10 @@ def _fill(template: str, prompt: str, first: str, second: str) -> str:
 
 
 def _ask(client: openai.OpenAI, ledger: Ledger, key: str, request: dict[str, Any]) -> None:
-    fields = {
-        name: value for name, value in request.items() if name not in ("model", "messages")
-    }  # also those of local servers
-    create = client.chat.completions.with_raw_response.create
-    reply, usage = create(model=request["model"], messages=request["messages"], extra_body=fields).text, {}
+    fields = dict(request)
+    known = {name: fields.pop(name) for name in ("model", "messages")}
+    # As a body of its own, because local servers take fields that the client does not know.
+    reply, usage = client.chat.completions.with_raw_response.create(**known, extra_body=fields).text, {}
     # A proxy may answer with a page of HTML and status 200: that is a reply without a verdict.
     try:
         parsed = json.loads(reply)
