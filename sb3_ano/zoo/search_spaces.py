@@ -67,8 +67,8 @@ def sample_params(
     space |= {name: {name: values} for name, values in ALGORITHMS[algo].search_space.items()}
     if "clip_range" in fixed:
         del space["clip_range_high"]  # a multiple of it
-        if isinstance(fixed["clip_range"], str):  # a schedule, which no target goes with
-            space.pop("desired_kl", None)
+    if any(isinstance(fixed.get(name), str) for name in ("clip_range", "clip_range_high")):
+        space.pop("desired_kl", None)  # no target goes with a schedule
     params = {name: value for name, value in fixed.items() if name == "n_steps"}
     for parameters in (parameters for name, parameters in space.items() if name not in fixed):
         params |= {name: _suggest(trial, name, values) for name, values in parameters.items()}
