@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, locks of directories, and the facts that belong to a measurement."""
+"""Files that are written whole or not at all, locks of directories, facts about measurements, arguments of constructors."""
 
 import contextlib
 import inspect

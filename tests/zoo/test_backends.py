@@ -43,7 +43,7 @@ def test_the_shipped_files_take_the_fast_environments(env_id, changes, processes
 
 
 def test_evaluations_have_the_settings_of_the_training(tmp_path):
-    """Whether they come from a file or from -params, and not only from --env-kwargs, where the zoo looks."""
+    """A file and -params can set them, too. The zoo looks for them in --env-kwargs only."""
     options = {"eval_freq": -1, "verbose": 0, "hyperparams": {"env_kwargs": {"g": 2.0}}}
     manager = rl_zoo3.train.ExperimentManager(Namespace(), "ano", "Pendulum-v1", str(tmp_path), **options)
     manager._preprocess_hyperparams(manager.read_hyperparameters()[0])
