@@ -34,24 +34,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"sb3-ano {importlib.import_module('sb3_ano').__version__}")
         return 0
     group = rest.pop(0) if rest and rest[0] in GROUPS else "zoo"
-
-    def command() -> int:
-        program = "sb3-ano" if group == "zoo" else f"sb3-ano {group}"
-        # Imported by name, so that the sub-packages can import the shell below without a cycle.
-        return importlib.import_module(f"sb3_ano.{group}.cli").main(rest, program)
-
-    return run(command)
+    program = "sb3-ano" if group == "zoo" else f"sb3-ano {group}"
+    # Imported by name, so that the sub-packages can import the shell below without a cycle.
+    return importlib.import_module(f"sb3_ano.{group}.cli").main(rest, program)
 
 
-def run(command: Callable[[], int], interrupted: str = "interrupted") -> int:
+def run(command: Callable[[list[str]], int], arguments: Sequence[str] | None = None, interrupted: str = "interrupted") -> int:
     """Run a command and report an error in one line.
 
-    :param command: function without arguments that returns the exit status
+    :param command: function from the command line to the exit status
+    :param arguments: command line, by default that of the process
     :param interrupted: message after Ctrl-C
     :return: exit status: the command's, 2 after an error, 130 after an interrupt
     """
     try:
-        return command()
+        return command(list(sys.argv[1:] if arguments is None else arguments))
     except SystemExit as finished:  # argparse, after help
         if finished.code is None or isinstance(finished.code, int):
             return finished.code or 0
@@ -68,17 +65,6 @@ def run(command: Callable[[], int], interrupted: str = "interrupted") -> int:
         # Only these two are surely about the input.
         hint = "" if isinstance(error, ValueError | OSError) else " (SB3_ANO_TRACEBACK=1 shows where it comes from)"
         return complain(f"{error if str(error) else repr(error)}{hint}")
-
-
-def check_command(name: str, commands: Iterable[str]) -> None:
-    """Check the name of a command.
-
-    :param name: name that was typed
-    :param commands: known names
-    :raises ValueError: if the command is unknown; the message suggests a known one with a similar spelling
-    """
-    if name not in (known := list(commands)):
-        raise ValueError(f"unknown command {name!r}{hint(name, known)} (commands are {', '.join(known)})")
 
 
 def check_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:

@@ -1,7 +1,8 @@
 """Parts of error messages: the extra that brings a missing package, and the name that a misspelled one may mean."""
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 # Names of hyperparameters in other libraries, which no similarity of spelling leads to ours.
 _FREQUENT_MISNOMERS = {"lr": "learning_rate", "epsilon": "clip_range", "eps": "clip_range"}
@@ -23,6 +24,20 @@ def missing_extra(extra: str, package: str) -> MissingExtraError:
     :param package: the distribution that could not be imported
     """
     return MissingExtraError(f"{package} is not installed; install it with: pip install 'sb3-ano[{extra}]'", name=package)
+
+
+@contextlib.contextmanager
+def needs_extra(extra: str, package: str = "") -> Iterator[None]:
+    """Turn the error of a missing package in the block into one that names the extra to install.
+
+    :param extra: name of the extra in pyproject.toml
+    :param package: the distribution; by default the package that could not be imported
+    :raises MissingExtraError: instead of ModuleNotFoundError
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise missing_extra(extra, package or str(error.name).partition(".")[0]) from error
 
 
 def hint(name: str, known: Iterable[str]) -> str:

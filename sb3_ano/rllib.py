@@ -19,10 +19,10 @@ from stable_baselines3.common.vec_env import unwrap_vec_normalize
 from sb3_ano.algorithms import ANO
 from sb3_ano.algorithms.schedules import adapted_radius
 from sb3_ano.envs import VecNormalize
-from sb3_ano.extras import missing_extra
+from sb3_ano.extras import needs_extra
 from sb3_ano.shaping import MIN_RADIUS, ShapingLike, ShapingPair, as_pair, is_importable, measure, name_of, surrogate
 
-try:
+with needs_extra("rllib"):
     from ray.rllib.algorithms import Algorithm
     from ray.rllib.algorithms.ppo import PPO, PPOConfig
     from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
@@ -38,8 +38,6 @@ try:
     from ray.rllib.utils.from_config import NotProvided
     from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
     from ray.rllib.utils.schedules.scheduler import Scheduler
-except ModuleNotFoundError as error:
-    raise missing_extra("rllib", str(error.name)) from error
 
 # RLlib's name of a column.
 _ADVANTAGES = "advantages"

@@ -38,7 +38,7 @@ def test_an_algorithm_in_three_places_trains_saves_loads_resumes_and_is_benched(
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "sb3_ano/algorithms/toy.py").write_text(MODULE)  # first place
     with (tmp_path / "sb3_ano/_registry.py").open("a") as registry:  # second place: an import and an entry
-        registry.write('\nfrom sb3_ano.algorithms.toy import Toy\nALGORITHMS["toy"] = Entry(Toy, "a toy")\n')
+        registry.write('\nfrom sb3_ano.algorithms.toy import Toy\nALGORITHMS["toy"] = Entry(Toy)\n')
     (tmp_path / "hyperparams/toy.yml").write_text(SETTINGS)  # third place
 
     def start(directory: str, options: str, *code: str) -> subprocess.Popen[bytes]:

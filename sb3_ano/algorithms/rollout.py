@@ -2,7 +2,7 @@
 
 import copy
 import math
-from typing import Any, TypeAlias
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -17,12 +17,10 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
-from sb3_ano.algorithms.actor import Actor, Snapshot, make_actor
+from sb3_ano.algorithms.actor import Actor, Observations, Snapshot, make_actor
 from sb3_ano.algorithms.arguments import require_arguments, require_env
 from sb3_ano.algorithms.buffers import FlatRolloutBuffer, is_stock
 from sb3_ano.envs import DirectVecEnv, make_env
-
-Arrays: TypeAlias = np.ndarray | dict[str, np.ndarray]
 
 
 class RolloutMixin(OnPolicyAlgorithm):
@@ -227,7 +225,7 @@ class FiniteCheck:
             self._require("observation", observations, actions)
             self._require("reward", rewards, actions)
 
-    def _require(self, what: str, values: Arrays, actions: np.ndarray) -> None:
+    def _require(self, what: str, values: Observations, actions: np.ndarray) -> None:
         if not _has_finite_squares(values):
             if not np.isfinite(actions).all():
                 raise ValueError(f"the policy returned NaN or Inf at {self._place()}; look at its parameters")
@@ -242,7 +240,7 @@ class FiniteCheck:
     def _place(self) -> str:
         return f"step {self._model.num_timesteps // self._n_envs} of the training"
 
-    def _reject(self, what: str, values: Arrays, environment: int | None = None) -> None:
+    def _reject(self, what: str, values: Observations, environment: int | None = None) -> None:
         """Raise if values are not finite, with the environments along the first axis, or those of one environment."""
         for key, part in values.items() if isinstance(values, dict) else [("", values)]:
             finite = np.isfinite(part)
@@ -259,7 +257,7 @@ class FiniteCheck:
             )
 
 
-def _has_finite_squares(values: Arrays) -> bool:
+def _has_finite_squares(values: Observations) -> bool:
     """Tell in one pass that values are finite; False if one is not, or if their sum of squares overflows."""
     if isinstance(values, dict):
         return all(map(_has_finite_squares, values.values()))

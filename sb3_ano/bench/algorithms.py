@@ -12,7 +12,8 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import LinearSchedule
 from torch import nn
 
-from sb3_ano._registry import ALGORITHMS, arguments
+from sb3_ano._io import constructor_arguments
+from sb3_ano._registry import ALGORITHMS
 from sb3_ano.cli import check_names
 
 #: Classes by name, in the order of tables and figures.
@@ -26,7 +27,7 @@ COMMON = frozenset({"policy", "n_envs", "normalize"})
 # PAPO's omega is both of its weights: the paper searches one, its official code has two.
 _SHORTHANDS = {("papo", "omega"): ("omega1", "omega2")}
 # Set by each run itself.
-_RESERVED = frozenset({"env", "seed", "device", "verbose", "tensorboard_log"})
+_RESERVED = frozenset({"self", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"})
 _LINEAR = "lin_"
 
 
@@ -50,7 +51,7 @@ class Algorithm:
     def hyperparameters(self) -> set[str]:
         """Return the names of all hyperparameters, including those of environments and policy."""
         shorthands = {shorthand for algorithm, shorthand in _SHORTHANDS if algorithm == self.name}
-        return (arguments(CLASSES[self.name]) - _RESERVED) | COMMON | shorthands
+        return (constructor_arguments(CLASSES[self.name]) - _RESERVED) | COMMON | shorthands
 
     def default(self, name: str) -> Any:
         """Return the constructor's default of a hyperparameter, or None if it has none.

@@ -22,9 +22,8 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_a
     :param program: name of the program in help texts
     :return: exit status: 1 if runs failed, 2 after an error, 130 after an interrupt
     """
-    rest = list(sys.argv[1:] if arguments is None else arguments)
 
-    def command() -> int:
+    def command(rest: list[str]) -> int:
         options = _parser(program).parse_args(rest or ["--help"])
         options.command = shlex.join([*program.split(), *rest])
         try:
@@ -35,7 +34,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_a
                 raise ValueError("wandb is not installed; install it with: pip install wandb") from error
             raise missing_extra({"ray": "ray", "tensorboard": "zoo"}.get(package, "bench"), package) from error
 
-    return run(command, "interrupted; the same command resumes from here")
+    return run(command, arguments, "interrupted; the same command resumes from here")
 
 
 def _parser(program: str) -> Parser:

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -122,7 +122,7 @@ def require_different(runs: pd.DataFrame, columns: list[str]) -> None:
         raise ValueError(f"{names} have the same algorithm, hyperparameters, task and seed; move one to other results")
 
 
-class ResultsWriter(Results):
+class ResultsWriter(Results, contextlib.AbstractContextManager["ResultsWriter"]):
     """Write to a directory of results, as the only process that does.
 
     :param path: directory to write, which is created if it is missing
@@ -185,9 +185,6 @@ class ResultsWriter(Results):
 
     def _failure(self, name: str) -> Path:
         return self.path / _FAILED / f"{name}.json"
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self._lock.release()

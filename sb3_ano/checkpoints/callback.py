@@ -1,6 +1,5 @@
 """The callback that writes checkpoints and resumes from them."""
 
-import inspect
 import io
 import json
 import os
@@ -100,7 +99,7 @@ class TrainingCheckpoints(BaseCallback):
         self._details: dict[str, Any] = {
             "algorithm": type(self.model).__name__,
             "total_timesteps": self.model._total_timesteps,
-            "settings": _settings(self.model) | _later_settings(self.model),
+            "settings": _settings(self.model),
             # Functions without a name are stored as code, which other versions of Python cannot run.
             "versions": {**versions(_PACKAGES), "python": platform.python_version()},
         }
@@ -227,18 +226,14 @@ def _warn(message: str) -> None:
 
 
 def _settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
-    """Return the constructor arguments of a model as plain JSON values that can be compared."""
+    """Return what must be equal, as plain JSON values: arguments of the model and of VecNormalize, and the shape."""
     names = constructor_arguments(type(model)) - _FREE_SETTINGS
     settings = {name: vars(model)[name] for name in sorted(names) if name in vars(model)}
+    # The values of a shape, because its name says little.
+    settings["shaping_fingerprint"] = getattr(model, "shaping_fingerprint", None)
+    normalize, names = model.get_vec_normalize_env(), constructor_arguments(VecNormalize) - {"self", "venv"}
+    settings["VecNormalize"] = None if normalize is None else {name: vars(normalize).get(name) for name in sorted(names)}
     return json.loads(json.dumps(settings, default=_plain, skipkeys=True))
-
-
-def _later_settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
-    """Return what else must be equal: the values of a shape, whose name says little, and the arguments of VecNormalize."""
-    normalize, names = model.get_vec_normalize_env(), inspect.signature(VecNormalize).parameters.keys() - {"venv"}
-    arguments = None if normalize is None else {name: vars(normalize).get(name) for name in sorted(names)}
-    both = dict(zip(_LATER_SETTINGS, (getattr(model, "shaping_fingerprint", None), arguments), strict=True))
-    return json.loads(json.dumps(both, default=_plain))
 
 
 def _plain(value: Any) -> Any:

@@ -10,14 +10,12 @@ from gymnasium.vector import AutoresetMode
 from sb3_ano.envs.atari import AtariProtocol
 from sb3_ano.envs.batched import BatchedVecEnv, Transition
 from sb3_ano.envs.make import require_known_settings
-from sb3_ano.extras import hint, missing_extra
+from sb3_ano.extras import hint, needs_extra
 
-try:
+with needs_extra("atari", "ale-py"):
     from ale_py import roms
     from ale_py.registration import rom_id_to_name
     from ale_py.vector_env import AtariVectorEnv
-except ImportError as error:
-    raise missing_extra("atari", "ale-py") from error
 
 _ROMS = {rom_id_to_name(rom): rom for rom in roms.get_all_rom_ids()}
 

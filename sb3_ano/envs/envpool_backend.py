@@ -12,13 +12,11 @@ from sb3_ano._io import cores
 from sb3_ano.envs.atari import AtariProtocol
 from sb3_ano.envs.batched import BatchedVecEnv, Transition
 from sb3_ano.envs.make import require_known_settings
-from sb3_ano.extras import hint, missing_extra
+from sb3_ano.extras import hint, needs_extra
 
-try:
+with needs_extra("envpool"):
     import envpool
     from envpool.registration import registry
-except ImportError as error:
-    raise missing_extra("envpool", error.name or "envpool") from error
 
 _ATARI = "envpool.atari"
 # Tasks that "auto" takes instead of gymnasium's of the same name: the same spaces, limits and rewards, and faster.

@@ -12,7 +12,7 @@ import gymnasium as gym
 from gymnasium import error
 from stable_baselines3.common.base_class import maybe_make_env
 
-from sb3_ano.extras import hint, missing_extra
+from sb3_ano.extras import hint, missing_extra, needs_extra
 
 # gymnasium names the missing package, but not the extra of this package that installs it.
 _EXTRA_OF_PACKAGE = {"mujoco": "mujoco", "ale_py": "atari", "ale-py": "atari", "box2d": "zoo", "pygame": "zoo"}
@@ -58,10 +58,8 @@ def register_atari(env_id: str) -> None:
     """
     if not (env_id.startswith("ALE/") or "NoFrameskip" in env_id):
         return
-    try:
+    with needs_extra("atari", "ale-py"):
         gym.register_envs(importlib.import_module("ale_py"))
-    except ImportError as missing:
-        raise missing_extra("atari", "ale-py") from missing
 
 
 def prepare_env(env_id: str | Callable[..., gym.Env]) -> None:

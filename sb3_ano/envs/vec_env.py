@@ -235,8 +235,6 @@ def _explained_mistakes(env_id: _EnvId, atari: AtariProtocol | None, env_kwargs:
     try:
         with explained_missing_packages():
             yield
-    except error.DependencyNotInstalled:
-        raise
     except error.UnregisteredEnv as unknown:
         advice = hint(str(env_id), gym.registry)
         if atari_protocol(str(env_id)) is not None and not (_installed("ale_py") or _installed("envpool")):

@@ -1,7 +1,6 @@
 """SB3's VecNormalize with the same numbers in less time."""
 
 import os
-import pickle
 from typing import Any
 
 import numpy as np
@@ -41,18 +40,6 @@ class VecNormalize(vec_env.VecNormalize):
                     infos[index]["terminal_observation"] = self.normalize_obs(infos[index]["terminal_observation"])
             self.returns[dones] = 0.0
         return normalized, rewards, dones, infos
-
-    def reset(self) -> np.ndarray | dict[str, np.ndarray]:
-        """Reset the environments.
-
-        :return: first observations, normalized
-        """
-        observations = self.venv.reset()
-        self.old_obs = observations  # type: ignore[assignment]
-        self.returns = np.zeros(self.num_envs)
-        if self.training and self.norm_obs:
-            self._update_observations(observations)
-        return self.normalize_obs(observations)  # type: ignore[arg-type]
 
     def normalize_obs(self, obs: np.ndarray | dict[str, np.ndarray]) -> np.ndarray | dict[str, np.ndarray]:
         """Normalize observations without updating the statistics.
@@ -108,12 +95,9 @@ class VecNormalize(vec_env.VecNormalize):
         :param load_path: file to read
         :param venv: environments to wrap
         """
-        with open(load_path, "rb") as file:
-            saved = pickle.load(file)
-        kind: Any = VecNormalize if type(saved) is vec_env.VecNormalize else type(saved)
-        normalized = kind.__new__(kind)
-        normalized.__setstate__({name: value for name, value in vars(saved).items() if name != "venv"})
-        normalized.set_venv(venv)
+        normalized: Any = vec_env.VecNormalize.load(os.fspath(load_path), venv)
+        if type(normalized) is vec_env.VecNormalize:
+            normalized.__class__ = VecNormalize
         return normalized
 
 

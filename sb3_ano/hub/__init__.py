@@ -1,15 +1,12 @@
 """Share agents: the safe format, and the Hugging Face Hub."""
 
-from sb3_ano.extras import missing_extra
+from sb3_ano.extras import needs_extra
 from sb3_ano.hub.documents import SafeFormatError, untrusted
 
-try:
-    with untrusted("."):  # import nothing from the current directory, which may be a stranger's
-        from sb3_ano.hub.pull import download_run, load_from_hub
-        from sb3_ano.hub.push import package, push_to_hub
-        from sb3_ano.hub.safe_format import load_normalization, load_safe, save_safe
-except ModuleNotFoundError as error:
-    raise missing_extra("hub", (error.name or "huggingface-hub").partition(".")[0]) from error
+with needs_extra("hub"), untrusted("."):  # import nothing from the current directory, which may be a stranger's
+    from sb3_ano.hub.pull import download_run, load_from_hub
+    from sb3_ano.hub.push import package, push_to_hub
+    from sb3_ano.hub.safe_format import load_normalization, load_safe, save_safe
 
 __all__ = [
     "SafeFormatError",

@@ -123,9 +123,8 @@ def require_like(value: Any, example: Any, name: str) -> None:
             raise rejected(name, value, "numbers")
 
 
-@contextlib.contextmanager
-def new_folder(path: str | os.PathLike[str], own: Collection[str]) -> Iterator[Path]:
-    """Yield a new directory that takes the place of ``path`` if the block ends without an error.
+def new_folder(path: str | os.PathLike[str], own: Collection[str]) -> contextlib.AbstractContextManager[Path]:
+    """Return a context with a new directory that takes the place of ``path`` if the block ends without an error.
 
     :param path: directory that does not exist, is empty, or holds only files of these names, which are replaced
     :param own: names of the files that may be replaced, or patterns of such names
@@ -137,5 +136,4 @@ def new_folder(path: str | os.PathLike[str], own: Collection[str]) -> Iterator[P
     if others := sorted(e.name for e in entries if e.is_dir() or not any(fnmatch(e.name, name) for name in own)):
         allowed = "allowed are a new directory and one that holds only an agent"
         raise FileExistsError(f"path={str(path)!r} holds {others[0]!r}, which would be lost; {allowed}")
-    with replace_directory(target) as directory:
-        yield directory
+    return replace_directory(target)

@@ -6,7 +6,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from sb3_ano.extras import missing_extra
+from sb3_ano.extras import needs_extra
 
 if TYPE_CHECKING:
     from sb3_ano.llm.comparison import compare
@@ -39,7 +39,5 @@ def __getattr__(name: str) -> Any:
     modules = {"LearnedReward": "rewards", "GANOTrainer": "grpo", "ShapedGRPOTrainer": "grpo"}
     modules |= {"compare": "comparison", "train": "training"}
     module = modules.get(name, "config" if name.endswith("Config") else "ppo")
-    try:
+    with needs_extra("llm"):
         return getattr(importlib.import_module(f"sb3_ano.llm.{module}"), name)
-    except ModuleNotFoundError as error:
-        raise missing_extra("llm", str(error.name).partition(".")[0]) from error

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Sequence
 
 import sb3_ano.llm
-from sb3_ano.cli import check_command, run
+from sb3_ano.cli import check_names, run
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_ano.llm") -> int:
@@ -32,13 +32,12 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_a
     :param program: name of the program in help texts
     :return: exit status: 2 after an error, 130 after an interrupt
     """
-    rest = list(sys.argv[1:] if arguments is None else arguments)
 
-    def command() -> int:
+    def command(rest: list[str]) -> int:
         if not rest or rest[0] in ("-h", "--help"):
             print(__doc__.replace("sb3-ano llm", program).rstrip())
             return 0
-        check_command(rest[0], ["train", "compare"])
+        check_names("command", rest[:1], ["train", "compare"])
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # otherwise TRL reports every trainer to the Hub
         os.environ.setdefault("DATASETS_VERBOSITY", "critical")  # its errors are raised, too
         os.environ.setdefault("TQDM_DISABLE", "" if sys.stderr.isatty() else "1")  # progress bars belong on terminals
@@ -47,4 +46,5 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_a
         getattr(sb3_ano.llm, rest[0])(rest[1:], program)
         return 0
 
-    return run(command, "interrupted; 'train' with --resume continues from the last checkpoint, the same 'compare' continues")
+    resumption = "'train' with --resume continues from the last checkpoint, the same 'compare' continues"
+    return run(command, arguments, f"interrupted; {resumption}")

@@ -205,8 +205,7 @@ def property_table(properties: Sequence[ShapeProperties]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def _number(value: float) -> str:
-    return f"{value:+.4g}" if math.isfinite(value) else ("-inf" if value < 0 else "+inf")
+_number = "{:+.4g}".format
 
 
 def _describe_argmax(properties: ShapeProperties) -> str:

@@ -4,7 +4,7 @@ After ``register()``, ``rl_zoo3.train.train()`` in the same process knows ``ano`
 ``ano_mask`` and ``ano_lstm_mask``, and finds their hyperparameters. ``python -m sb3_ano.zoo`` is the command line.
 """
 
-from sb3_ano.extras import missing_extra
+from sb3_ano.extras import needs_extra
 
 __all__ = ["register"]
 
@@ -16,9 +16,7 @@ def register() -> None:
 
     :raises MissingExtraError: if rl-zoo3 or one of its dependencies is not installed
     """
-    try:
+    with needs_extra("zoo"):
         # Importing the zoo takes seconds, which the command line's help does not need.
         from sb3_ano.zoo.manager import register_algorithms
-    except ModuleNotFoundError as error:
-        raise missing_extra("zoo", str(error.name).partition(".")[0]) from error
     register_algorithms()

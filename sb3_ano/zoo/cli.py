@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from sb3_ano.cli import GROUPS, check_command, run
+from sb3_ano.cli import GROUPS, check_names, run
 from sb3_ano.zoo import register
 
 _HELP = """\
@@ -44,16 +44,15 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_a
     :param program: name of the program in messages and help texts
     :return: exit status: 2 after an error, 130 after an interrupt
     """
-    rest = list(sys.argv[1:] if arguments is None else arguments)
     listed = COMMANDS | (GROUPS if program == "sb3-ano" else {})
 
-    def command() -> int:
+    def command(rest: list[str]) -> int:
         if not rest or rest[0] in ("-h", "--help"):
             lines = "\n".join(f"  {name:<17}{summary}" for name, summary in listed.items())
             print(_HELP.format(program=program, commands=lines))
             return 0
         name = "train" if rest[0].startswith("-") else rest.pop(0)
-        check_command(name, listed)
+        check_names("command", [name], listed)
         register()
         from sb3_ano.zoo.commands import run_command  # imports the zoo, which help and typing errors need not wait for
 
@@ -63,4 +62,4 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_a
             sys.stdout.flush()  # so that a closed pipe is noticed here, and not at the end of the process
         return 0
 
-    return run(command)
+    return run(command, arguments)

@@ -56,7 +56,23 @@ class ClusterManager(OwnManager):
 
     def check_model(self, model: Any) -> None:
         """Raise ValueError for a model that RLlib cannot express; the message names what it lacks."""
-        _require_expressible(model, self)
+        policy = model.policy
+        extractor, space, venv = policy.mlp_extractor, model.observation_space, model.get_vec_normalize_env()
+        reasons = {
+            f"policy {type(policy).__name__}": type(policy) is not ActorCriticPolicy
+            or type(policy.features_extractor) is not FlattenExtractor
+            or type(extractor) is not MlpExtractor,
+            f"observation space {space}": not isinstance(space, spaces.Box) or len(space.shape) > 1 or space.dtype.kind != "f",
+            "use_sde": model.use_sde,
+            "net_arch with different sizes for pi and vf": _sizes(extractor.policy_net) != _sizes(extractor.value_net),
+            f"activation_fn {policy.activation_fn.__name__}": policy.activation_fn not in _ACTIVATIONS,
+            f"action space {model.action_space}": isinstance(model.action_space, spaces.MultiBinary),
+            "-i with normalized observations": self.continue_training and venv is not None and venv.norm_obs,
+            "frame_stack and vec_env_wrapper": self.frame_stack is not None or self.vec_env_wrapper is not None,
+        }
+        for name, is_set in reasons.items():
+            if is_set:
+                raise ValueError(f"--cluster trains with RLlib, which cannot express {name}")
 
     def learn(self, model: Any) -> None:
         """Train on the cluster, and copy the result to the model; an interrupt ends the training early.
@@ -202,26 +218,6 @@ class ClusterManager(OwnManager):
             .callbacks(_LogEpisodes)
             .debugging(seed=self.seed, log_level="ERROR")
         )
-
-
-def _require_expressible(model: Any, manager: Any) -> None:
-    policy = model.policy
-    extractor, space, venv = policy.mlp_extractor, model.observation_space, model.get_vec_normalize_env()
-    reasons = {
-        f"policy {type(policy).__name__}": type(policy) is not ActorCriticPolicy
-        or type(policy.features_extractor) is not FlattenExtractor
-        or type(extractor) is not MlpExtractor,
-        f"observation space {space}": not isinstance(space, spaces.Box) or len(space.shape) > 1 or space.dtype.kind != "f",
-        "use_sde": model.use_sde,
-        "net_arch with different sizes for pi and vf": _sizes(extractor.policy_net) != _sizes(extractor.value_net),
-        f"activation_fn {policy.activation_fn.__name__}": policy.activation_fn not in _ACTIVATIONS,
-        f"action space {model.action_space}": isinstance(model.action_space, spaces.MultiBinary),
-        "-i with normalized observations": manager.continue_training and venv is not None and venv.norm_obs,
-        "frame_stack and vec_env_wrapper": manager.frame_stack is not None or manager.vec_env_wrapper is not None,
-    }
-    for name, is_set in reasons.items():
-        if is_set:
-            raise ValueError(f"--cluster trains with RLlib, which cannot express {name}")
 
 
 def _sizes(network: Any) -> list[int]:
