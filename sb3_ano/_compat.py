@@ -6,12 +6,11 @@ import functools
 import itertools
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributions import Distribution
 from torch.nn.modules import module as _modules
 from torch.optim import Optimizer
 from torch.optim import optimizer as _optimizers
@@ -180,14 +179,3 @@ def _pause_of_openmp() -> Any:
         return ctypes.CDLL(torch._C.__file__).omp_pause_resource_all
     except (OSError, AttributeError):
         return None
-
-
-@contextlib.contextmanager
-def unvalidated_distributions() -> Iterator[None]:
-    """Let distributions be built from tensors without numbers: gSDE samples when it is built, on the meta device too."""
-    validates = getattr(Distribution, "_validate_args", __debug__)
-    Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(validates)

@@ -103,8 +103,9 @@ class ANOConfig(PPOConfig):
         for name in ("clip_param", "clip_range_high", "desired_kl"):
             if name == "clip_param" or getattr(self, name) is not None:
                 _check_schedule(getattr(self, name), name)
-        if self.desired_kl is not None and isinstance(self.clip_param, list | tuple):
-            raise ValueError("clip_param is a schedule, which desired_kl would work against; allowed is a number")
+        for name in ("clip_param", "clip_range_high"):
+            if self.desired_kl is not None and isinstance(getattr(self, name), list | tuple):
+                raise ValueError(f"{name} is a schedule, which desired_kl would work against; allowed is a number")
 
 
 def _check_schedule(value: Any, name: str) -> None:

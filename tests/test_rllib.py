@@ -109,6 +109,7 @@ def test_loss_and_gradient_equal_those_of_rllibs_ppo_and_stay_finite(actions, ls
         ({"clip_range_high": -0.1}, "clip_range_high=-0.1 is not allowed"),
         ({"desired_kl": float("nan")}, "desired_kl=nan is not allowed"),
         ({"desired_kl": 0.01, "clip_param": [[0, 0.2], [10, 0.1]]}, "clip_param is a schedule"),
+        ({"desired_kl": 0.01, "clip_range_high": [[0, 0.2], [10, 0.1]]}, "clip_range_high is a schedule"),
         ({"enable_rl_module_and_learner": False}, "old API stack is not supported"),
     ],
 )
@@ -246,7 +247,7 @@ def test_agents_act_and_value_in_sb3_as_in_rllib(train, case, tmp_path):
 def test_rllibs_defaults_are_converted(running_ray):
     config = ANOConfig().environment("CartPole-v1").env_runners(num_env_runners=0)
     assert type(config.algo_class.get_default_config()) is ANOConfig  # as Ray Tune finds the settings
-    algorithm = config.training(clip_range_high=[[0, 0.4], [10, 0.1]], desired_kl=0.02, grad_clip=0.7).build_algo()
+    algorithm = config.training(clip_range_high=0.4, desired_kl=[[0, 0.02], [10, 0.01]], grad_clip=0.7).build_algo()
     agent = to_sb3(algorithm)
     assert (agent.clip_range_high(1.0), agent.desired_kl(1.0), agent.max_grad_norm) == (0.4, 0.02, 0.7)
     algorithm.stop()

@@ -74,9 +74,9 @@ class ShapedPolicyAlgorithm(RolloutMixin):
     :param desired_kl: KL divergence per update that the radii are adapted to, or None for radii that follow ``clip_range``
         alone; a number, a schedule or ``"lin_0.01"``. ``clip_range`` and ``clip_range_high``, numbers, are then the first
         radii. After each update both radii are multiplied by ``(desired_kl / kl) ** 0.25``, at least 0.8 and at most 1.25,
-        where ``kl`` is the mean over all minibatches of the update (``train/kl_mean``), and the radius stays between 0.05
-        and 4. The geometric mean of ``kl`` over updates approaches ``desired_kl``. Late in a decaying learning rate, the
-        rate limits the step and ANO's radius grows to its bound
+        where ``kl`` is the mean over all minibatches of the update (``train/kl_mean``), and ``clip_range`` is kept between
+        0.05 and 4 from the second update on. The geometric mean of ``kl`` over updates approaches ``desired_kl``. Late in a
+        decaying learning rate, the rate limits the step and ANO's radius grows to its bound
     :param check_finite: whether to raise if an environment returns NaN or Inf; False leaves them to the policy
     :raises ValueError: if an argument is out of range, the environment id is unknown, or a space is not supported
     :raises TypeError: if an argument is of the wrong type
@@ -238,8 +238,9 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         self._check_arguments()
         self._require_adaptable()
         self.policy.set_training_mode(True)
-        schedules.read(self.lr_schedule, self._current_progress_remaining, "learning_rate")  # before it reaches the optimizer
         self._update_learning_rate(self.policy.optimizer)
+        rate = self.policy.optimizer.param_groups[0]["lr"]  # calling the schedule again would change one that counts
+        schedules.read(lambda _: rate, self._current_progress_remaining, "learning_rate")
         updater = self._get_updater()
         statistics = UpdateStatistics(updater.clip_range)
         buffer, stopped = self.rollout_buffer, False

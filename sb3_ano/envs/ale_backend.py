@@ -1,6 +1,5 @@
 """ale-py's vectorized Atari games, stepped as one batch in C++ threads."""
 
-import inspect
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,8 @@ with needs_extra("atari", "ale-py"):
     from ale_py.registration import rom_id_to_name
     from ale_py.vector_env import AtariVectorEnv
 
+# Those that change neither spaces nor the protocol.
+_SETTINGS = ("maxpool", "thread_affinity_offset", "use_fire_reset")
 _ROMS = {rom_id_to_name(rom): rom for rom in roms.get_all_rom_ids()}
 
 
@@ -26,7 +27,8 @@ def has_game(game: str) -> bool:
 
 
 class AleVecEnv(BatchedVecEnv):
-    """A VecEnv over ale-py's ``AtariVectorEnv``; other keys of ``env_kwargs`` than the protocol's are its settings.
+    """A VecEnv over ale-py's ``AtariVectorEnv``; further settings are ``maxpool``, ``use_fire_reset`` and
+    ``thread_affinity_offset``.
 
     With ``episodic_life``, a lost life ends the learner's episode, and the game continues from the next observation, which is
     also the terminal one. Unlike SB3's wrappers and EnvPool, ale-py cannot play a step in only one of the environments.
@@ -38,8 +40,7 @@ class AleVecEnv(BatchedVecEnv):
         if atari is None or not has_game(atari.game):
             suggestion = hint(self.env_id, [f"{game}-v5" for game in _ROMS])
             raise ValueError(f"env_id={self.env_id!r} is unknown to backend 'ale'{suggestion}")
-        known = {**inspect.signature(AtariVectorEnv).parameters, **inspect.signature(AtariProtocol).parameters}
-        require_known_settings(env_kwargs, known, f"ale-py's {self.env_id}")
+        require_known_settings(env_kwargs, _SETTINGS, f"ale-py's {self.env_id}")
         # Lives and clipping are computed here: ale-py's clipping discards the score, and its final_obs are wrong with
         # life_loss_info.
         self._games: Any = AtariVectorEnv(

@@ -12,6 +12,10 @@ from gymnasium import spaces
 # Probability of sticky actions by the form of an id, as in gymnasium. The last form is EnvPool's.
 _PLAIN = r"(\w+)-v5"
 _STICKY = {r"ALE/(\w+)-v5": 0.25, r"(\w+)NoFrameskip-v0": 0.25, r"(\w+)NoFrameskip-v4": 0.0, _PLAIN: 0.0}
+# What the emulators' libraries call the protocol's settings. Their limits of steps count differently.
+_OTHER_NAMES = {"max_episode_steps": "max_frames", "max_num_frames_per_episode": "max_frames", "frameskip": "frame_skip"}
+_OTHER_NAMES |= {"img_height": "screen_size", "img_width": "screen_size", "stack_num": "frame_stack"}
+_OTHER_NAMES |= {"reward_clip": "clip_reward", "reward_clipping": "clip_reward"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +72,12 @@ class AtariProtocol:
         }
 
     def changed(self, env_kwargs: Mapping[str, Any]) -> tuple["AtariProtocol", dict[str, Any]]:
-        """Return this protocol with the settings in ``env_kwargs``, and the settings that are not part of a protocol."""
+        """Return this protocol with the settings in ``env_kwargs``, and the settings that are not part of a protocol.
+
+        :raises TypeError: if a setting of the protocol has another library's name
+        """
+        for name in _OTHER_NAMES.keys() & env_kwargs.keys():
+            raise TypeError(f"env_kwargs has {name!r}, which {self.game} does not know; its name is {_OTHER_NAMES[name]!r}")
         names = {field.name for field in dataclasses.fields(self)} - {"game"}
         settings = {key: value for key, value in env_kwargs.items() if key in names}
         return dataclasses.replace(self, **settings), {key: env_kwargs[key] for key in env_kwargs if key not in names}

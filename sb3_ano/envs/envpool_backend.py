@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from sb3_ano._io import cores
-from sb3_ano.envs.atari import AtariProtocol
+from sb3_ano.envs.atari import AtariProtocol, require_integer
 from sb3_ano.envs.batched import BatchedVecEnv, Transition
 from sb3_ano.envs.make import require_known_settings
 from sb3_ano.extras import hint, needs_extra
@@ -25,8 +25,8 @@ _REPLACES_GYMNASIUM = {_ATARI, "envpool.mujoco.gym"}
 # Settings that are arguments of make_vec_env, or fixed here.
 _OF_THE_POOL = {"base_path", "batch_size", "env_seed", "gym_reset_return_info", "max_num_players", "num_envs"}
 _OF_THE_POOL |= {"num_threads", "seed", "thread_affinity_offset"}
-# Settings of Atari games that follow from the protocol, where some have other names.
-_OF_THE_PROTOCOL = {"stack_num", "img_height", "img_width", "reward_clip", "max_episode_steps"}
+# Settings that EnvPool does not check; gymnasium takes -1 for no limit.
+_COUNTS = ("frame_skip", "max_episode_steps")
 _NOT_PINNED = -1
 
 
@@ -45,15 +45,13 @@ def replaces_gymnasium(env_id: str) -> bool:
     return registry.specs[env_id][0] in _REPLACES_GYMNASIUM
 
 
-def takes(env_id: str, env_kwargs: dict[str, Any]) -> bool:
-    """Tell whether the task has all of these settings."""
-    return not set(env_kwargs) - _settings(env_id)
-
-
-def _settings(env_id: str) -> set[str]:
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # gymnasium's, about rounding the bounds of spaces
-        settings = set(envpool.make_spec(env_id).config._asdict()) - _OF_THE_POOL
-    return settings - _OF_THE_PROTOCOL if registry.specs[env_id][0] == _ATARI else settings
+def takes(task: str, env_kwargs: dict[str, Any]) -> bool:
+    """Tell whether the task has all of these settings, and takes their values."""
+    try:
+        _spaces(task, env_kwargs)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 class EnvPoolVecEnv(BatchedVecEnv):
@@ -77,7 +75,6 @@ class EnvPoolVecEnv(BatchedVecEnv):
         self._settings, self.render_mode = env_kwargs, env_kwargs.pop("render_mode", None)
         if self.render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode={self.render_mode!r} is not allowed with backend 'envpool'; allowed is 'rgb_array'")
-        require_known_settings(self._settings, _settings(self._task), f"EnvPool's {self._task}")
         self._atari = atari is not None
         if atari is not None:
             if atari.noop_max < 1:  # the pool would crash
@@ -146,7 +143,14 @@ class EnvPoolVecEnv(BatchedVecEnv):
 def _spaces(task: str, settings: dict[str, Any]) -> tuple[spaces.Box, spaces.Space]:
     """Return observation and action space of one environment, with gymnasium's types, so that models fit either library."""
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # gymnasium's, about rounding the bounds
-        spec = envpool.make_spec(task, **settings)
+        known = set(envpool.make_spec(task).config._asdict()) - _OF_THE_POOL
+        require_known_settings(settings, known, f"EnvPool's {task}")
+        for name in _COUNTS:
+            require_integer(name, settings.get(name, 1))
+        try:
+            spec = envpool.make_spec(task, **settings)
+        except TypeError as mistake:  # it shows the signature in C++
+            raise TypeError(f"env_kwargs={settings} has a value of a type that EnvPool's {task} does not know") from mistake
         observations, actions = spec.observation_space, spec.action_space
     if not isinstance(observations, spaces.Box) or not isinstance(actions, spaces.Box | spaces.Discrete):
         raise ValueError(f"env_id={task!r} has spaces that backend 'envpool' does not support: {observations}, {actions}")

@@ -176,8 +176,8 @@ def _fastest(env_id: str, n_envs: int, atari: AtariProtocol | None, env_kwargs: 
         return "gymnasium"
     pool = _module("envpool") if _installed("envpool") else None
     if atari is not None:
-        rest = atari.changed(env_kwargs)[1]
-        if pool is not None and pool.has_game(atari.game):
+        atari, rest = atari.changed(env_kwargs)
+        if pool is not None and pool.has_game(atari.game) and atari.noop_max > 0:  # see EnvPoolVecEnv
             return "envpool" if pool.takes(f"{atari.game}-v5", rest) else "gymnasium"
         return "gymnasium" if rest else "ale"
     if pool is None or not pool.has(env_id) or not pool.takes(env_id, env_kwargs):

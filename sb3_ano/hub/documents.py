@@ -5,6 +5,7 @@ import math
 import os
 import reprlib
 import sys
+import threading
 from collections.abc import Collection, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -16,6 +17,7 @@ from sb3_ano.extras import printable
 #: Flag for files of a directory that a stranger filled: links are not followed.
 NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 _MAX_MESSAGE = 900
+_LOCK = threading.RLock()
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 120
 
@@ -82,16 +84,17 @@ def untrusted(folder: str | os.PathLike[str]) -> Iterator[None]:
 
     :param folder: directory to take off Python's path inside the block
     """
-    path = sys.path.copy()
-    with contextlib.suppress(ValueError):  # raised for a name with a null byte
-        excluded = os.path.realpath(folder)
-        sys.path[:] = [entry for entry in path if os.path.realpath(entry or os.curdir) != excluded]
-    try:
-        yield
-    except MemoryError as error:
-        raise SafeFormatError(f"{folder} needs more memory than is available") from error
-    finally:
-        sys.path[:] = path
+    with _LOCK:  # Python's path is one for all threads
+        path = sys.path.copy()
+        with contextlib.suppress(ValueError):  # raised for a name with a null byte
+            excluded = os.path.realpath(folder)
+            sys.path[:] = [entry for entry in path if os.path.realpath(entry or os.curdir) != excluded]
+        try:
+            yield
+        except MemoryError as error:
+            raise SafeFormatError(f"{folder} needs more memory than is available") from error
+        finally:
+            sys.path[:] = path
 
 
 def require_like(value: Any, example: Any, name: str) -> None:
@@ -123,17 +126,24 @@ def require_like(value: Any, example: Any, name: str) -> None:
             raise rejected(name, value, "numbers")
 
 
-def new_folder(path: str | os.PathLike[str], own: Collection[str]) -> contextlib.AbstractContextManager[Path]:
-    """Return a context with a new directory that takes the place of ``path`` if the block ends without an error.
+@contextlib.contextmanager
+def new_folder(path: str | os.PathLike[str], own: Collection[str]) -> Iterator[Path]:
+    """Yield a new directory that takes the place of ``path`` if the block ends without an error.
 
     :param path: directory that does not exist, is empty, or holds only files of these names, which are replaced
     :param own: names of the files that may be replaced, or patterns of such names
-    :raises FileExistsError: if ``path`` is a directory with other content
+    :raises FileExistsError: if ``path`` is a directory with other content, before or after the block
     :raises NotADirectoryError: if ``path`` is a file
     """
     target = Path(os.path.realpath(path))  # a link to a directory stays a link
-    entries = target.iterdir() if target.exists() else ()
-    if others := sorted(e.name for e in entries if e.is_dir() or not any(fnmatch(e.name, name) for name in own)):
-        allowed = "allowed are a new directory and one that holds only an agent"
-        raise FileExistsError(f"path={str(path)!r} holds {others[0]!r}, which would be lost; {allowed}")
-    return replace_directory(target)
+
+    def require_own() -> None:
+        entries = target.iterdir() if target.exists() else ()
+        if others := sorted(e.name for e in entries if e.is_dir() or not any(fnmatch(e.name, name) for name in own)):
+            allowed = "allowed are a new directory and one that holds only an agent"
+            raise FileExistsError(f"path={str(path)!r} holds {others[0]!r}, which would be lost; {allowed}")
+
+    require_own()
+    with replace_directory(target) as folder:
+        yield folder
+        require_own()

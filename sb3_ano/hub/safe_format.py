@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -174,9 +173,7 @@ def load_safe(
             _require_affordable(model, folder)
         with (
             translate_errors(f"the agent in {folder} cannot be set up"),
-            # The stored weights replace the initial ones, which need not be made orthogonal in cubic time. The same random
-            # numbers are drawn, so that a seeded training resumes as from SB3's file.
-            mock.patch("torch.nn.init.orthogonal_", lambda tensor, gain=1.0, generator=None: torch.nn.init.normal_(tensor)),
+            state.WithoutValues(),  # the stored weights replace the initial ones
             warnings.catch_warnings(),
         ):
             # An agent with fewer environments than in training only acts.

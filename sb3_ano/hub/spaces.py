@@ -21,7 +21,7 @@ _KEYS = {
     "Dict": ("spaces",),
 }
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-_DTYPES = ("float16", "float32", "float64", *_INTEGERS)
+_DTYPES = ("bool", "float16", "float32", "float64", *_INTEGERS)
 _MAX_PARTS = 1000
 
 

@@ -14,8 +14,8 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from sb3_ano._compat import unvalidated_distributions
 from sb3_ano._io import read_file
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.envs import VecNormalize as FastVecNormalize
@@ -88,6 +88,21 @@ def unique_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: state[name] for name in dict.fromkeys(_first_names(module).values())}
 
 
+class WithoutValues(TorchFunctionMode):
+    """Build a policy whose values do not matter, in this thread only.
+
+    Initial weights are not made orthogonal in cubic time, but the same random numbers are drawn, so that a seeded training
+    resumes as from SB3's file. gSDE samples when it is built, and PyTorch would validate the distribution on the meta device.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.linalg.qr:
+            return args[0], args[0][: args[0].shape[1]]
+        if func is torch.Tensor.__bool__ and args[0].is_meta:
+            return True
+        return func(*args, **(kwargs or {}))
+
+
 def describe_policy(model: ShapedPolicyAlgorithm) -> dict[str, str]:
     """Describe the tensors that a policy must have, found out on PyTorch's meta device, without memory for any of them.
 
@@ -104,7 +119,7 @@ def describe_policy(model: ShapedPolicyAlgorithm) -> dict[str, str]:
     with (
         translate_errors(f"there is no {policy.__name__} with these arguments and spaces"),
         torch.device("meta"),
-        unvalidated_distributions(),
+        WithoutValues(),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # they come again when the policy is built with memory

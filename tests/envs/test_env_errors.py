@@ -22,10 +22,12 @@ SETTINGS = [
     ("Hopper-v5", POOL, "frame_skp", "EnvPool's Hopper-v5 does not know: frame_skp, did you mean 'frame_skip'"),
     ("Hopper-v5", POOL, "seed", "EnvPool's Hopper-v5 does not know: seed"),
     ("CartPole-v1", PYTHON, "xyzzy", "gymnasium's CartPole-v1 does not know: xyzzy$"),
-    ("Pong-v5", POOL, "stack_num", "EnvPool's Pong-v5 does not know: stack_num"),
-    ("Pong-v5", POOL, "reward_clip", "EnvPool's Pong-v5 does not know: reward_clip"),
+    ("Pong-v5", POOL, "stack_num", "'stack_num', which Pong does not know; its name is 'frame_stack'"),
+    ("Pong-v5", ALE, "reward_clipping", "'reward_clipping', which Pong does not know; its name is 'clip_reward'"),
+    ("PongNoFrameskip-v4", {}, "max_episode_steps", "which Pong does not know; its name is 'max_frames'"),
+    ("Pong-v5", ALE, "continuous", "ale-py's Pong-v5 does not know: continuous"),
     ("ALE/Pong-v5", {}, "noop_mx", "gymnasium's ALE/Pong-v5 does not know: noop_mx, did you mean 'noop_max'"),
-    ("Pong-v5", ALE, "frame_stak", "ale-py's Pong-v5 does not know: frame_stak, did you mean 'frame_stack'"),
+    ("Pong-v5", ALE, "frame_stak", "ale-py's Pong-v5 does not know: frame_stak"),
     (PendulumEnv, {}, "render_mod", "gymnasium's .*PendulumEnv.* does not know: render_mod, did you mean 'render_mode'"),
 ]
 
@@ -51,6 +53,11 @@ SETTINGS = [
         ("Pong-v5", {"wrapper_kwargs": {"noop_max": 1}}, "not allowed without wrapper_class; .* go into env_kwargs"),
         *(("Pong-v5", {"env_kwargs": {name: value}}, f"{name}={value!r} is not allowed") for name, value in PROTOCOLS),
         ("Pong-v5", {**POOL, "env_kwargs": {"noop_max": 0}}, "noop_max=0 is not allowed with backend 'envpool'"),
+        *(
+            ("Hopper-v5", {**POOL, "env_kwargs": {name: -1}}, f"{name}=-1 is not allowed")
+            for name in ("max_episode_steps", "frame_skip")
+        ),
+        ("Hopper-v5", {**POOL, "env_kwargs": {"reset_noise_scale": None}}, "'reset_noise_scale': None.* does not know"),
         ("Hopper-v5", {**POOL, "env_kwargs": {"render_mode": "human"}}, "render_mode='human' is not allowed with"),
         *((env_id, {**backend, "env_kwargs": {key: 1}}, message) for env_id, backend, key, message in SETTINGS),
     ],

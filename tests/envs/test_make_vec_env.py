@@ -46,7 +46,9 @@ def kind(env_id: str, **kwargs) -> str:
         ("Hopper-v5", {"env_kwargs": {"terminate_when_unhealthy": False}}, "EnvPoolVecEnv"),
         ("Hopper-v5", {"env_kwargs": {"render_mode": "rgb_array"}}, "DirectVecEnv"),
         ("Hopper-v5", {"env_kwargs": {"xml_file": f"{gymnasium.envs.mujoco.__path__[0]}/assets/hopper.xml"}}, "DirectVecEnv"),
-        ("PongNoFrameskip-v4", {"env_kwargs": {"max_episode_steps": 100}}, "DirectVecEnv"),
+        *(("Hopper-v5", {"env_kwargs": {"max_episode_steps": steps}}, "DirectVecEnv") for steps in (-1, None)),
+        ("Pong-v5", {"env_kwargs": {"noop_max": 0}}, "AleVecEnv"),
+        ("Pong-v5", {"env_kwargs": {"noop_max": 0, "mode": 0}}, "DirectVecEnv"),
         *((env_id, {}, "DirectVecEnv") for env_id in ("CartPole-v1", "Pendulum-v1")),  # would cost more, or differ
     ],
 )

@@ -21,10 +21,12 @@ from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, Line
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ano import ANO, PAPO, SPO
+from sb3_ano._io import write_file
 from sb3_ano.envs import make_vec_env
 from sb3_ano.hub import SafeFormatError, download_run, load_normalization, load_safe, save_safe
 from sb3_ano.hub.codec import CLASSES, decode, encode
-from sb3_ano.hub.safe_format import describe
+from sb3_ano.hub.documents import new_folder
+from sb3_ano.hub.safe_format import SAFE_FILES, describe
 from sb3_ano.hub.spaces import decode_space, encode_space
 from tests.common import ALGORITHMS, SMALL, parameters, pseudo_huber
 from tests.hub.agents import MISSING, CustomPolicy, acts_like, document, one_line, rewrite, trained
@@ -47,6 +49,7 @@ OTHERS = [
     ("bits", spaces.MultiBinary(4)),
     ("short", spaces.Box(np.int16([[1, 2], [3, 4]]), np.int16([[5, 6], [7, 8]]), dtype=np.int16)),
     ("scalar", SCALAR := spaces.Box(-2.0, 0.5, (), np.float16)),
+    ("flags", spaces.Box(0, 1, (3,), np.bool_)),
     ("unbounded", spaces.Box(-np.inf, np.inf, (2, 3), np.float64)),
 ]
 
@@ -407,3 +410,9 @@ def test_only_agents_are_replaced_and_a_link_stays_a_link(tmp_path):
             save_safe(model, path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["agent", "disk"]
     assert (tmp_path / "disk" / "thesis.tex").read_text() == "years of work"
+    folder = new_folder(tmp_path / "new", SAFE_FILES)
+    folder.__enter__()
+    write_file(tmp_path / "new" / "late.txt", "written while the agent is evaluated")
+    with pytest.raises(FileExistsError, match=r"late.txt"):
+        folder.__exit__(None, None, None)
+    assert (tmp_path / "new" / "late.txt").exists()

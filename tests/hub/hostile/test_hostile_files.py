@@ -12,17 +12,19 @@ import os
 import struct
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from huggingface_hub import HfApi
 from safetensors.torch import load, save
+from stable_baselines3 import PPO
 
 from sb3_ano.envs import make_vec_env
 from sb3_ano.hub import SafeFormatError, download_run, load_from_hub, load_safe
 from sb3_ano.hub.safe_format import SAFE_FILES
-from tests.common import python
+from tests.common import parameters, python
 from tests.hub.agents import one_line, rewrite
 from tests.hub.hostile import common
 from tests.hub.hostile.common import HUGE, TENSOR_FILES, everything_in, judged, refused_by, with_header, write_tensors
@@ -184,14 +186,23 @@ def test_a_rollout_takes_no_memory_before_training(watched, sound, folder):
     assert load_safe(folder, eight, custom_objects={"n_steps": 64}).n_steps == 64
 
 
-def test_no_weights_are_made_orthogonal_to_be_replaced(sound, monkeypatch):
+def test_no_weights_are_made_orthogonal_to_be_replaced(sound):
     """Review safety H8: in cubic time, minutes for a file of 137 MB."""
-    decompose, devices = torch.linalg.qr, []
-    monkeypatch.setattr(torch.linalg, "qr", lambda matrix: devices.append(matrix.device.type) or decompose(matrix))
-    assert load_safe(sound).policy.ortho_init
-    assert "cpu" not in devices
-    torch.nn.init.orthogonal_(torch.empty(2, 2))  # which is PyTorch's again
-    assert devices[-1] == "cpu"
+    with torch.profiler.profile() as whole:
+        assert load_safe(sound).policy.ortho_init
+    with torch.profiler.profile() as afterwards:
+        torch.nn.init.orthogonal_(torch.empty(2, 2))
+    assert ["aten::linalg_qr" in {event.name for event in each.events()} for each in (whole, afterwards)] == [False, True]
+
+
+def test_agents_can_be_loaded_by_several_threads_at_once(sound):
+    path = sys.path.copy()
+    with ThreadPoolExecutor(4) as pool:
+        agents = list(pool.map(lambda _: load_safe(sound, device="cpu"), range(32)))
+    assert sys.path == path
+    weights = PPO("MlpPolicy", "CartPole-v1", device="cpu").policy.mlp_extractor.policy_net[2].weight
+    torch.testing.assert_close(torch.linalg.svdvals(weights), torch.full((64,), 2**0.5))  # orthogonal, as by SB3
+    assert all(torch.equal(parameters(agent), parameters(agents[0])) for agent in agents)
 
 
 @pytest.mark.parametrize("name", SAFE_FILES)
