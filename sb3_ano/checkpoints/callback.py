@@ -176,7 +176,7 @@ class TrainingCheckpoints(BaseCallback):
         path = write_checkpoint(self.folder, steps, file.getvalue(), content, self._details, self.keep)
         self._written = steps
         if captured["dropped"] and self._due is None:  # only once
-            self._report(f"checkpoints lack {', '.join(sorted(captured['dropped']))}, which cannot be pickled")
+            self._report(f"checkpoints lack {', '.join(sorted(captured['dropped']))}, which cannot be stored")
         self._report(f"wrote {path}", verbosity=2)
 
     def _restore(self, checkpoint: Checkpoint) -> None:

@@ -108,6 +108,8 @@ class TrainingState:
             content = self._pickled(state)
         without_state = {_kind(self.objects[name]) for name, _ in lost if _is_training_env(name)}
         dropped = [place for name, place in lost if not _is_training_env(name)]
+        # Opponents in an environment, for example, whose parameters are stored nowhere.
+        dropped += [name for name, found in self.objects.items() if isinstance(found, BaseAlgorithm) and name != "model"]
         return {"attributes": content, "without_state": sorted(without_state), "dropped": dropped}
 
     def _replace_unpicklable(self, objects: dict[str, tuple[str, Any]]) -> Iterator[tuple[str, str]]:

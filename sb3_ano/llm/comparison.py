@@ -222,10 +222,12 @@ def _make_judge(options: argparse.Namespace, verdicts: Path) -> Judge:
         return functools.partial(judge_by_score, score=function, name=options.judge_function)
     if options.reward_model is not None:
         own, device = load_tokenizer(options.reward_model), torch.accelerator.current_accelerator(check_available=True)
-        for path in options.policies.values():
-            if not _is_file(path) and load_tokenizer(path).get_vocab() != own.get_vocab():
+        # One of a policy comes last: its chat template holds.
+        tokenizers = {path: load_tokenizer(path) for path in options.policies.values() if not _is_file(path)}
+        for path, tokenizer in tokenizers.items():
+            if tokenizer.get_vocab() != own.get_vocab():
                 raise ValueError(f"{path!r} has another tokenizer than reward_model={options.reward_model!r}")
-        reward = LearnedReward.load(options.reward_model, own, device or "cpu")
+        reward = LearnedReward.load(options.reward_model, [own, *tokenizers.values()][-1], device or "cpu")
         return functools.partial(judge_by_score, score=reward, name=options.reward_model)
     template = Path(options.template).read_text() if options.template else TEMPLATE
     if absent := [name for name in ("{prompt}", "{first}", "{second}") if name not in template]:
@@ -240,18 +242,23 @@ def _make_judge(options: argparse.Namespace, verdicts: Path) -> Judge:
 def _completions(options: argparse.Namespace, file: Path) -> dict[str, Policies]:
     """Return completions by temperature; files alone have none."""
     files = {name: read_completions(path) for name, path in options.policies.items() if _is_file(path)}
-    if len(files) == len(options.policies):
-        return {"": files}
-    dataset = load_split(options.dataset_name, options.dataset_config, options.dataset_split)
-    unique = {plain(prompt): prompt for prompt in dataset["prompt"]}
+    if options.dataset_name is None:
+        unique = {text: row["prompt"] for text, row in next(iter(files.values())).items()}
+    else:
+        dataset = load_split(options.dataset_name, options.dataset_config, options.dataset_split)
+        unique = {plain(prompt): prompt for prompt in dataset["prompt"]}
     prompts = [prompt for text, prompt in unique.items() if all(text in file for file in files.values())]
     if not prompts:
-        raise ValueError(f"dataset_name={options.dataset_name!r} has no prompt in common with the completions")
+        raise ValueError("there is no prompt that all files have, and the data set, if one is given")
     random.Random(options.seed).shuffle(prompts)
+    prompts = prompts[: options.samples]
+    files = {name: {text: file[text] for text in map(plain, prompts)} for name, file in files.items()}
+    if len(files) == len(options.policies):
+        return {"": files}
     ledger, sampling = Ledger(file), (options.seed, options.max_completion_length, options.batch_size)
     return {
         f"{temperature:g}": {
-            name: files.get(name) or generate(path, prompts[: options.samples], ledger, temperature, *sampling)
+            name: files.get(name) or generate(path, prompts, ledger, temperature, *sampling)
             for name, path in options.policies.items()
         }
         for temperature in options.temperatures
@@ -263,10 +270,7 @@ def _pairs(completions: dict[str, Policies], options: argparse.Namespace) -> Ite
     names = list(options.policies)
     for temperature, (first, second) in itertools.product(completions, itertools.combinations(names, 2)):
         a, b = completions[temperature][first], completions[temperature][second]
-        common = [prompt for prompt in a if prompt in b][: options.samples]
-        if not common:
-            raise ValueError(f"{first} and {second} have no prompt in common")
-        for pair in [(a[prompt], b[prompt]) for prompt in common]:
+        for pair in [(row, b[prompt]) for prompt, row in a.items()]:
             # In tokens, or in words if the tokens of one of them are unknown
             are_known = all(row.get("completion_ids") is not None for row in pair)
             lengths = [len(row["completion_ids"] if are_known else row["completion"].split()) for row in pair]

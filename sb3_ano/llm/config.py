@@ -109,7 +109,7 @@ class ShapedPPOConfig(_OfficialDefaults, ShapedGRPOConfig):
     :param push_critic: whether the Hub also gets the critic, in the directory ``critic``
     """
 
-    shaping: str | None = option(None, "Shape, if it is not that of the algorithm.")
+    shaping: str | None = option(None, "Shape; ppo, spo and ano have their own.")
     per_device_train_batch_size: int = option(8, "Completions per device and forward pass.")
     gradient_accumulation_steps: int = option(8, "Forward passes per update.")
     num_generations: int | None = option(1, "Completions per prompt.")

@@ -41,7 +41,8 @@ def load_split(name: str, config: str | None, split: str, columns: Sequence[str]
     path = Path(name)
     try:
         if path.suffix in FORMATS:
-            loaded = datasets.load_dataset(FORMATS[path.suffix], data_files=name)
+            texts = {"keep_default_na": False} if path.suffix == ".csv" else {}  # "None" is a text, too
+            loaded = datasets.load_dataset(FORMATS[path.suffix], data_files=name, **texts)
         elif path.is_file():
             raise ValueError(f"data set {name!r} cannot be read; allowed file names end in {', '.join(FORMATS)}")
         elif (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
@@ -74,8 +75,9 @@ def check_columns(dataset: Any, name: str, columns: Sequence[str] = ("prompt",))
         raise ValueError(f"{name} has no rows")
     for column in columns:
         for row, value in enumerate(dataset[column]):
-            if value is None or (column == "prompt" and not (value.strip() if isinstance(value, str) else value)):
-                raise ValueError(f"{name} has an empty {column} in row {row}; every {column} needs text")
+            text = value.strip() if isinstance(value, str) else isinstance(value, list) and value
+            if value is None or (column == "prompt" and not text):
+                raise ValueError(f"{name} has the {column} {value!r} in row {row}; every {column} needs text")
 
 
 def load_tokenizer(name: str, **options: Any) -> Any:

@@ -1,7 +1,9 @@
 """Judges of pairs of completions: a chat model, or scores of a reward model or a Python function."""
 
+import asyncio
 import functools
 import hashlib
+import inspect
 import json
 import os
 import re
@@ -97,6 +99,7 @@ def judge_by_score(pairs: Sequence[Pair], score: Callable[..., Sequence[float]],
         if known:
             columns["completion_ids"] = [row["completion_ids"] for row in batch]
         values = score(**columns)
+        values = asyncio.run(values) if inspect.iscoroutine(values) else values
         if len(values) != len(batch):
             raise ValueError(f"judge {name!r} returned {len(values)} scores for {len(batch)} completions")
         scores |= {id(row): float("nan" if value is None else value) for row, value in zip(batch, values, strict=True)}

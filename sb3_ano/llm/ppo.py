@@ -113,6 +113,8 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
     def _calculate_rewards(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
         rewards = super()._calculate_rewards(*arguments, **keywords)  # of all processes
         scores = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
+        if scores.isinf().any():
+            raise ValueError("a reward is infinite; allowed are finite numbers, and None for a completion without a score")
         scores[rewards.isnan().all(dim=1)] = torch.nan
         count = len(rewards) // self.accelerator.num_processes
         start = count * self.accelerator.process_index

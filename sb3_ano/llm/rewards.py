@@ -87,5 +87,8 @@ def load_classifier(name: str, tokenizer: Any, argument: str, trust_remote_code:
     options = {"num_labels": 1, "trust_remote_code": trust_remote_code}
     if find_adapter_config_file(name) is not None:
         return AutoPeftModelForSequenceClassification.from_pretrained(name, **options).merge_and_unload(), own, []
-    model, report = AutoModelForSequenceClassification.from_pretrained(name, output_loading_info=True, **options)
+    try:
+        model, report = AutoModelForSequenceClassification.from_pretrained(name, output_loading_info=True, **options)
+    except RuntimeError as error:  # transformers has printed what differs
+        raise ValueError(f"{argument}={name!r} is no classifier with one label: {error}") from error
     return model, own, sorted(report["missing_keys"])

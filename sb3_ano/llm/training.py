@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from peft import AutoPeftModelForCausalLM
+from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import find_adapter_config_file
 from trl import GRPOConfig, ModelConfig, TrlParser, get_peft_config, get_quantization_config
@@ -136,6 +137,7 @@ def parse(parser: TrlParser, arguments: Sequence[str]) -> tuple[Options, PolicyC
     is_finished = (output / "final").exists()
     is_used = is_finished or any(output.glob("checkpoint-*"))
     has_critic = issubclass(ALGORITHMS[options.algo][0], ShapedPPOTrainer)
+    options.reward_funcs = [options.reward_funcs] if isinstance(options.reward_funcs, str) else options.reward_funcs  # of YAML
     problems = {
         f"unknown option {' '.join(unknown[:1])!r} ('{parser.prog} --help' shows the options)": unknown,
         "dataset_name=None is not allowed; give --dataset_name": options.dataset_name is None,
@@ -143,6 +145,7 @@ def parse(parser: TrlParser, arguments: Sequence[str]) -> tuple[Options, PolicyC
         "value_model has no effect without a critic, which only ppo, spo and ano have": options.value_model and not has_critic,
         "dataset_test_split needs --eval_strategy": options.dataset_test_split != "test" and config.eval_strategy == "no",
         "max_steps=0 trains nothing; allowed are positive integers, and -1 for num_train_epochs": config.max_steps == 0,
+        "resume and resume_from_checkpoint exclude each other": options.resume and start,
         f"resume_from_checkpoint={start!r} is no complete checkpoint": start and not Path(start, TRAINER_STATE_NAME).is_file(),
         f"{output} holds a training; add --resume, or choose another --output_dir": is_used and not (options.resume or start),
         f"{output} has no checkpoint to resume from": options.resume and is_finished and last_checkpoint(output) is None,
@@ -182,6 +185,16 @@ def _make_trainer(options: Options, policy: PolicyConfig, config: ShapedGRPOConf
     return ALGORITHMS[options.algo][0](model, rewards, config, train_dataset, eval_dataset, tokenizer, **extras)
 
 
+def _is_complete(trainer: Any, checkpoint: str | Path) -> bool:
+    """Tell whether a checkpoint is the end of the training, and make it the one to load; ``train`` would make another step."""
+    state, args = TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME))), trainer.args
+    is_complete = state.global_step >= args.max_steps if args.max_steps > 0 else (state.epoch or 0.0) >= args.num_train_epochs
+    if is_complete:
+        state.best_model_checkpoint = (args.load_best_model_at_end and state.best_model_checkpoint) or str(checkpoint)
+        trainer.state = state
+    return is_complete
+
+
 def run(trainer: Any, resume: bool = False) -> None:
     """Train, and save the model and its tokenizer in the directory ``final``, complete or not at all.
 
@@ -190,7 +203,10 @@ def run(trainer: Any, resume: bool = False) -> None:
     """
     output = Path(trainer.args.output_dir)
     checkpoint = last_checkpoint(output) if resume else trainer.args.resume_from_checkpoint
-    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    if checkpoint is not None and _is_complete(trainer, checkpoint):
+        trainer._load_best_model()
+    else:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     unfinished, final = output / ".final", output / "final"
     # Every process saves, because each may hold a part of the model. Without _internal_call, this would push the directory.
     trainer.save_model(str(unfinished), _internal_call=True)

@@ -203,6 +203,32 @@ def test_a_function_or_a_chat_model_judges_files_and_the_report_says_how(files, 
     assert table[["win", "tie", "lose", "requests"]].to_numpy().tolist() == [[3, 1, 2, 12], [0, 1, 5, 12], [0, 0, 6, 12]]
 
 
+def test_all_pairs_of_a_comparison_have_the_same_prompts_and_a_seed_chooses_them(files):
+    Path("seen.py").write_text(
+        "seen = []\ndef score(prompts, **_):\n    seen.extend(prompts)\n    return [0.0] * len(prompts)\n"
+    )
+
+    def judged(*options: str) -> list[str]:
+        sys.modules.pop("seen", None)
+        policies = ["compare", "up.jsonl", "three.jsonl", "six.jsonl"]
+        assert main([*policies, "--judge_function", "seen:score", "--out", "out", *options]) == 0
+        return sorted(sys.modules["seen"].seen)
+
+    chosen = judged("--samples", "2")
+    assert len(set(chosen)) == 2
+    assert chosen == sorted(3 * list(set(chosen)))
+    assert any(judged("--samples", "2", "--seed", str(seed)) != chosen for seed in range(1, 5))
+    Path("few.jsonl").write_text('{"prompt": "prompt 5"}\n{"prompt": "prompt 9"}\n')
+    assert set(judged("--dataset_name", "few.jsonl", "--dataset_split", "train")) == {"prompt 5"}
+
+
+def test_an_asynchronous_function_judges_as_trl_calls_it():
+    async def score(prompts, completions):
+        return [len(text) for text in completions]
+
+    assert [row["verdict"] for row in judge_by_score(PAIRS, score, "s")] == LONGER
+
+
 def test_a_score_that_is_nan_is_no_verdict():
     found = judge_by_score(PAIRS[:2], lambda prompts, completions: [float("nan"), *range(len(prompts) - 1)], "s")
     assert found == [{"verdict": "unparseable"}, {"verdict": "lose"}]
@@ -244,6 +270,11 @@ def test_functions_get_messages_for_conversations_and_completions_must_be_text(t
     (tmp_path / "number.csv").write_text("prompt,completion\none plus one,2\n")
     with pytest.raises(ValueError, match=r"number.csv has the completion 2; allowed are texts, and lists of one message"):
         read_completions(str(tmp_path / "number.csv"))
+    (tmp_path / "texts.csv").write_text("prompt,completion\nNone,\n")
+    assert [row["completion"] for row in read_completions(str(tmp_path / "texts.csv")).values()] == [""]
+    (tmp_path / "numbers.csv").write_text("prompt,completion\n0,a\n")
+    with pytest.raises(ValueError, match="has the prompt 0 in row 0; every prompt needs text"):
+        read_completions(str(tmp_path / "numbers.csv"))
 
 
 def test_generation_resumes_with_the_same_completions(tmp_path):
@@ -309,6 +340,12 @@ def test_models_are_compared_by_a_reward_model_at_temperatures(data, capsys, mon
     assert table["temperature"].tolist() == [0.0, 1.0]
     assert table["tie"].tolist() == [8, 8]  # the same model with the same seed
     assert "reward_model reward" in capsys.readouterr().out
+    chatty().save_pretrained("model")  # the policy's chat template, which the reward model need not have
+    messages = [{"prompt": [{"role": "user", "content": text}]} for text in ("one", "two")]
+    Path("chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in messages))
+    chats = ["--dataset_name", "chats.jsonl", "--dataset_split", "train", "--out", "chats"]
+    assert main([*arguments, *chats]) == 0
+    tokenizer().save_pretrained("model")
     kept = [json.loads(line) for line in Path("out/completions.jsonl").read_text().splitlines()][-3:]
     Path("kept.jsonl").write_text("".join(json.dumps({"prompt": row["prompt"], "completion": "no"}) + "\n" for row in kept))
     policies, samples = ["one=model", "kept=kept.jsonl"], ["--samples", "2", "--out", "with_file"]

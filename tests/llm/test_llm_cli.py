@@ -157,6 +157,7 @@ COMMANDS = [
     (TRAIN + "--output_dir done --resume", "done has no checkpoint to resume from"),  # N6
     (TRAIN + "--max_steps 0", "max_steps=0 trains nothing"),  # N9
     (TRAIN + "--output_dir x --resume_from_checkpoint nowhere", "'nowhere' is no complete checkpoint"),  # N1
+    (TRAIN + "--output_dir x --resume --resume_from_checkpoint nowhere", "resume and resume_from_checkpoint exclude each"),
     (TRAIN + "--output_dir old", "old holds a training; add --resume"),
     (TRAIN + "--dataset_train_split tarin", "data set 'posts' has no split 'tarin'; it has 'train', 'test'"),
     (TRAIN + "--dataset_name script.py", "data set 'script.py' cannot be read; allowed file names end in .json"),
@@ -173,7 +174,7 @@ COMMANDS = [
     (FILES + "bad.jsonl", "data set 'bad.jsonl' cannot be read: JSON parse error: Missing a closing quotation mark"),
     (FILES + "twice.jsonl", "twice.jsonl repeats a prompt; allowed is one completion per prompt"),
     (FILES + "empty.jsonl", "data set 'empty.jsonl' cannot be read: it is empty"),
-    (FILES + "other.jsonl", "up and other have no prompt in common"),
+    (FILES + "other.jsonl", "there is no prompt that all files have, and the data set, if one is given"),
     (FILES + "six.jsonl --temperatures -1", "temperatures=-1.0 is not allowed; allowed are finite numbers from 0"),
     (JUDGED + "--judge_model m --base_url http://x --template up.jsonl", "'up.jsonl' lacks {prompt}, {first}, {second}"),
     (JUDGED + "--judge_model m --base_url http://127.0.0.1:9/v1 --retries 1", "judge 'm' failed: Connection error."),
@@ -231,8 +232,8 @@ WITHOUT_EOS = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend_token
         (ShapedGRPOTrainer, ShapedGRPOConfig, {"shaping": lambda x: x + 1}, r"violates anchoring: h\(0\) = 1"),  # review N8
         (GANOTrainer, GANOConfig, {"reward_funcs": [reward, kl]}, "a reward function is called 'kl', like one of"),  # B15
         (GANOTrainer, GANOConfig, {"train_dataset": {"text": ["a"]}}, "train_dataset has no column 'prompt'; it has text"),
-        (GANOTrainer, GANOConfig, {"train_dataset": {"prompt": ["a", "  "]}}, "train_dataset has an empty prompt in row 1"),
-        (GANOTrainer, GANOConfig, {"train_dataset": {"prompt": [[]]}}, "train_dataset has an empty prompt in row 0"),
+        (GANOTrainer, GANOConfig, {"train_dataset": {"prompt": ["a", "  "]}}, "train_dataset has the prompt '  ' in row 1"),
+        (GANOTrainer, GANOConfig, {"train_dataset": {"prompt": [[]]}}, r"train_dataset has the prompt \[\] in row 0"),
         (GANOTrainer, GANOConfig, {"train_dataset": {"prompt": []}}, "train_dataset has no rows"),
         (GANOTrainer, GANOConfig, {"processing_class": WITHOUT_EOS}, "has no eos_token, without which no completion ends"),
     ],

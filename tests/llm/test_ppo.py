@@ -127,6 +127,11 @@ def test_completions_without_a_score_teach_nothing(tmp_path):
     assert (batch["advantages"][scored] != 0.0).any(1).all()
 
 
+def test_an_infinite_reward_is_named(tmp_path):
+    with pytest.raises(ValueError, match="a reward is infinite; allowed are finite numbers"):
+        critic_trainer(tmp_path, reward=lambda completion_ids, **_: [float("inf")] * len(completion_ids)).train()
+
+
 def test_gradients_are_accumulated_clipped_and_cleared(tmp_path):
     """Plain gradient descent moves each model by the learning rate times the clipped norm, in every update."""
     clipped = {"optim": "sgd", "max_grad_norm": 1e-3, "learning_rate": 1.0, "lr_scheduler_type": "constant"}

@@ -1,5 +1,6 @@
 """Resumption from checkpoints: the same parameters as without the interruption, also with another number of processes."""
 
+import shutil
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from trl.trainer.utils import RepeatSampler
 
-from sb3_ano.llm import GANOConfig, GANOTrainer
+from sb3_ano.llm import GANOConfig, GANOTrainer, training
 from sb3_ano.llm.resume import last_checkpoint, load_weights
 from tests.common import python, variables
 from tests.llm.tiny import SMALL, classifier, critic_trainer, make, model, parameters, prompts
@@ -54,6 +55,22 @@ def test_the_best_model_is_a_whole_checkpoint(critic, tmp_path):
     for found, kind, directory in kinds:
         expected = kind.from_pretrained(directory).state_dict()
         assert all(torch.equal(value, expected[name]) for name, value in found.state_dict().items())
+
+
+@pytest.mark.parametrize("settings", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 0.1}])
+@pytest.mark.parametrize("critic", [False, True])
+def test_a_training_that_has_reached_its_end_is_saved_and_not_continued(critic, settings, tmp_path):
+    ours = trainer(tmp_path, critic, lr_scheduler_type="constant", **settings)
+    training.run(ours)
+    checkpoints = sorted(tmp_path.glob("checkpoint-*"))
+    shutil.rmtree(tmp_path / "final")  # killed between the last checkpoint and this
+    for _ in range(2):
+        again = trainer(tmp_path, critic, lr_scheduler_type="constant", **settings)
+        training.run(again, resume=True)
+        assert torch.equal(parameters(again), parameters(ours))
+        saved = AutoModelForCausalLM.from_pretrained(tmp_path / "final").state_dict()
+        assert all(torch.equal(value, saved[name]) for name, value in ours.model.state_dict().items())
+    assert sorted(tmp_path.glob("checkpoint-*")) == checkpoints
 
 
 def test_a_checkpoint_of_models_only_has_the_critic(tmp_path):
