@@ -286,7 +286,8 @@ def copy_to_rllib(model: ANO, algorithm: Any) -> None:
     :param algorithm: algorithm of RLlib, which clips its actions and does not normalize them
     """
     group = algorithm.learner_group
-    group.set_weights({DEFAULT_MODULE_ID: _Networks(algorithm).from_sb3(model.policy)})
+    parameters, names = model.policy.state_dict(), _Networks(algorithm).names
+    group.set_weights({DEFAULT_MODULE_ID: {name: parameters[place].cpu().numpy() for place, name in names.items()}})
     algorithm.env_runner_group.sync_weights(from_worker_or_learner_group=group, inference_only=True)
 
 
@@ -367,11 +368,6 @@ class _Networks:
             state["action_net.bias"] = half * state["action_net.bias"] + low + half
             state["log_std"] += half.log()
         return state
-
-    def from_sb3(self, policy: torch.nn.Module) -> dict[str, Any]:
-        """Return the state of RLlib's module with the layers of SB3's policy."""
-        stored = policy.state_dict()
-        return {name: stored[place].cpu().numpy() for place, name in self.names.items()}
 
 
 def _environment(algorithm: Any) -> Any:

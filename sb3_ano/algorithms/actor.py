@@ -10,11 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.distributions import (
-    CategoricalDistribution,
-    DiagGaussianDistribution,
-    MultiCategoricalDistribution,
-)
+from stable_baselines3.common import distributions
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor
 from stable_baselines3.common.utils import obs_as_tensor
@@ -47,10 +43,10 @@ class Snapshot:
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
         self._policy, self._action_dist = policy, policy.action_dist
-        self._attributes = [(vars(module), [*vars(module).values()]) for module in policy.modules()]
         registered = [registries(module) for module in policy.modules()]
         self._known = None not in registered
-        self._registries = [(registry, [*registry.values()]) for module in registered for registry in module or []]
+        held = [*map(vars, policy.modules()), *(registry for module in registered for registry in module or [])]
+        self._held = [(now, [*now.values()]) for now in held]
         # Values, because no version counter shows what was written through ``parameter.data``.
         tensors = itertools.chain(policy.parameters(), policy.buffers())
         self._values = [(tensor, tensor.detach().clone()) for tensor in tensors]
@@ -61,10 +57,7 @@ class Snapshot:
             self._known
             and policy is self._policy
             and policy.action_dist is self._action_dist
-            and all(
-                len(now) == len(then) and all(map(is_, now.values(), then))
-                for now, then in itertools.chain(self._attributes, self._registries)
-            )
+            and all(len(now) == len(then) and all(map(is_, now.values(), then)) for now, then in self._held)
             and all(torch.equal(tensor, value) for tensor, value in self._values)
         )
 
@@ -215,7 +208,7 @@ class NumpyActor(_Actor):
 
 def _can_be_sampled(policy: ActorCriticPolicy) -> bool:
     """Tell whether NumPy can draw the actions of a policy with the distribution that SB3 makes."""
-    gaussian = type(policy.action_dist) is DiagGaussianDistribution
+    gaussian = type(policy.action_dist) is distributions.DiagGaussianDistribution
     return (
         all(type(parameter) is nn.Parameter and parameter.dtype == torch.float32 for parameter in policy.parameters())
         and (not gaussian or policy.log_std.shape == (getattr(policy.action_net, "out_features", None),))
@@ -356,7 +349,7 @@ def _sb3_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
 
 
 SAMPLERS: dict[type, Callable[[ActorCriticPolicy, int], _Sampler]] = {
-    DiagGaussianDistribution: _gaussian_sampler,
-    CategoricalDistribution: _categorical_sampler,
-    MultiCategoricalDistribution: _categorical_sampler,
+    distributions.DiagGaussianDistribution: _gaussian_sampler,
+    distributions.CategoricalDistribution: _categorical_sampler,
+    distributions.MultiCategoricalDistribution: _categorical_sampler,
 }

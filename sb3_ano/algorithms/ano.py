@@ -74,8 +74,7 @@ class ANO(ShapedPolicyAlgorithm):
         self, log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange, samples: RolloutSamples
     ) -> torch.Tensor:
         """Compute minus the mean surrogate of Definition 3.2."""
-        objective = surrogate(log_ratio, advantages, self._shape, eps_low=clip_range.low, eps_high=clip_range.high)
-        return -objective.mean()
+        return -surrogate(log_ratio, advantages, self._shape, eps_low=clip_range.low, eps_high=clip_range.high).mean()
 
     def _has_stock_loss(self) -> bool:
         return super()._has_stock_loss() and all(shape in SHAPINGS.values() for shape in self._shape)

@@ -42,7 +42,6 @@ class FlatRolloutBuffer(RolloutBuffer):
     SB3 gathers each minibatch in NumPy; the update gathers it from these tensors in compiled code.
     """
 
-    td_errors: np.ndarray
     action_masks: Any = None
 
     def reset(self) -> None:

@@ -102,8 +102,8 @@ class CompiledStep:
             raise CompilationError(f"it was compiled {before} times, because what it depends on keeps changing")
         try:
             result = self._compiled_fn(rollout, indices)
-        except Exception as error:  # a missing compiler, or code that cannot be traced
-            raise CompilationError(_first_line(error)) from error
+        except Exception as error:  # a missing compiler, or code that cannot be traced; its text fills a screen
+            raise CompilationError(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}") from error
         if len(compilations(self._function)) > before:
             self._compilations_in_a_row += 1
             return result
@@ -111,8 +111,3 @@ class CompiledStep:
         if self._constant:
             self._unguarded = without_guards(self._function)
         return result
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of an error message of PyTorch's, which fills a screen."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"

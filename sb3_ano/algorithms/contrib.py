@@ -17,25 +17,9 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_ano.algorithms import contrib_buffers, contrib_policies
 from sb3_ano.algorithms.ano import ANO
 from sb3_ano.algorithms.arguments import inherit_signature
-from sb3_ano.algorithms.contrib_buffers import (
-    DictMaskedRolloutBuffer,
-    DictMaskedSequenceRolloutBuffer,
-    DictSequenceRolloutBuffer,
-    MaskedRolloutBuffer,
-    MaskedSequenceRolloutBuffer,
-    SequenceRolloutBuffer,
-)
-from sb3_ano.algorithms.contrib_policies import (
-    CnnLstmPolicy,
-    MaskableCnnLstmPolicy,
-    MaskableMlpLstmPolicy,
-    MaskableMultiInputLstmPolicy,
-    MaskedLstmPolicy,
-    MlpLstmPolicy,
-    MultiInputLstmPolicy,
-)
 from sb3_ano.algorithms.policy_evaluation import choices
 
 
@@ -51,7 +35,7 @@ class MaskableANO(ANO):
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = MaskablePPO.policy_aliases
     policy_base: ClassVar[type[BasePolicy]] = MaskableActorCriticPolicy
-    _default_buffers = MaskedRolloutBuffer, DictMaskedRolloutBuffer
+    _default_buffers = contrib_buffers.MaskedRolloutBuffer, contrib_buffers.DictMaskedRolloutBuffer
     _use_masking = True
 
     @inherit_signature(ANO, positional=MaskablePPO)
@@ -120,14 +104,12 @@ class RecurrentANO(ANO):
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
-        "MlpLstmPolicy": MlpLstmPolicy,
-        "CnnLstmPolicy": CnnLstmPolicy,
-        "MultiInputLstmPolicy": MultiInputLstmPolicy,
+        "MlpLstmPolicy": contrib_policies.MlpLstmPolicy,
+        "CnnLstmPolicy": contrib_policies.CnnLstmPolicy,
+        "MultiInputLstmPolicy": contrib_policies.MultiInputLstmPolicy,
     }
     policy_base: ClassVar[type[BasePolicy]] = RecurrentActorCriticPolicy
-    _default_buffers = SequenceRolloutBuffer, DictSequenceRolloutBuffer
-    _last_lstm_states: RNNStates
-    _next_lstm_states: RNNStates
+    _default_buffers = contrib_buffers.SequenceRolloutBuffer, contrib_buffers.DictSequenceRolloutBuffer
 
     @inherit_signature(ANO, positional=RecurrentPPO)
     def __init__(self, **arguments: Any):
@@ -159,16 +141,14 @@ class RecurrentMaskableANO(MaskableANO, RecurrentANO):
     """ANO for policies with an LSTM and invalid action masking; see :class:`RecurrentANO` and :class:`MaskableANO`."""
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
-        "MlpLstmPolicy": MaskableMlpLstmPolicy,
-        "CnnLstmPolicy": MaskableCnnLstmPolicy,
-        "MultiInputLstmPolicy": MaskableMultiInputLstmPolicy,
+        "MlpLstmPolicy": contrib_policies.MaskableMlpLstmPolicy,
+        "CnnLstmPolicy": contrib_policies.MaskableCnnLstmPolicy,
+        "MultiInputLstmPolicy": contrib_policies.MaskableMultiInputLstmPolicy,
     }
-    policy_base: ClassVar[type[BasePolicy]] = MaskedLstmPolicy
-    _default_buffers = MaskedSequenceRolloutBuffer, DictMaskedSequenceRolloutBuffer  # type: ignore[assignment]
+    policy_base: ClassVar[type[BasePolicy]] = contrib_policies.MaskedLstmPolicy
+    _default_buffers = contrib_buffers.MaskedSequenceRolloutBuffer, contrib_buffers.DictMaskedSequenceRolloutBuffer  # type: ignore[assignment]
 
-    @inherit_signature(ANO, positional=RecurrentPPO)
-    def __init__(self, **arguments: Any):
-        ANO.__init__(self, **arguments)
+    __init__ = RecurrentANO.__init__
 
 
 def with_masks(model: Any, env: VecEnv) -> Any:

@@ -13,11 +13,7 @@ from sb3_contrib.common.maskable.distributions import (
     make_masked_proba_distribution,
 )
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
-from sb3_contrib.common.recurrent.policies import (
-    RecurrentActorCriticCnnPolicy,
-    RecurrentActorCriticPolicy,
-    RecurrentMultiInputActorCriticPolicy,
-)
+from sb3_contrib.common.recurrent import policies
 from stable_baselines3.common.distributions import CategoricalDistribution, Distribution, MultiCategoricalDistribution
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
@@ -31,7 +27,7 @@ def _plain_distribution(space: spaces.Space) -> Distribution:
     return CategoricalDistribution(sizes[0]) if isinstance(space, spaces.Discrete) else MultiCategoricalDistribution(sizes)
 
 
-class _WholeSequences(RecurrentActorCriticPolicy):
+class _WholeSequences(policies.RecurrentActorCriticPolicy):
     """Run the LSTM over whole sequences, because a rollout's sequences are cut where episodes start."""
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
@@ -44,26 +40,26 @@ class _WholeSequences(RecurrentActorCriticPolicy):
     def _process_sequence(features: Any, lstm_states: Any, episode_starts: Any, lstm: Any) -> Any:
         starts = episode_starts.reshape(lstm_states[0].shape[1], -1)
         if bool(starts[:, 1:].any()):
-            return RecurrentActorCriticPolicy._process_sequence(features, lstm_states, episode_starts, lstm)
+            return policies.RecurrentActorCriticPolicy._process_sequence(features, lstm_states, episode_starts, lstm)
         kept = (1.0 - starts[:, 0])[None, :, None]
         sequences = features.reshape(*starts.shape, lstm.input_size).transpose(0, 1)
         output, states = lstm(sequences, (kept * lstm_states[0], kept * lstm_states[1]))
         return output.transpose(0, 1).flatten(end_dim=1), states
 
 
-class MlpLstmPolicy(_WholeSequences, RecurrentActorCriticPolicy):
+class MlpLstmPolicy(_WholeSequences, policies.RecurrentActorCriticPolicy):
     """sb3-contrib's policy of this name, with a faster LSTM."""
 
 
-class CnnLstmPolicy(_WholeSequences, RecurrentActorCriticCnnPolicy):
+class CnnLstmPolicy(_WholeSequences, policies.RecurrentActorCriticCnnPolicy):
     """sb3-contrib's policy of this name, with a faster LSTM."""
 
 
-class MultiInputLstmPolicy(_WholeSequences, RecurrentMultiInputActorCriticPolicy):
+class MultiInputLstmPolicy(_WholeSequences, policies.RecurrentMultiInputActorCriticPolicy):
     """sb3-contrib's policy of this name, with a faster LSTM."""
 
 
-class MaskedLstmPolicy(RecurrentActorCriticPolicy):
+class MaskedLstmPolicy(policies.RecurrentActorCriticPolicy):
     """Apply masks to the distribution of a recurrent policy."""
 
     def _build(self, lr_schedule: Any) -> None:
@@ -160,7 +156,7 @@ class RecurrentEvaluation(PolicyEvaluation):
 
 policy_evaluation.EVALUATIONS |= {
     MaskableActorCriticPolicy: MaskedEvaluation,
-    RecurrentActorCriticPolicy: RecurrentEvaluation,
+    policies.RecurrentActorCriticPolicy: RecurrentEvaluation,
     MaskedLstmPolicy: RecurrentEvaluation,
 }
 for kind in (MaskableCategoricalDistribution, MaskableMultiCategoricalDistribution, MaskableBernoulliDistribution):

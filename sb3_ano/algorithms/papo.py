@@ -75,9 +75,7 @@ class PAPO(ShapedPolicyAlgorithm):
         scale = self.omega1 * (1.0 - self.gamma**2) / self.k
         second_moment = scale * (advantages.square() + 2.0 * advantages.abs() * values).mean()
         bias = 4.0 * self.gamma * approximate_kl(log_ratio.detach()) * advantages.max() / (1.0 - self.gamma) ** 2
-        squared_mean = torch.where(
-            mean.detach() + values.mean() - bias < 0.0, torch.zeros_like(mean), mean.square() + 2.0 * values.mean() * mean
-        )
+        squared_mean = torch.where(mean.detach() + values.mean() - bias < 0.0, 0.0, mean.square() + 2.0 * values.mean() * mean)
         variance_mean = second_moment - squared_mean
         return -(mean - self.k * (mean_variance + variance_mean))
 

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import types
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from gymnasium import spaces
@@ -17,9 +17,6 @@ from torch.nn import functional as F
 
 from sb3_ano._compat import has_hooks, packed_linear
 from sb3_ano.algorithms.buffers import RolloutSamples, mapped
-
-#: Turns a batch of raw observations into the input of a features extractor.
-Preprocessing: TypeAlias = Callable[[Any], Any]
 
 # Methods that the collection and the update do the work of, or rely on. Others may be overridden, because they are called.
 _EVALUATING = (
@@ -118,7 +115,7 @@ def _is_stock(module: torch.nn.Module) -> bool:
     return all(type(part).__module__.startswith(_STOCK) for part in module.modules())
 
 
-def preprocessing(space: spaces.Space, normalize_images: bool, channels_last: bool = False) -> Preprocessing:
+def preprocessing(space: spaces.Space, normalize_images: bool, channels_last: bool = False) -> Callable[[Any], Any]:
     """Return SB3's ``preprocess_obs`` for one space, in PyTorch alone, so that it can be compiled.
 
     :param space: observation space
@@ -248,9 +245,7 @@ class PolicyEvaluation:
         return self._as_float32(latent_pi), self._as_float32(latent_vf)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        if self._autocast:
-            return torch.autocast(self._device_type, dtype=torch.bfloat16)
-        return contextlib.nullcontext()
+        return torch.autocast(self._device_type, dtype=torch.bfloat16) if self._autocast else contextlib.nullcontext()
 
     def _as_float32(self, latent: torch.Tensor) -> torch.Tensor:
         return latent.float() if self._bfloat16 else latent

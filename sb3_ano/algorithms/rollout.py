@@ -26,8 +26,6 @@ from sb3_ano.envs import DirectVecEnv, make_env
 class RolloutMixin(OnPolicyAlgorithm):
     """SB3's on-policy algorithm with faster environments and a faster ``collect_rollouts``."""
 
-    check_finite: bool = True
-
     @staticmethod
     def _wrap_env(env: GymEnv | str, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         """Wrap an environment, or make and wrap one of an id, as SB3 does, in :class:`~sb3_ano.envs.DirectVecEnv`."""
@@ -93,7 +91,7 @@ class RolloutMixin(OnPolicyAlgorithm):
             columns = actor.columns  # of the actor of this step: a callback may replace it below
             if as_tensors:
                 obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
-                values, log_probs = self._as_tensor(values), self._as_tensor(log_probs)
+                values, log_probs = (torch.as_tensor(array, device=self.device) for array in (values, log_probs))
             clipped_actions = in_bounds(actions)
             new_obs, rewards, dones, infos = env.step(clipped_actions)
             self.num_timesteps += env.num_envs
@@ -119,7 +117,7 @@ class RolloutMixin(OnPolicyAlgorithm):
             self._last_obs = new_obs  # type: ignore[assignment]
             self._last_episode_starts = dones
 
-        values = self._as_tensor(actor.values(new_obs))  # type: ignore[arg-type]
+        values = torch.as_tensor(actor.values(new_obs), device=self.device)  # type: ignore[arg-type]
         rollout_buffer.compute_returns_and_advantage(last_values=values, dones=dones)
         callback.update_locals(locals())
         callback.on_rollout_end()
@@ -128,9 +126,6 @@ class RolloutMixin(OnPolicyAlgorithm):
     def _make_actor(self, env: VecEnv) -> Actor:
         """Return the policy of a rollout in the training environment."""
         return make_actor(self, env.num_envs)
-
-    def _as_tensor(self, array: np.ndarray) -> torch.Tensor:
-        return torch.as_tensor(array, device=self.device)
 
     def _to_action_space(self) -> Any:
         """Return a function from the policy's actions to those that the environments take."""

@@ -28,7 +28,7 @@ class WorkerError(RuntimeError):
     """
 
     def __init__(self, message: str, details: str = "") -> None:
-        super().__init__(message, details)  # as constructed, or it could not be pickled
+        super().__init__(message)
         self.message, self.details = message, details
 
     @classmethod
@@ -41,9 +41,6 @@ class WorkerError(RuntimeError):
             return cls(error.message, error.details)
         first = next(iter(str(error).strip().splitlines()), "")
         return cls(f"{type(error).__name__}: {first}", str(error))
-
-    def __str__(self) -> str:
-        return self.message
 
 
 def call(

@@ -87,14 +87,23 @@ class UpdateRecorder(BaseCallback):
         self.evaluations: list[tuple[int, list[float], list[int]]] = []
         self.seconds_paused = 0.0
 
-    def prepare(self, model: OnPolicyAlgorithm, evaluation_env: VecEnv, seed: int) -> None:
-        """Set model and environments before the training.
+    def seconds(self) -> float:
+        """Return the seconds of the training, without evaluations and measurements."""
+        return (time.time_ns() - self.model.start_time) / 1e9 - self.seconds_paused
+
+    def _on_step(self) -> bool:
+        return True
+
+    @contextlib.contextmanager
+    def attached(self, model: OnPolicyAlgorithm, evaluation_env: VecEnv, seed: int) -> Iterator[None]:
+        """Record every update of a model inside the block, and write the files at its end.
+
+        The method is replaced in the class: in the instance, it would be saved with the model.
 
         :param model: model in training
         :param evaluation_env: environments for evaluation
         :param seed: seed of the first evaluation
         """
-        self.model = model
 
         # A function, because checkpoints would store the environments of an attribute as a part of the training's state.
         def evaluate(number: int) -> tuple[list[float], list[int]]:
@@ -111,23 +120,6 @@ class UpdateRecorder(BaseCallback):
             set_random_state(state)
             return np.asarray(returns, float).tolist(), np.asarray(lengths).tolist()
 
-        self._evaluate = evaluate
-
-    def seconds(self) -> float:
-        """Return the seconds of the training, without evaluations and measurements."""
-        return (time.time_ns() - self.model.start_time) / 1e9 - self.seconds_paused
-
-    def _on_step(self) -> bool:
-        return True
-
-    @contextlib.contextmanager
-    def attached(self, model: OnPolicyAlgorithm) -> Iterator[None]:
-        """Record every update of a model inside the block, and write the files at its end.
-
-        The method is replaced in the class: in the instance, it would be saved with the model.
-
-        :param model: model in training
-        """
         recorder, kind, train = self, type(model), type(model).train
 
         def train_and_record(self: OnPolicyAlgorithm) -> None:
@@ -135,7 +127,7 @@ class UpdateRecorder(BaseCallback):
                 return train(self)
             self.logger.name_to_value.clear()
             train(self)
-            return recorder._record()
+            return recorder._record(evaluate)
 
         # Unlike an assignment, patch.object also restores a method that the class inherits.
         with mock.patch.object(kind, "train", train_and_record):
@@ -144,7 +136,7 @@ class UpdateRecorder(BaseCallback):
         timesteps, results, lengths = zip(*self.evaluations, strict=True)
         np.savez(self.directory / "evaluations.npz", timesteps=timesteps, results=results, ep_lengths=lengths)
 
-    def _record(self) -> None:
+    def _record(self, evaluate: Callable[[int], tuple[list[float], list[int]]]) -> None:
         start, seconds, done = time.perf_counter(), self.seconds(), self.model.num_timesteps
         logged = self.logger.name_to_value
         row = {"time/total_timesteps": done, "time/seconds": round(seconds, 3)}
@@ -153,7 +145,7 @@ class UpdateRecorder(BaseCallback):
         self.rows.append(row)
         if self.due and done >= self.due[0]:
             self.due = [point for point in self.due if point > done]
-            self.evaluations.append((done, *self._evaluate(len(self.evaluations))))
+            self.evaluations.append((done, *evaluate(len(self.evaluations))))
         self.seconds_paused += time.perf_counter() - start
 
 

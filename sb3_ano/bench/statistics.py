@@ -193,8 +193,7 @@ def relative_change(
 
     def log_ratio(old: np.ndarray, new: np.ndarray) -> np.ndarray:
         old, new = metric(old), metric(new)
-        ratio = np.divide(new, old, out=np.full(np.shape(new), np.nan), where=(old > 0) & (new > 0))
-        return np.log(ratio)
+        return np.log(np.divide(new, old, out=np.full(np.shape(new), np.nan), where=(old > 0) & (new > 0)))
 
     return Estimate(*map(np.expm1, estimate(log_ratio, before, after, reps=reps, paired=paired)))
 

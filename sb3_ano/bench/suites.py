@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano.bench.algorithms import CLASSES, Algorithm, evaluated, parse_algorithm
@@ -23,11 +23,7 @@ _WRAPPERS = ("callback", "env_wrapper", "frame_stack", "monitor_kwargs", "vec_en
 _VERSION = re.compile(r"-v\d+$")
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Evaluation(_Strict):
+class Evaluation(BaseModel, extra="forbid", frozen=True):
     """Specify when and how policies are evaluated.
 
     :param points: number of evaluations, evenly spaced over the training, the last one at its end
@@ -40,7 +36,7 @@ class Evaluation(_Strict):
     deterministic: bool | None = None
 
 
-class Task(_Strict):
+class Task(BaseModel, extra="forbid", frozen=True):
     """Specify the settings of a task, or those that all tasks of a suite share.
 
     :param total_timesteps: environment steps of a training; None takes ``n_timesteps`` of the zoo's file
@@ -55,7 +51,7 @@ class Task(_Strict):
     env_kwargs: dict[str, Any] = {}
 
 
-class Suite(Task):
+class Suite(Task, frozen=True):
     """Group tasks that are trained together.
 
     :param name: name of the suite

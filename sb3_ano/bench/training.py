@@ -86,12 +86,7 @@ def make_model(run: Run, env: VecEnv, device: str = "cpu") -> OnPolicyAlgorithm:
 
 
 def train(
-    run: Run,
-    directory: Path,
-    threads: int = 1,
-    device: str = "cpu",
-    models: bool = True,
-    checkpoint_seconds: float = 60.0,
+    run: Run, directory: Path, threads: int = 1, device: str = "cpu", models: bool = True, checkpoint_seconds: float = 60.0
 ) -> None:
     """Train and evaluate, from the newest checkpoint in the directory if there is one.
 
@@ -116,9 +111,8 @@ def train(
     env, evaluation_env = normalized(run, episodes, evaluation_env)
     try:
         model = make_model(run, env, device)
-        recorder.prepare(model, evaluation_env, _SEEDS_APART * run.seed + _EVALUATION_SEEDS)
         checkpoints = TrainingCheckpoints(directory / CHECKPOINTS, seconds=checkpoint_seconds, keep=1, resume=True, verbose=0)
-        with recorder.attached(model):
+        with recorder.attached(model, evaluation_env, _SEEDS_APART * run.seed + _EVALUATION_SEEDS):
             model.learn(run.total_timesteps, callback=[recorder, checkpoints], log_interval=None)  # type: ignore[arg-type]
         seconds = recorder.seconds()
     finally:

@@ -267,8 +267,7 @@ def _completions(options: argparse.Namespace, file: Path) -> dict[str, Policies]
 
 def _pairs(completions: dict[str, Policies], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield each pair to judge, with its policies, temperature and lengths."""
-    names = list(options.policies)
-    for temperature, (first, second) in itertools.product(completions, itertools.combinations(names, 2)):
+    for temperature, (first, second) in itertools.product(completions, itertools.combinations(options.policies, 2)):
         a, b = completions[temperature][first], completions[temperature][second]
         for pair in [(row, b[prompt]) for prompt, row in a.items()]:
             # In tokens, or in words if the tokens of one of them are unknown

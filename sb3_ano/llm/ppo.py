@@ -106,8 +106,7 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
 
     def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
         """Run a forward and a backward pass; processes average the critic's gradients before updates only."""
-        waits = not self.accelerator.sync_gradients
-        with self.accelerator.no_sync(self.critic) if waits else contextlib.nullcontext():
+        with contextlib.nullcontext() if self.accelerator.sync_gradients else self.accelerator.no_sync(self.critic):
             return super().training_step(*arguments, **keywords)
 
     def _calculate_rewards(self, *arguments: Any, **keywords: Any) -> torch.Tensor:

@@ -49,8 +49,7 @@ def surrogate(
         h = shape.f(deviation)
     else:
         # Each shape gets zeros instead of the other's samples, so that its NaN or Inf cannot reach the other's gradient.
-        zero = torch.zeros_like(deviation)
-        h_f, h_g = shape.f(torch.where(rewarded, deviation, zero)), shape.g(torch.where(rewarded, zero, deviation))
+        h_f, h_g = shape.f(torch.where(rewarded, deviation, 0.0)), shape.g(torch.where(rewarded, 0.0, deviation))
         h = torch.where(rewarded, h_f, h_g)
     return advantages + advantages * signed_eps * h
 

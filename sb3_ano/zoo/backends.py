@@ -16,7 +16,6 @@ from sb3_ano.envs.atari import atari_protocol
 from sb3_ano.envs.make import prepare_env
 from sb3_ano.zoo.fixes import replace_everywhere
 
-_ATARI_WRAPPER = "stable_baselines3.common.atari_wrappers.AtariWrapper"
 # Arguments of SB3's AtariWrapper that have other names in our protocol.
 _RENAMED = {"terminal_on_life_loss": "episodic_life", "action_repeat_probability": "repeat_action_probability"}
 
@@ -70,7 +69,7 @@ def take_backend(hyperparams: dict[str, Any], env_id: str) -> Backend | None:
     wrappers = hyperparams.get("env_wrapper") or []
     wrappers = wrappers if isinstance(wrappers, list) else [wrappers]
     named = [next(iter(wrapper.items())) if isinstance(wrapper, dict) else (wrapper, {}) for wrapper in wrappers]
-    if [name for name, _ in named] in ([_ATARI_WRAPPER], [AtariWrapper]):
+    if [name for name, _ in named] in (["stable_baselines3.common.atari_wrappers.AtariWrapper"], [AtariWrapper]):
         backend.env_kwargs.update({_RENAMED.get(name, name): value for name, value in (named[0][1] or {}).items()})
         del hyperparams["env_wrapper"]
         hyperparams.setdefault("frame_stack", 1)

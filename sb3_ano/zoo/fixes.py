@@ -180,8 +180,7 @@ def single_runs(stack: ExitStack) -> None:
         return converted.view(_Unsqueezed) if converted.ndim == 2 else converted
 
     # The package has functions of the modules' names, which hide the modules.
-    module = sys.modules["rl_zoo3.plots.all_plots"]
-    replace(stack, module, "np", types.SimpleNamespace(**{**vars(np), "array": array}))
+    replace(stack, sys.modules["rl_zoo3.plots.all_plots"], "np", types.SimpleNamespace(**{**vars(np), "array": array}))
 
 
 def missing_ffmpeg(stack: ExitStack) -> None:

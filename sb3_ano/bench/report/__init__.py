@@ -59,8 +59,7 @@ def write_report(path: Path, out: Path, settings: Settings = Settings()) -> list
         for directory in ("figures", "tables"):
             (new / directory).mkdir()
         images = {section.name: _write_files(new, section) for _, sections in parts for section in sections}
-        facts = _facts(results, [chapter for chapter, _ in parts], settings)
-        values = {"facts": facts, "parts": parts, "images": images}
+        values = {"facts": _facts(results, [chapter for chapter, _ in parts], settings), "parts": parts, "images": images}
         for name in (_PAGE, "summary.md"):
             (new / name).write_text(environment.get_template(f"template_{name}").render(values), encoding="utf-8")
     return [f"{chapter.name}: {note}" for chapter, sections in parts for section in sections for note in section.notes]

@@ -195,8 +195,7 @@ def sensitivity(chapter: Chapter) -> Iterator[Section]:
             base = next((variant for variant in group if name not in variant.changed), group[0])
             for variant in group:
                 cells = _changes(chapter, blocks[base], blocks[variant])
-                line = variant.without(name).label
-                lines.append(points(variant.algorithm, variant.value(name), cells["IQM"], line=line))
+                lines.append(points(variant.algorithm, variant.value(name), cells["IQM"], line=variant.without(name).label))
                 table.append(_row(variant, blocks[variant], cells))
             pairs += [(base, variant) for variant in group if variant is not base]
         if not lines:
