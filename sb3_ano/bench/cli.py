@@ -1,6 +1,7 @@
 """The command line ``python -m sb3_ano.bench``."""
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -104,6 +105,7 @@ def _run(options: argparse.Namespace) -> int:
     from sb3_ano.bench.suites import load_suite
     from sb3_ano.bench.training import check_device
 
+    sys.path.append(os.getcwd())  # for the imports of a suite; only "python -m" looks in the current directory
     suite = load_suite(options.suite)
     tasks = suite.select(options.envs) if options.envs else suite
     seeds, shard, grid = plan.parse_seeds(options.seeds), plan.parse_shard(options.shard), plan.parse_grid(options.grid)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sb3_ano._io import now, replace_directory
+from sb3_ano._io import now, replace_directory, write_file
 from sb3_ano.bench.algorithms import number
 from sb3_ano.bench.plan import Run
 from sb3_ano.bench.results import Results, ResultsWriter, RunFiles
-from sb3_ano.bench.training import MONITOR, write_run
+from sb3_ano.bench.training import MONITOR, RUN, write_run
 
 _SETTINGS = ["clip_range", "desired_kl", "learning_rate", "n_epochs"]
 #: Columns that identify a run in CSV files; rows of earlier versions have no identity.
@@ -101,8 +101,7 @@ def merge_csv(table: pd.DataFrame, file: Path, key: list[str]) -> int:
         # A row without an identity may be of any run that is equal in the other columns.
         table = table[table["identity"].notna() | ~table.duplicated([name for name in key if name != "identity"], keep="last")]
         table = table.drop_duplicates(key, keep="last").sort_values(key)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    table.to_csv(file, index=False, float_format="%.5g")
+    write_file(file, table.to_csv(index=False, float_format="%.5g"))
     return len(table)
 
 
@@ -119,6 +118,8 @@ def _scalars(run: RunFiles) -> Iterator[tuple[str, float, int]]:
 
 def _to_tensorboard(run: RunFiles, out: Path) -> None:
     tensorboard = importlib.import_module("torch.utils.tensorboard")
+    if (out / run.path.name / RUN).exists():
+        raise ValueError(f"--out {out} holds results, which would be replaced; give another directory")
     # A second event file would double all points.
     with replace_directory(out / run.path.name) as directory, tensorboard.SummaryWriter(str(directory)) as writer:
         for tag, value, step in _scalars(run):

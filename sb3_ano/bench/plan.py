@@ -63,7 +63,7 @@ class Run:
         for circumstance in ("suite", "seed", "imports", "changed"):
             del specification[circumstance]
         for name, value in self.hyperparameters.items():
-            if name not in ("policy", "n_envs") and value == algorithm.default(name):
+            if name not in ("policy", "n_envs") and _canonical(value) == _canonical(algorithm.default(name)):
                 del specification["hyperparameters"][name]
         text = json.dumps(_canonical(specification), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:_IDENTITY_LETTERS]
@@ -96,6 +96,8 @@ def parse_grid(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     grid = {}
     for text in itertools.chain.from_iterable(PAPER_GRID if text == "paper" else [text] for text in texts):
         name, _, listed = text.partition("=")
+        if name in grid:
+            raise ValueError(f"grid has {name!r} twice; give all of its values at once")
         grid[name] = tuple(dict.fromkeys(parse_value(value) for value in listed.split(",")))
         if "" in grid[name]:
             raise ValueError(f"grid {text!r} is not allowed; allowed are [ALGORITHM.]NAME=VALUE,VALUE and paper")

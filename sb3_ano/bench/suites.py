@@ -114,8 +114,8 @@ class Suite(Task, frozen=True):
         shared = {**entry, **self.hyperparameters, **task.hyperparameters}
         hyperparameters = {name: value for name, value in shared.items() if name in algorithm.hyperparameters}
         for settings in (self, task):
-            for label in (algorithm.name, algorithm.label):
-                hyperparameters |= settings.algorithms.get(label, {})
+            own = {parse_algorithm(label).label: values for label, values in settings.algorithms.items()}
+            hyperparameters |= own.get(algorithm.name, {}) | own.get(algorithm.label, {})
         if isinstance(hyperparameters.get("normalize"), str):
             hyperparameters["normalize"] = evaluated(hyperparameters["normalize"])
         evaluation = self.evaluation.model_dump()

@@ -36,8 +36,12 @@ def check_device(device: str) -> None:
     """Check that a device is available; SB3 would train on the CPU instead.
 
     :param device: SB3's ``device``
-    :raises ValueError: if PyTorch finds no CUDA device, and ``device`` asks for one
+    :raises ValueError: if PyTorch knows no such device, or finds no CUDA device, and ``device`` asks for one
     """
+    try:
+        torch.device("cpu" if device == "auto" else device)
+    except RuntimeError as error:
+        raise ValueError(f"device={device!r} is not allowed; allowed are auto, cpu, cuda, cuda:0, ...") from error
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device={device!r} is not allowed; PyTorch finds no CUDA device here")
 

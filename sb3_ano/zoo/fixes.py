@@ -95,13 +95,14 @@ def unsafe_settings(stack: ExitStack) -> None:
 
 
 def newest_run_without_agent(stack: ExitStack) -> None:
-    """Skip runs without an agent, which were stopped early, when the newest agent is looked for."""
+    """Skip runs without an agent, which were stopped early or are still training, when the newest agent is looked for."""
     latest = rl_zoo3.utils.get_latest_run_id
 
     def get_latest_run_id(log_path: str, env_name: Any) -> int:
         newest = latest(log_path, env_name)
         runs = {number: Path(log_path, f"{env_name}_{number}") for number in range(newest, 0, -1)}
-        return next((number for number, run in runs.items() if any(run.glob("*.zip"))), newest)
+        finished = [number for number, run in runs.items() if (run / f"{env_name}.zip").exists()]
+        return next(iter(finished or [number for number, run in runs.items() if any(run.glob("*.zip"))]), newest)
 
     # Only here: training numbers its directories after all that exist.
     replace(stack, rl_zoo3.utils, "get_latest_run_id", get_latest_run_id)

@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import copy
 import functools
+import os
 import re
 import shutil
 from pathlib import Path
@@ -63,12 +64,16 @@ class Manager(ExperimentManager):
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
         """Set up the experiment; a run that cannot start leaves no directory, which ``enjoy`` would take for a run."""
-        directory, new = Path(self.save_path), contextlib.ExitStack()
-        if not directory.exists():
-            new.callback(shutil.rmtree, directory, ignore_errors=True)
         # Without a checkpoint the run restarts, and so do its files.
         self.continues = self.resumed is not None and newest_checkpoint(self.checkpoints, lambda line: None) is not None
-        with no_empty_directories(directory.parent), new, contextlib.ExitStack() as stack:
+        with (
+            no_empty_directories(Path(self.save_path).parent),
+            contextlib.ExitStack() as new,
+            contextlib.ExitStack() as stack,
+        ):
+            if self.resumed is None:
+                self._make_directory()
+                new.callback(shutil.rmtree, self.save_path, ignore_errors=True)
             for writer in (Monitor, ResultsWriter) if self.continues else ():
                 # The first one passes its own default on to the second one, which pools of environments use alone.
                 replace(stack, writer, "__init__", functools.partialmethod(writer.__init__, override_existing=False))
@@ -79,8 +84,17 @@ class Manager(ExperimentManager):
         if result is not None and self.record and isinstance(result[0], OnPolicyAlgorithm):
             every, resume = self.record["checkpoint_freq"], self.resumed is not None
             self.callbacks.append(TrainingCheckpoints(self.checkpoints, every, resume=resume, verbose=self.verbose))
-            write_json(record_of(directory), self.record)
+            write_json(record_of(Path(self.save_path)), self.record)
         return result
+
+    def _make_directory(self) -> None:
+        """Make the directory of a new run, with the next number if a training that starts at the same moment has made it."""
+        while True:
+            with contextlib.suppress(FileExistsError):
+                os.makedirs(self.save_path)
+                break
+            self.save_path = re.sub(f"{_NUMBER}$", lambda match: f"_{int(match[1]) + 1}{match[2] or ''}", self.save_path)
+        self.params_path, self.checkpoints = f"{self.save_path}/{self.env_name}", Path(self.save_path) / "checkpoints"
 
     def check_model(self, model: BaseAlgorithm) -> None:
         """Raise ValueError for a model that this manager cannot train."""
@@ -219,6 +233,8 @@ def plan_training(options: Options) -> dict[str, Any]:
     :raises SystemExit: if the newest run has finished
     """
     resume, freq = options.take("resume"), options.take("checkpoint_freq")
+    if freq is not None and not issubclass(rl_zoo3.ALGOS[options.values.algo], OnPolicyAlgorithm):
+        raise ValueError(f"--checkpoint-freq needs an on-policy algorithm; {options.values.algo} is none")
     run = _newest_run(options.values) if resume else None
     if run is None:
         return {"record": {"arguments": options.arguments, "checkpoint_freq": freq} if freq is None or freq > 0 else None}
@@ -245,7 +261,10 @@ def _newest_run(values: argparse.Namespace) -> Path | None:
         raise ValueError(f"--resume needs an on-policy algorithm; {values.algo} is none")
     directory, name = Path(values.log_folder) / values.algo, EnvironmentName(values.env)
     numbered = {path: re.fullmatch(rf"{re.escape(name)}{_NUMBER}", path.name) for path in directory.glob(f"{name}_*")}
-    runs = [(int(match[1]), path.stat().st_mtime, path) for path, match in numbered.items() if match and path.is_dir()]
+    # The command line is written once, at the start; runs with -uuid all have the number 1.
+    started = {path: record_of(path).with_name("command.txt") for path in numbered}
+    times = {path: file.stat().st_mtime if file.exists() else 0.0 for path, file in started.items()}
+    runs = [(int(match[1]), times[path], path) for path, match in numbered.items() if match and path.is_dir()]
     if runs and record_of(newest := max(runs)[-1]).exists():
         return newest
     print(f"{directory} holds no run of {values.env}, or the newest one has no checkpoints: a new run starts")

@@ -65,6 +65,8 @@ class Search(ExperimentManager):
         """
         if not self.optimize_hyperparameters:
             return super().setup_experiment()
+        if self.n_evaluations is not None and self.n_evaluations < 1:
+            raise ValueError(f"--n-evaluations {self.n_evaluations} is not allowed; allowed are positive integers")
         hyperparameters, saved = self.read_hyperparameters()
         # Hyperparameters of the file and of -params, into which a trial puts what it samples.
         self._unsearched: dict[str, Any] = copy.deepcopy(dict(saved))

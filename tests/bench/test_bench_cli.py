@@ -25,6 +25,9 @@ MISTAKES = [
     ([*RUN, "--grid", "ano.policy_kwargs=__import__('os')"], "cannot be evaluated: name '__import__' is not defined"),
     ([*RUN, "--algos", "ano:shaping"], "option 'shaping' of 'ano:shaping' is not allowed; allowed is OPTION=VALUE"),
     ([*RUN, "--grid", "clip_range="], "grid 'clip_range=' is not allowed; allowed are [ALGORITHM.]NAME=VALUE,VALUE and paper"),
+    ([*RUN, "--grid", "n_epochs=5", "n_epochs=10,20"], "grid has 'n_epochs' twice; give all of its values at once"),
+    ([*RUN, "--algos", "ano:n_envs=0", "--plan"], "n_envs=0 is not allowed; allowed are integers from 1"),
+    ([*RUN, "--device", "gpu"], "device='gpu' is not allowed; allowed are auto, cpu, cuda"),
     # Review bench B11
     ([*RUN, "--grid", "lr=1e-3"], "unknown hyperparameter of this plan 'lr', did you mean 'learning_rate'?"),
     ([*RUN, "--algos", "ano", "trpo", "--grid", "trpo.clip_range=1"], "of this plan 'trpo.clip_range'"),

@@ -145,6 +145,10 @@ def test_tensorboard_logs_go_out_come_back_in_and_are_reported_by_their_training
     results, out = write_results(tmp_path / "results", RUNS[:2]), tmp_path / "imported"
     for _ in range(2):  # a second export replaces the first
         export(results, tmp_path / "logs", "tensorboard")
+    before = sorted(results.rglob("*"))
+    with pytest.raises(ValueError, match="holds results, which would be replaced; give another directory"):
+        export(results, results / "runs", "tensorboard")
+    assert sorted(results.rglob("*")) == before
     logs = sorted(map(str, (tmp_path / "logs").iterdir()))
     assert main(["import", *logs, "--algo", "theirs", "--env", "Hopper-v4", "--seed", "3", "--out", str(out)]) == 0
     for seed, (run, original) in enumerate(zip(Results(out).runs(), Results(results).runs(), strict=True), start=3):

@@ -139,7 +139,7 @@ def test_a_custom_suite(tmp_path):
         "evaluation: {points: 3, episodes: 2}\nimports: [my_tasks]\nbackend: gymnasium\nenv_kwargs: {g: 1}\n"
         "hyperparameters: {n_envs: 4, learning_rate: 3e-4, clip_range: 0.1}\nalgorithms: {trpo: {target_kl: 0.03}}\n"
         "tasks:\n  My-v0:\n  My-v1: {total_timesteps: 50, env_kwargs: {size: 3}, algorithms: {ano: {n_steps: 8},\n"
-        "    'ano:shaping=spo': {n_steps: 16}}}\n"
+        "    'ano:shaping=spo': {n_steps: 16}, 'ano:shaping=spo,desired_kl=0.01': {n_steps: 32}}}\n"
     )
     suite = load_suite(str(tmp_path / "mine.yml"))
     first, trpo, second, _ = make_plan(suite, ["ano", "trpo"], [0])
@@ -147,6 +147,9 @@ def test_a_custom_suite(tmp_path):
     assert (second.total_timesteps, second.env_kwargs, second.hyperparameters["n_steps"]) == (50, {"g": 1, "size": 3}, 8)
     *_, with_options = make_plan(suite, ["ano:shaping=spo"], [0])
     assert with_options.hyperparameters["n_steps"] == 16, "the most special entry counts"
+    *_, with_two = make_plan(suite, ["ano:shaping=spo,desired_kl=0.01"], [0])
+    assert with_two.hyperparameters["n_steps"] == 32
+    assert make_plan(suite, ["ano"], [0], parse_grid(["learning_rate=3e-4"]))[0].name == first.name  # YAML reads a text
     assert "clip_range" not in trpo.hyperparameters
     assert trpo.hyperparameters["target_kl"] == 0.03
     assert parse_algorithm("ano").constructor_arguments(first.hyperparameters)["learning_rate"] == 3e-4

@@ -58,6 +58,19 @@ def test_a_custom_file_and_a_custom_shape_are_used(zoo, monkeypatch):
     assert "There is no display" in zoo(f"enjoy {ANO} -f logs -n 60").output
 
 
+def test_trainings_that_start_together_have_a_directory_each(zoo, monkeypatch):
+    monkeypatch.setattr("rl_zoo3.exp_manager.get_latest_run_id", lambda *_: 0)  # neither sees the other
+    line = f"train {ANO} -n 64 --eval-freq -1 -params n_envs:1 n_steps:64 batch_size:64"
+    zoo(f"{line} --seed 1")
+    zoo(f"{line} --seed 2")
+    rejected(f"{line} \"policy_kwargs:dict(net_arch='x')\"")
+    runs = [Path("logs/ano/CartPole-v1_1"), Path("logs/ano/CartPole-v1_2")]
+    assert sorted(Path("logs/ano").iterdir()) == runs
+    for seed, run in enumerate(runs, start=1):
+        assert {"CartPole-v1.zip", "0.monitor.csv"} <= {path.name for path in run.iterdir()}
+        assert yaml.unsafe_load((run / "CartPole-v1" / "args.yml").read_text())["seed"] == seed
+
+
 BAD_INPUT = [
     ("--algo ano -params xyzzy:1", "-params: unknown key 'xyzzy' for ANO; allowed are"),
     ("--algo ppo -params nsteps:8", "-params: unknown key 'nsteps' for PPO, did you mean 'n_steps'?\n"),  # users Z22
@@ -72,6 +85,8 @@ BAD_INPUT = [
     (f"{CHEETAH} --vec-env subproc -params \"backend:'envpool'\"", "vec_env_cls is not allowed with backend 'envpool'"),
     ("--algo ano -n 512 --device bogus", "bogus"),  # users Z7
     ("--algo ano -optimize --storage a.txt", "--storage a.txt cannot be opened: Could not parse SQLAlchemy URL"),
+    ("--algo sac --checkpoint-freq 100", "--checkpoint-freq needs an on-policy algorithm; sac is none"),
+    ("--algo ano -optimize --n-evaluations 0", "--n-evaluations 0 is not allowed; allowed are positive integers"),
     ("--algo sac --resume", "--resume needs an on-policy algorithm; sac is none"),
     ("--algo ano --resume -optimize", "a search continues with its --storage and --study-name"),
     ("enjoy --algo ppo --env CartPole-v1 --no-render", "`pickle.load` is insecure"),
