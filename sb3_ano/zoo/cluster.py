@@ -52,7 +52,6 @@ class ClusterManager(OwnManager):
         if cluster not in ("", "auto"):
             require_reachable("--cluster", cluster)
         self._cluster, self._env_runners, self._learners = cluster, env_runners, learners
-        self._stored = self.checkpoints / "rllib"
 
     def check_model(self, model: Any) -> None:
         """Raise ValueError for a model that RLlib cannot express; the message names what it lacks."""
@@ -90,7 +89,8 @@ class ClusterManager(OwnManager):
                 try:
                     return self._train(config.copy(copy_frozen=False), model, restore=self.resumed is not None or loss > 0)
                 except _LOSSES as error:  # RLlib replaces environment runners itself, not learners
-                    then = "continuing from the last checkpoint" if self._stored.exists() else "starting again without one"
+                    is_stored = (self.checkpoints / "rllib").exists()
+                    then = "continuing from the last checkpoint" if is_stored else "starting again without one"
                     print(f"A part of the cluster was lost ({type(error).__name__}): {then}")
             raise OSError(f"the cluster lost processes {_MOST_LOSSES} times; --resume continues the run")
         finally:
@@ -117,7 +117,7 @@ class ClusterManager(OwnManager):
         :param model: model to copy the networks from, and to
         :param restore: whether to restore the last checkpoint, if there is one
         """
-        algorithm, checkpoint = config.build_algo(), self._stored
+        algorithm, checkpoint = config.build_algo(), self.checkpoints / "rllib"
         try:
             if restore and checkpoint.exists():
                 algorithm.restore_from_path(str(checkpoint.absolute()))

@@ -60,12 +60,9 @@ class Manager(ExperimentManager):
         self.continues = False
         if resumed is not None:
             self.save_path, self.params_path = str(resumed), str(record_of(resumed).parent)
-        self.checkpoints = Path(self.save_path) / "checkpoints"
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
         """Set up the experiment; a run that cannot start leaves no directory, which ``enjoy`` would take for a run."""
-        # Without a checkpoint the run restarts, and so do its files.
-        self.continues = self.resumed is not None and newest_checkpoint(self.checkpoints, lambda line: None) is not None
         with (
             no_empty_directories(Path(self.save_path).parent),
             contextlib.ExitStack() as new,
@@ -74,6 +71,9 @@ class Manager(ExperimentManager):
             if self.resumed is None:
                 self._make_directory()
                 new.callback(shutil.rmtree, self.save_path, ignore_errors=True)
+            self.checkpoints = Path(self.save_path) / "checkpoints"
+            # Without a checkpoint the run restarts, and so do its files.
+            self.continues = self.resumed is not None and newest_checkpoint(self.checkpoints, lambda line: None) is not None
             for writer in (Monitor, ResultsWriter) if self.continues else ():
                 # The first one passes its own default on to the second one, which pools of environments use alone.
                 replace(stack, writer, "__init__", functools.partialmethod(writer.__init__, override_existing=False))
@@ -94,7 +94,7 @@ class Manager(ExperimentManager):
                 os.makedirs(self.save_path)
                 break
             self.save_path = re.sub(f"{_NUMBER}$", lambda match: f"_{int(match[1]) + 1}{match[2] or ''}", self.save_path)
-        self.params_path, self.checkpoints = f"{self.save_path}/{self.env_name}", Path(self.save_path) / "checkpoints"
+        self.params_path = f"{self.save_path}/{self.env_name}"
 
     def check_model(self, model: BaseAlgorithm) -> None:
         """Raise ValueError for a model that this manager cannot train."""
