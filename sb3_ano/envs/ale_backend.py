@@ -40,7 +40,7 @@ class AleVecEnv(BatchedVecEnv):
         if atari is None or not has_game(atari.game):
             suggestion = hint(self.env_id, [f"{game}-v5" for game in _ROMS])
             raise ValueError(f"env_id={self.env_id!r} is unknown to backend 'ale'{suggestion}")
-        require_known_settings(env_kwargs, _SETTINGS, f"ale-py's {self.env_id}")
+        require_known_settings(env_kwargs, {*_SETTINGS, *vars(atari)} - {"game"}, f"ale-py's {self.env_id}")
         # Lives and clipping are computed here: ale-py's clipping discards the score, and its final_obs are wrong with
         # life_loss_info.
         self._games: Any = AtariVectorEnv(

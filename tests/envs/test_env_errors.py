@@ -27,7 +27,7 @@ SETTINGS = [
     ("PongNoFrameskip-v4", {}, "max_episode_steps", "which Pong does not know; its name is 'max_frames'"),
     ("Pong-v5", ALE, "continuous", "ale-py's Pong-v5 does not know: continuous"),
     ("ALE/Pong-v5", {}, "noop_mx", "gymnasium's ALE/Pong-v5 does not know: noop_mx, did you mean 'noop_max'"),
-    ("Pong-v5", ALE, "frame_stak", "ale-py's Pong-v5 does not know: frame_stak"),
+    ("Pong-v5", ALE, "frame_stak", "ale-py's Pong-v5 does not know: frame_stak, did you mean 'frame_stack'"),
     (PendulumEnv, {}, "render_mod", "gymnasium's .*PendulumEnv.* does not know: render_mod, did you mean 'render_mode'"),
 ]
 
