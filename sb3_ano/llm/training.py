@@ -185,13 +185,14 @@ def _make_trainer(options: Options, policy: PolicyConfig, config: ShapedGRPOConf
     return ALGORITHMS[options.algo][0](model, rewards, config, train_dataset, eval_dataset, tokenizer, **extras)
 
 
-def _is_complete(trainer: Any, checkpoint: str | Path) -> bool:
-    """Tell whether a checkpoint is the end of the training, and make it the one to load; ``train`` would make another step."""
+def _load_complete(trainer: Any, checkpoint: str | Path) -> bool:
+    """Load a checkpoint if it is the end of the training, after which ``train`` would make another step; tell whether it is."""
     state, args = TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME))), trainer.args
     is_complete = state.global_step >= args.max_steps if args.max_steps > 0 else (state.epoch or 0.0) >= args.num_train_epochs
     if is_complete:
         state.best_model_checkpoint = (args.load_best_model_at_end and state.best_model_checkpoint) or str(checkpoint)
         trainer.state = state
+        trainer._load_best_model()
     return is_complete
 
 
@@ -203,9 +204,7 @@ def run(trainer: Any, resume: bool = False) -> None:
     """
     output = Path(trainer.args.output_dir)
     checkpoint = last_checkpoint(output) if resume else trainer.args.resume_from_checkpoint
-    if checkpoint is not None and _is_complete(trainer, checkpoint):
-        trainer._load_best_model()
-    else:
+    if checkpoint is None or not _load_complete(trainer, checkpoint):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     unfinished, final = output / ".final", output / "final"
     # Every process saves, because each may hold a part of the model. Without _internal_call, this would push the directory.
