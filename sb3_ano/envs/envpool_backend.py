@@ -141,7 +141,11 @@ class EnvPoolVecEnv(BatchedVecEnv):
 
 
 def _spaces(task: str, settings: dict[str, Any]) -> tuple[spaces.Box, spaces.Space]:
-    """Return observation and action space of one environment, with gymnasium's types, so that models fit either library."""
+    """Return observation and action space of one environment, with gymnasium's types, so that models fit either library.
+
+    :raises TypeError: if the task does not know a setting, or a value's type
+    :raises ValueError: if a number is out of range, or a space is not supported
+    """
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # gymnasium's, about rounding the bounds
         known = set(envpool.make_spec(task).config._asdict()) - _OF_THE_POOL
         require_known_settings(settings, known, f"EnvPool's {task}")

@@ -186,7 +186,7 @@ def _make_trainer(options: Options, policy: PolicyConfig, config: ShapedGRPOConf
 
 
 def _load_complete(trainer: Any, checkpoint: str | Path) -> bool:
-    """Load a checkpoint if it is the end of the training, after which ``train`` would make another step; tell whether it is."""
+    """Load a checkpoint that is the end of the training, where ``train`` would make another step; tell whether it is that."""
     state, args = TrainerState.load_from_json(str(Path(checkpoint, TRAINER_STATE_NAME))), trainer.args
     is_complete = state.global_step >= args.max_steps if args.max_steps > 0 else (state.epoch or 0.0) >= args.num_train_epochs
     if is_complete:
