@@ -4,6 +4,7 @@ import inspect
 import math
 import re
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -233,3 +234,13 @@ def test_an_added_algorithm_trains_saves_and_loads(tmp_path):
     loaded.learn(64)
     with pytest.raises(ValueError, match=r"was saved by Toy; load it with Toy\.load"):
         ANO.load(tmp_path / "model")
+
+
+def test_a_learning_rate_schedule_is_called_as_often_as_by_sb3():
+    """Some schedules count their calls, to warm up for example."""
+    calls = {}
+    for cls in (PPO, ANO):
+        schedule = mock.Mock(return_value=1e-3)
+        cls("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, n_epochs=1, learning_rate=schedule, device="cpu").learn(96)
+        calls[cls] = schedule.call_count
+    assert calls[ANO] == calls[PPO] > 3

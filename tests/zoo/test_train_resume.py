@@ -1,6 +1,8 @@
 """Trainings of the zoo that are killed with SIGKILL, and resume as if they had not been."""
 
+import argparse
 import json
+import os
 import re
 import signal
 from pathlib import Path
@@ -13,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from sb3_ano import ANO
 from sb3_ano._io import write_json
+from sb3_ano.zoo import manager
 from tests.common import parameters
 from tests.envs.backends import needs_envpool
 from tests.zoo.conftest import rejected
@@ -138,3 +141,16 @@ def test_a_run_does_not_swallow_other_options(other, finished, zoo):
     errors = rejected(f"train {WHICH} --resume {other}")
     assert "is not what logs/ano/CartPole-v1_1 was started with" in errors
     assert "start a new run with -i" in errors
+
+
+def test_of_runs_with_a_uuid_the_one_that_was_started_last_is_resumed(tmp_path):
+    """All of them have the number 1; a run that ends later than the last one starts changes its directory later."""
+    ids = ("00000000-0000-0000-0000-00000000000b", "00000000-0000-0000-0000-00000000000a")  # in the order of their starts
+    runs = [tmp_path / "ano" / f"CartPole-v1_1_{uuid}" for uuid in ids]
+    for time, run in enumerate(runs):
+        write_json(run / "CartPole-v1" / "run.json", {})
+        (run / "CartPole-v1" / "command.txt").touch()
+        os.utime(run / "CartPole-v1" / "command.txt", (time, time))
+        os.utime(run, (10 - time, 10 - time))
+    which = {"algo": "ano", "env": "CartPole-v1", "log_folder": str(tmp_path), "optimize_hyperparameters": False}
+    assert manager._newest_run(argparse.Namespace(**which)) == runs[1]
