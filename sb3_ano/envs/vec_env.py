@@ -64,7 +64,7 @@ def make_vec_env(
     :param start_index: number of the first monitor file, added to the seeds of the action spaces; only for gymnasium
     :param monitor_dir: directory for monitor files; None writes none
     :param wrapper_class: gymnasium wrapper for each environment, only for gymnasium; for Atari games it replaces the protocol
-    :param env_kwargs: settings of the task
+    :param env_kwargs: settings of the task; ``render`` needs ``{"render_mode": "rgb_array"}``, which SB3 sets without asking
     :param vec_env_cls: class of the result, only for gymnasium, for example ``SubprocVecEnv``; None takes ``DirectVecEnv``
     :param vec_env_kwargs: arguments of ``vec_env_cls``
     :param monitor_kwargs: arguments of SB3's Monitor; only for gymnasium
@@ -195,7 +195,6 @@ def _gymnasium(env_id: _EnvId, n_envs: int, atari: AtariProtocol | None, **argum
     if "wrapper_kwargs" in arguments and "wrapper_class" not in arguments:
         advice = "" if atari is None else "; the settings of an Atari game go into env_kwargs"
         raise ValueError(f"wrapper_kwargs={arguments['wrapper_kwargs']!r} is not allowed without wrapper_class{advice}")
-    # SB3 sets the render mode only of environments that it makes from an id.
     make, registered = env_id, env_id
     if atari is not None:
         make, registered = functools.partial(_frames_skipped, atari), "ALE/"
@@ -206,6 +205,8 @@ def _gymnasium(env_id: _EnvId, n_envs: int, atari: AtariProtocol | None, **argum
         prepare_env(registered)
         if isinstance(make, str):
             gym.spec(make)  # raises here instead of in the processes of SubprocVecEnv
+            # SB3 makes ids with a render mode, in which each step of LunarLander also simulates the engines' particles.
+            make = functools.partial(gym.make, make)
         env: Any = env_util.make_vec_env(make, n_envs, **arguments)
     if atari is not None:
         env = VecTransposeImage(env)
