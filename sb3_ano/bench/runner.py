@@ -110,4 +110,5 @@ def _ended(futures: dict[Future[Any], Run], results: ResultsWriter) -> Iterator[
             for future in wait(futures, _LOOK, FIRST_COMPLETED).done:
                 yield futures.pop(future), future
             bar.set_postfix_str(f"{runs - len(futures)} of {runs} runs", refresh=False)
-            bar.update(steps() - bar.n)
+            bar.initial = min(bar.initial, done := steps())  # a run that resumes goes back to its checkpoint
+            bar.update(done - bar.n)

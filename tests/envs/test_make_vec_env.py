@@ -110,7 +110,11 @@ def test_a_wrapper_replaces_the_atari_protocol():
 
 
 def test_environments_render_on_request():
-    assert make_env("CartPole-v1").render_mode == make_vec_env("CartPole-v1", 2).render_mode == "rgb_array"
+    assert make_env("CartPole-v1").render_mode == "rgb_array"
+    env = make_vec_env("CartPole-v1", 2, env_kwargs={"render_mode": "rgb_array"})
+    env.reset()
+    assert env.render_mode == "rgb_array"
+    assert env.render().ndim == 3
     assert make_env("ALE/Pong-v5").observation_space.shape == (210, 160, 3)  # registered on demand
     env = make_vec_env("Pong-v5", 2, backend="envpool", env_kwargs={"render_mode": "rgb_array"})
     with pytest.raises(RuntimeError, match=r"call reset\(\) before rendering"):
@@ -119,6 +123,19 @@ def test_environments_render_on_request():
     assert [image.shape for image in env.get_images()] == [(210, 160, 3)] * 2
     assert env.render().ndim == 3
     env.close()
+
+
+def test_lunar_lander_simulates_no_particles_unless_it_is_rendered():
+    pytest.importorskip("Box2D")
+    bodies, observations = [], []
+    for settings in ({}, {"render_mode": "rgb_array"}):
+        env = make_vec_env("LunarLanderContinuous-v3", 1, seed=0, env_kwargs=settings)
+        env.reset()
+        observations.append(np.array([env.step(np.ones((1, 2)))[0][0] for _ in range(40)]))
+        bodies.append(len(env.get_attr("world")[0].bodies))
+        env.close()
+    assert bodies[0] == 4 < bodies[1]  # the moon, the lander and its legs
+    np.testing.assert_array_equal(*observations)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
