@@ -120,7 +120,8 @@ def test_progress_is_that_of_the_episodes_of_running_and_resumed_trainings(tmp_p
     with ResultsWriter(tmp_path) as results:
         first, second = (results.begin(run.name) / "monitor.csv" for run in SMALL_RUNS[:2])
         first.write_text(HEADER + 20 * "1.0,10,0.1,10\r\n" + "-1.0,200,1.0,200\r\n")
-        # A row that is being written, and a rollout that ends after the training.
+        second.write_text(HEADER + "1.0,300,1.0,300\r\n")
+        # A run that goes back to its checkpoint, a row that is being written, and a rollout that ends after the training.
         changes = [(second, ""), (second, "1.5,500,2.0,500\r\n1.5,9,2.0,5"), (first, "1.0,824,9.0,1024\r\n")]
 
         def look(futures, *settings):
@@ -134,7 +135,9 @@ def test_progress_is_that_of_the_episodes_of_running_and_resumed_trainings(tmp_p
         monkeypatch.setattr(runner, "wait", look)
         monkeypatch.setattr(runner, "_IN_FILE", 0.0)
         assert len(execute(SMALL_RUNS[:2], mock.Mock(**{"submit.side_effect": [Future(), Future()]}), results, {})) == 2
-    shown = re.findall(r"(\d+)%.*?(\d) of 2 runs", capsys.readouterr().err)
+    err = capsys.readouterr().err
+    assert not re.search(r"-\d", err)  # a negative rate, or time left
+    shown = re.findall(r"(\d+)%[^\r]*?(\d) of 2 runs", err)
     assert list(dict.fromkeys(shown)) == [("10", "0"), ("35", "0"), ("75", "0"), ("75", "1"), ("100", "2")]
 
 
