@@ -160,7 +160,7 @@ def test_modules_that_register_tasks_are_imported_where_a_run_is_trained(tmp_pat
 
 @pytest.mark.parametrize("label", ["ppo", "ano", "trpo"])
 def test_the_measure_of_an_update_is_the_closed_form_of_two_gaussians(label, monkeypatch):
-    two_numbers = gym.envs.registration.EnvSpec("Two-v0", lambda render_mode: TinyEnv(BOX_OBSERVATIONS, BOX_ACTIONS))
+    two_numbers = gym.envs.registration.EnvSpec("Two-v0", lambda: TinyEnv(BOX_OBSERVATIONS, BOX_ACTIONS))
     monkeypatch.setitem(gym.registry, "Two-v0", two_numbers)
     model = trained_alone(small_run(label, "Two-v0", steps=128, hyperparameters={"learning_rate": 1e-9}))
     shift, scale = 0.3, 1.25
