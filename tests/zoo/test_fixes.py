@@ -32,7 +32,7 @@ def test_an_agent_is_found_in_the_newest_run_that_has_one(stack, tmp_path):
         model()
     for run in runs[:2]:
         (run / "CartPole-v1.zip").touch()
-    (runs[2] / "best_model.zip").touch()  # a training that goes on, or was killed, has left it
+    (runs[2] / "best_model.zip").touch()  # left by a training that is running or was killed
     assert model()[1] == str(runs[1] / "CartPole-v1.zip")
     assert rl_zoo3.exp_manager.get_latest_run_id(str(tmp_path / "ano"), "CartPole-v1") == 4, "training uses no number twice"
 
