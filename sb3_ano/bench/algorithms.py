@@ -23,7 +23,7 @@ CLASSES: dict[str, type[OnPolicyAlgorithm]] = {
     **{name: entry.algorithm for name, entry in ALGORITHMS.items()},
 }
 #: Hyperparameters of environments and policy, which every algorithm has.
-COMMON = frozenset({"policy", "n_envs", "normalize"})
+COMMON = frozenset({"policy", "n_envs", "normalize", "env_wrapper"})
 # PAPO's omega is both of its weights: the paper searches one, its official code has two.
 _SHORTHANDS = {("papo", "omega"): ("omega1", "omega2")}
 # Set by each run itself.
@@ -69,7 +69,7 @@ class Algorithm:
         """
         values: dict[str, Any] = {}
         for name, value in hyperparameters.items():
-            if name in ("n_envs", "normalize"):
+            if name in COMMON - {"policy"}:
                 continue
             start = number(value) if isinstance(value, str) else None
             if start is not None:

@@ -18,8 +18,8 @@ from sb3_ano.zoo.hyperparameters import hyperparameter_file
 _DIRECTORY = Path(__file__).parent / "suites"
 #: File whose settings are shared by the algorithms without a file, so that PPO and TRPO are compared at equal settings.
 SHARED_FILE = "ano"
-# Keys of the zoo's files that say how environments are made. Atari games have these wrappers from their protocol.
-_WRAPPERS = ("callback", "env_wrapper", "frame_stack", "monitor_kwargs", "vec_env_wrapper")
+# Keys of the zoo's files that experiments do not know.
+_UNSUPPORTED = ("callback", "frame_stack", "monitor_kwargs", "vec_env_wrapper")
 _VERSION = re.compile(r"-v\d+$")
 
 
@@ -102,15 +102,15 @@ class Suite(Task, frozen=True):
         :param env_id: task of the suite
         :param algorithm: algorithm to train, with its options
         :return: ``hyperparameters``, ``env_kwargs``, ``backend``, ``total_timesteps``, ``evaluation``
-        :raises ValueError: if the zoo's file asks for wrappers, or the number of steps is unknown
+        :raises ValueError: if the zoo's file asks for what experiments do not support, or the number of steps is unknown
         """
         task = self.tasks[env_id]
         entry, is_atari = zoo_settings(algorithm.name, env_id)
         steps = task.total_timesteps or self.total_timesteps or entry.get("n_timesteps")
         if steps is None:
             raise ValueError(f"suite {self.name!r}: total_timesteps of {env_id} is missing")
-        if wrappers := [key for key in _WRAPPERS if entry.get(key) is not None and not is_atari]:
-            raise ValueError(f"{env_id} needs {', '.join(wrappers)} of the zoo's file, which experiments do not support")
+        if unsupported := [key for key in _UNSUPPORTED if entry.get(key) is not None]:
+            raise ValueError(f"{env_id} needs {', '.join(unsupported)} of the zoo's file, which experiments do not support")
         shared = {**entry, **self.hyperparameters, **task.hyperparameters}
         hyperparameters = {name: value for name, value in shared.items() if name in algorithm.hyperparameters}
         for settings in (self, task):
@@ -139,6 +139,8 @@ def zoo_settings(algorithm: str, env_id: str) -> tuple[dict[str, Any], bool]:
     content = _zoo_file(SHARED_FILE) | (_zoo_file(algorithm) if algorithm in ALGORITHMS else {})
     is_atari = env_id not in content and atari_protocol(env_id) is not None
     settings = dict(content.get(env_id) or content.get("atari" if is_atari else "default") or {})
+    if is_atari:  # whose protocol has them
+        settings |= dict.fromkeys(("env_wrapper", "frame_stack"))
     recurrent = str(settings.get("policy")).replace("Policy", "LstmPolicy")
     return settings | ({"policy": recurrent} if recurrent in CLASSES[algorithm].policy_aliases else {}), is_atari
 

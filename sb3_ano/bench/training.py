@@ -1,7 +1,6 @@
 """One training: SB3's own files and ``run.json``. A killed training resumes from its checkpoint."""
 
 import dataclasses
-import functools
 import hashlib
 import importlib
 import shutil
@@ -46,22 +45,24 @@ def check_device(device: str) -> None:
         raise ValueError(f"device={device!r} is not allowed; PyTorch finds no CUDA device here")
 
 
-def make_envs(run: Run, threads: int = 1) -> tuple[VecEnv, VecEnv]:
-    """Make the environments for training and for evaluation, without normalization.
+def make_env(run: Run, n_envs: int, threads: int = 1) -> VecEnv:
+    """Make environments of a run, without normalization.
 
     :param run: run to make environments for
+    :param n_envs: number of environments
     :param threads: threads that step the environments
     :raises ValueError: if the environments cannot be made
     """
-    num_threads = None if run.backend == "gymnasium" else threads
-    make = functools.partial(
-        make_vec_env, run.env_id, backend=run.backend, num_threads=num_threads, env_kwargs=dict(run.env_kwargs)
-    )
-    return make(run.hyperparameters["n_envs"]), make(min(run.evaluation["episodes"], _MOST_EVALUATION_ENVS))
+    options: dict[str, Any] = {"num_threads": None if run.backend == "gymnasium" else threads}
+    if run.hyperparameters.get("env_wrapper"):
+        from rl_zoo3.utils import get_wrapper_class
+
+        options["wrapper_class"] = get_wrapper_class(run.hyperparameters)
+    return make_vec_env(run.env_id, n_envs, backend=run.backend, env_kwargs=dict(run.env_kwargs), **options)
 
 
 def normalized(run: Run, train: VecEnv, evaluation: VecEnv) -> tuple[VecEnv, VecEnv]:
-    """Wrap both environments of :func:`make_envs` in VecNormalize if the hyperparameters ask for it.
+    """Wrap environments of :func:`make_env` in VecNormalize if the hyperparameters ask for it.
 
     :param run: run of the environments
     :param train: environments for training
@@ -109,7 +110,8 @@ def train(
     directory.mkdir(parents=True, exist_ok=True)
     started, made_with = now(), commit()
     checkpoint = newest_checkpoint(directory / CHECKPOINTS)
-    bare, evaluation_env = make_envs(run, threads)
+    bare = make_env(run, run.hyperparameters["n_envs"], threads)
+    evaluation_env = make_env(run, min(run.evaluation["episodes"], _MOST_EVALUATION_ENVS), threads)
     recorder = UpdateRecorder(directory, run)
     episodes = EpisodeRecorder(bare, directory / MONITOR, recorder.seconds, append=checkpoint is not None)
     env, evaluation_env = normalized(run, episodes, evaluation_env)

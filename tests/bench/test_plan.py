@@ -156,5 +156,5 @@ def test_a_custom_suite(tmp_path):
     for runs in ([first, plan()[0]], [plan()[0], first]):
         with pytest.raises(ValueError, match="ano cannot be trained on My-v0: No module named 'my_tasks'"):
             check_runs(runs)
-    with pytest.raises(ValueError, match="needs env_wrapper, frame_stack of the zoo's file"):
+    with pytest.raises(ValueError, match="needs frame_stack of the zoo's file"):
         small_run("ano", "CarRacing-v3")

@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from gymnasium.envs.classic_control import PendulumEnv
+from gymnasium.wrappers import FrameStackObservation
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.vec_env import VecNormalize
@@ -21,7 +23,8 @@ from sb3_ano._registry import ALGORITHMS
 from sb3_ano.bench import recording, training
 from sb3_ano.bench.algorithms import CLASSES
 from sb3_ano.bench.results import RunFiles, read_run
-from sb3_ano.bench.training import make_envs, make_model, normalized, train
+from sb3_ano.bench.runner import check_runs
+from sb3_ano.bench.training import make_env, make_model, normalized, train
 from tests.bench.common import assert_same_run, small_run
 from tests.common import parameters
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, TinyEnv, TwoAllowed
@@ -31,7 +34,7 @@ NORMALIZED = {"hyperparameters": {"normalize": True}}
 
 def trained_alone(run):
     """Return the model after ``learn`` without any recording."""
-    env, evaluation = normalized(run, *make_envs(run))
+    env, evaluation = normalized(run, *(make_env(run, run.hyperparameters["n_envs"]) for _ in range(2)))
     with contextlib.closing(env), contextlib.closing(evaluation):
         return make_model(run, env).learn(run.total_timesteps)
 
@@ -112,7 +115,7 @@ def test_the_files_tell_what_was_run_and_the_evaluation_is_that_of_sb3_with_the_
         assert content["timesteps"].tolist() == steps[1:]  # due after 150, 300, 450 and 600
         assert content["results"].shape == content["ep_lengths"].shape == (4, 3)
         results, lengths = content["results"][-1], content["ep_lengths"][-1]
-    _, fresh = make_envs(run)
+    fresh = make_env(run, 3)
     env = VecNormalize.load(str(path / "vecnormalize.pkl"), fresh)
     assert (env.clip_obs, env.gamma) == (5.0, run.hyperparameters["gamma"])
     env.training = env.norm_reward = False
@@ -141,7 +144,7 @@ def test_seeds_share_no_environment_and_algorithms_have_the_same():
     first = {}
     for label, seed in (("ppo", 0), ("ppo", 1), ("ano", 1), ("trpo", 1)):
         run = small_run(label, seed=seed, hyperparameters={"n_envs": 4})
-        train_env, evaluation = make_envs(run)
+        train_env, evaluation = make_env(run, 4), make_env(run, 3)
         make_model(run, train_env)
         evaluation.seed(1_000_000 * seed + 500_000)
         first[label, seed] = [tuple(observation) for env in (train_env, evaluation) for observation in env.reset()]
@@ -156,6 +159,22 @@ def test_modules_that_register_tasks_are_imported_where_a_run_is_trained(tmp_pat
     run = json.loads(json.dumps(dataclasses.asdict(small_run("ano", "Mine-v0", steps=128, imports=["my_own_tasks"]))))
     training.train_request({"run": run, "directory": str(tmp_path / "run")})
     assert len(RunFiles(tmp_path / "run", {}).evaluations()) == 1
+
+
+def test_env_wrapper_is_around_the_environments_of_training_and_evaluation(tmp_path, monkeypatch):
+    pytest.importorskip("rl_zoo3")
+    for name in ("Bare-v0", "Stacked-v0"):
+        monkeypatch.setitem(gym.registry, name, dataclasses.replace(gym.spec("Pendulum-v1"), id=name))
+    gym.registry["Stacked-v0"].entry_point = lambda **settings: FrameStackObservation(PendulumEnv(**settings), 2)
+    wrapper = {"env_wrapper": [{"gymnasium.wrappers.FrameStackObservation": {"stack_size": 2}}]}
+    ours, bare = (small_run("ano", "Bare-v0", points=2, hyperparameters=part) for part in (wrapper, {}))
+    theirs = small_run("ano", "Stacked-v0", points=2)
+    check_runs([ours])
+    for run in (ours, theirs):
+        train(run, tmp_path / run.name)
+    assert ours.identity != bare.identity
+    assert_same_run(read_run(tmp_path / ours.name), read_run(tmp_path / theirs.name))
+    assert make_env(ours, 1).observation_space.shape == (2, 3)
 
 
 @pytest.mark.parametrize("label", ["ppo", "ano", "trpo"])
