@@ -1,6 +1,7 @@
 """Compare the shipped hyperparameters with PPO's of the RL Zoo from committed rows: ``python benchmarks/zoo_settings.py``.
 
-It writes ``tables.md`` next to the rows of ``benchmarks/zoo.yml``, and a figure with the return of each run.
+It writes ``tables.md`` next to the rows of the suites ``zoo*.yml``, and a figure with the return of each run, named after
+their directory.
 """
 
 import argparse
@@ -18,8 +19,9 @@ from step_sizes import RETURN, table
 from sb3_ano.bench.report.figures import looks
 
 ALGORITHMS = ["ppo", "ano", "spo", "papo"]
-#: Tasks in the order of the suite.
-TASKS = list(yaml.safe_load(Path(__file__).with_name("zoo.yml").read_text())["tasks"])
+SUITES = sorted(Path(__file__).parent.glob("zoo*.yml"))
+#: Tasks in the order of the suites.
+TASKS = [task for suite in SUITES for task in yaml.safe_load(suite.read_text())["tasks"]]
 
 
 def returns(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
@@ -89,8 +91,9 @@ def main() -> None:
     tables = "\n\n".join(f"## {title}\n\n{table(frame)}" for title, frame in written.items() if len(frame))
     text = f"# Shipped settings: tables\n\nWritten by `benchmarks/zoo_settings.py`.\n\n{tables}\n"
     (options.results / "tables.md").write_text(text)
-    figure(rows).savefig(options.out / "zoo.png", dpi=110)
-    print(options.results / "tables.md", options.out / "zoo.png", sep="\n")
+    image = options.out / f"{options.results.name}.png"
+    figure(rows).savefig(image, dpi=110)
+    print(options.results / "tables.md", image, sep="\n")
 
 
 if __name__ == "__main__":
