@@ -25,6 +25,7 @@ TUNED = {"CartPole-v1": {"n_timesteps": 6e4, "learning_rate": "lin_0.002"}, "Mou
 ANTS = ["Ant-v4", "Ant-v5"]
 LUNAR_LANDERS, OTHERS = ["LunarLander-v3", "LunarLanderContinuous-v3"], ["Swimmer-v4", "Swimmer-v5", "BipedalWalker-v3"]
 TUNED |= {name: {"desired_kl": 0.01} for name in LUNAR_LANDERS + OTHERS}
+TUNED["MiniGrid"] = {"normalize": False, "ent_coef": 0.01}
 TARGETS = {"HalfCheetah": 0.03, "Ant": 0.02, "Humanoid": 0.05}
 TUNED_MUJOCO = {name: {"learning_rate": "lin_1e-3", "desired_kl": TARGETS.get(name[:-3], 0.01)} for name in MUJOCO}
 # Tasks of minigrid and pybullet_envs_gymnasium; the zoo also has settings for Minitaur, which no package registers.
@@ -94,7 +95,8 @@ def test_the_zoos_settings_of_ppo_are_the_starting_point(algo, zoos):  # users Z
     for name in names.difference(["default"], MUJOCO, PENDULUMS, ["atari"] if algo == "ano" else []):
         found, expected = ({**defaults, **settings} for settings in (ours[name], theirs[OTHER_MUJOCO.get(name, name)]))
         clip_range = float(str(expected["clip_range"]).removeprefix("lin_"))
-        expected |= {"clip_range": clip_range, "backend": "auto", **TUNED.get(name, {})}
+        expected |= {"clip_range": clip_range, "backend": "auto"}
+        expected |= TUNED.get("MiniGrid" if name.startswith("MiniGrid-") else name, {})
         for hyperparameters in (found, expected):
             hyperparameters["policy_kwargs"] = eval(hyperparameters.get("policy_kwargs", "None"), {"dict": dict, "nn": nn})
         assert found == expected
