@@ -139,8 +139,7 @@ def zoo_settings(algorithm: str, env_id: str) -> tuple[dict[str, Any], bool]:
     content = _zoo_file(SHARED_FILE) | (_zoo_file(algorithm) if algorithm in ALGORITHMS else {})
     is_atari = env_id not in content and atari_protocol(env_id) is not None
     settings = dict(content.get(env_id) or content.get("atari" if is_atari else "default") or {})
-    if is_atari:  # whose protocol has them
-        settings |= dict.fromkeys(("env_wrapper", "frame_stack"))
+    settings |= dict.fromkeys(("env_wrapper", "frame_stack") if is_atari else ())  # the protocol has them
     recurrent = str(settings.get("policy")).replace("Policy", "LstmPolicy")
     return settings | ({"policy": recurrent} if recurrent in CLASSES[algorithm].policy_aliases else {}), is_atari
 

@@ -9,7 +9,9 @@ import subprocess
 import sys
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 
+import gymnasium as gym
 import pytest
 import rl_zoo3.exp_manager
 import rl_zoo3.load_from_hub
@@ -126,5 +128,11 @@ def test_what_the_zoo_writes_is_read_as_before_and_anything_if_it_is_trusted(zoo
     fixes.unsafe_settings(stack)
     assert read(*files) == before
     assert before["policy_kwargs"]["activation_fn"] is torch.nn.Tanh
+    flat = yaml.dump(OrderedDict(env_wrapper="minigrid.wrappers.FlatObsWrapper"))  # of our own settings
+    monkeypatch.setitem(sys.modules, "minigrid.wrappers", SimpleNamespace())
+    with pytest.raises(ValueError, match="no Wrapper of a known library"):
+        read(flat)
+    monkeypatch.setitem(sys.modules, "minigrid.wrappers", SimpleNamespace(FlatObsWrapper=gym.Wrapper))
+    assert read(flat)["env_wrapper"] == "minigrid.wrappers.FlatObsWrapper"
     monkeypatch.setenv("TRUST_REMOTE_CODE", "1")
     assert read("a: !!python/name:os.getcwd\n")["a"] is os.getcwd
