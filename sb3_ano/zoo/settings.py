@@ -20,7 +20,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecMonitor, VecVideoRecorder
 
 _TAG = "tag:yaml.org,2002:python/"
-_LIBRARIES = ("torch.nn.", "torch.optim.", "stable_baselines3.", "sb3_contrib.", "sb3_ano.", "rl_zoo3.")
+_LIBRARIES: tuple[str, ...] = ("torch.nn.", "torch.optim.", "stable_baselines3.", "sb3_contrib.", "sb3_ano.", "rl_zoo3.")
 _LIBRARIES += ("gymnasium.wrappers.", "minigrid.wrappers.")
 # Keys whose values the zoo imports by name and calls, and what they must be subclasses of.
 _CALLED = {"env_wrapper": gym.Wrapper, "vec_env_wrapper": VecEnvWrapper, "callback": BaseCallback}
