@@ -31,7 +31,10 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "hub": (AGENTS, HUB),
     "rllib": (BASE | {"algorithms", "envs", "shaping"}, SB3 | {"ray"}),
     "zoo": (AGENTS | {"hub", "cli", "rllib"}, ZOO | {"ray", "tqdm"}),
-    "bench": (AGENTS | {"hub", "cli", "zoo"}, SB3 | SCIENCE | {"rich", "sb3_contrib", "ray", "yaml", "pydantic", "jinja2"}),
+    "bench": (
+        AGENTS | {"hub", "cli", "zoo"},
+        SB3 | SCIENCE | {"rich", "rl_zoo3", "sb3_contrib", "ray", "yaml", "pydantic", "jinja2"},
+    ),
     "llm": (BASE | {"shaping", "cli"}, LLM),
     "": ({"algorithms", "extras"}, set()),
 }
