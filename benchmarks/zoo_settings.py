@@ -24,12 +24,17 @@ SUITES = sorted(Path(__file__).parent.glob("zoo*.yml"))
 TASKS = [task for suite in SUITES for task in yaml.safe_load(suite.read_text())["tasks"]]
 
 
+def decimals(rows: pd.DataFrame) -> int:
+    """Return the decimals that a task's returns are shown with: more for MiniGrid's, which are at most 1."""
+    return 1 if rows[RETURN].abs().max() > 2 else 3
+
+
 def returns(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     """Yield the mean return of each algorithm on each task, with the standard deviation over seeds and their number."""
     for (env, steps), part in rows.groupby(["env", "steps"], sort=False):
-        groups = {str(algorithm).upper(): of[RETURN] for algorithm, of in part.groupby("algorithm")}
-        spreads = {name: f" ± {of.std():.1f}" if len(of) > 1 else "" for name, of in groups.items()}
-        cells = {name: f"{of.mean():.1f}{spreads[name]} ({len(of)})" for name, of in groups.items()}
+        groups, n = {str(algorithm).upper(): of[RETURN] for algorithm, of in part.groupby("algorithm")}, decimals(part)
+        spreads = {name: f" ± {of.std():.{n}f}" if len(of) > 1 else "" for name, of in groups.items()}
+        cells = {name: f"{of.mean():.{n}f}{spreads[name]} ({len(of)})" for name, of in groups.items()}
         yield {"task": env, "steps": f"{steps:,}", **{name.upper(): cells.get(name.upper(), "") for name in ALGORITHMS}}
 
 
@@ -38,15 +43,16 @@ def differences(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     for env, part in rows.groupby("env", sort=False):
         groups = {str(algorithm): of[RETURN] for algorithm, of in part.groupby("algorithm") if len(of) > 1}
         row: dict[str, object] = {"task": env}
+        n = decimals(part)
         for name in ALGORITHMS[1:]:
             if "ppo" in groups and name in groups:
                 gap = groups[name].mean() - groups["ppo"].mean()
                 if groups[name].std() + groups["ppo"].std() == 0:  # as where all seeds solve the task
-                    row[name.upper()] = f"{gap:+.1f}"
+                    row[name.upper()] = f"{gap:+.{n}f}"
                     continue
                 interval = stats.ttest_ind(groups[name], groups["ppo"], equal_var=False).confidence_interval()
                 verdict = ", **behind**" if interval.high < 0 else ", **ahead**" if interval.low > 0 else ""
-                row[name.upper()] = f"{gap:+.1f} ({interval.low:.1f} to {interval.high:.1f}){verdict}"
+                row[name.upper()] = f"{gap:+.{n}f} ({interval.low:.{n}f} to {interval.high:.{n}f}){verdict}"
         if len(row) > 1:
             yield row
 
