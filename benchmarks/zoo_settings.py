@@ -68,7 +68,7 @@ def figure(rows: pd.DataFrame) -> plt.Figure:
             color, _, marker = styles[name]
             axes.plot(np.full(len(of), place), of, color=color, marker=marker, linestyle="none", alpha=0.7)
             axes.hlines(of.mean(), place - 0.3, place + 0.3, color=color)
-        axes.set_title(task, fontsize=7)
+        axes.set_title(task, fontsize=8 if len(task) < 30 else 6)
         axes.set_xticks(range(len(ALGORITHMS)), [name.upper() for name in ALGORITHMS], fontsize=8)
         axes.set_xlim(-0.5, len(ALGORITHMS) - 0.5)
         axes.margins(y=0.15)
