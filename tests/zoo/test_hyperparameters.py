@@ -23,7 +23,8 @@ PENDULUMS = [f"Inverted{kind}Pendulum-v{n}" for kind in ("", "Double") for n in 
 # CartPole is tuned; the zoo's minibatch of MountainCarContinuous is larger than the rollout.
 TUNED = {"CartPole-v1": {"n_timesteps": 6e4, "learning_rate": "lin_0.002"}, "MountainCarContinuous-v0": {"batch_size": 8}}
 ANTS = ["Ant-v4", "Ant-v5"]
-LUNAR_LANDERS, OTHERS = ["LunarLander-v3", "LunarLanderContinuous-v3"], ["Swimmer-v4", "Swimmer-v5", "BipedalWalker-v3"]
+LUNAR_LANDERS = ["LunarLander-v3", "LunarLanderContinuous-v3"]
+OTHERS = ["Swimmer-v4", "Swimmer-v5", "BipedalWalker-v3", "BipedalWalkerHardcore-v3"]
 TUNED |= {name: {"desired_kl": 0.01} for name in LUNAR_LANDERS + OTHERS}
 BULLETS = [f"{task}BulletEnv-v0" for task in ("HalfCheetah", "Ant", "Walker2D", "Hopper", "Reacher")]
 TUNED |= {name: {"desired_kl": 0.06} for name in BULLETS}
