@@ -110,13 +110,15 @@ def test_shipped_settings_are_compared_with_ppo(tmp_path):
     table = pd.DataFrame(rows, columns=["algorithm", "last_evaluations"]).assign(env="Pendulum-v1", steps=100_000)
     solved = pd.DataFrame([("ppo", 500.0), ("ano", 500.0)] * 2, columns=["algorithm", "last_evaluations"])
     alone = table[table["algorithm"] == "ano"].assign(env="Acrobot-v1")
-    pd.concat([table, alone, solved.assign(env="CartPole-v1", steps=60_000)]).to_csv(tmp_path / "runs.csv")
+    recurrent = solved.replace({"ppo": "ano_lstm:shaping=ppo", "ano": "ano_lstm"}).assign(env="PendulumNoVel-v1", steps=100_000)
+    pd.concat([table, alone, recurrent, solved.assign(env="CartPole-v1", steps=60_000)]).to_csv(tmp_path / "runs.csv")
     run_script("zoo_settings", "--results", tmp_path, "--out", tmp_path)
     text = (tmp_path / "tables.md").read_text()
     half = 2.7764451 * 10 * np.sqrt(2 / 3)
     assert "| CartPole-v1 | 60,000 | 500.0 ± 0.0 (2) | 500.0 ± 0.0 (2) |  |  |" in text
     assert "| Pendulum-v1 | 100,000 | 110.0 ± 10.0 (3) | 108.0 ± 10.0 (3) | 80.0 ± 10.0 (3) | 200.0 (1) |" in text
     spo, ano = (f"{gap:+.1f} ({gap - half:.1f} to {gap + half:.1f})" for gap in (-30, -2))
+    assert "| PendulumNoVel-v1 | 100,000 | 500.0 ± 0.0 (2) | 500.0 ± 0.0 (2) |  |  |" in text
     assert f"| CartPole-v1 | +0.0 |  |\n| Pendulum-v1 | {ano} | {spo}, **behind** |" in text
     assert "Acrobot" not in text
     assert (tmp_path / f"{tmp_path.name}.png").stat().st_size > 5_000
