@@ -28,6 +28,7 @@ OTHERS = ["Swimmer-v4", "Swimmer-v5", "BipedalWalker-v3", "BipedalWalkerHardcore
 TUNED |= {name: {"desired_kl": 0.01} for name in LUNAR_LANDERS + OTHERS}
 BULLETS = [f"{task}BulletEnv-v0" for task in ("HalfCheetah", "Ant", "Walker2D", "Hopper", "Reacher")]
 TUNED |= {name: {"desired_kl": 0.06} for name in BULLETS}
+TUNED["PendulumNoVel-v1"] = {"clip_range": 0.4}
 TUNED["MiniGrid"] = {"normalize": False, "ent_coef": 0.01}
 TARGETS = {"HalfCheetah": 0.03, "Ant": 0.02, "Humanoid": 0.05}
 TUNED_MUJOCO = {name: {"learning_rate": "lin_1e-3", "desired_kl": TARGETS.get(name[:-3], 0.01)} for name in MUJOCO}
