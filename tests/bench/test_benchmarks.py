@@ -110,7 +110,9 @@ def test_shipped_settings_are_compared_with_ppo(tmp_path):
     table = pd.DataFrame(rows, columns=["algorithm", "last_evaluations"]).assign(env="Pendulum-v1", steps=100_000)
     solved = pd.DataFrame([("ppo", 500.0), ("ano", 500.0)] * 2, columns=["algorithm", "last_evaluations"])
     alone = table[table["algorithm"] == "ano"].assign(env="Acrobot-v1")
-    recurrent = solved.replace({"ppo": "ano_lstm:shaping=ppo", "ano": "ano_lstm"}).assign(env="PendulumNoVel-v1", steps=100_000)
+    recurrent = solved.replace({"ppo": "ano_lstm:shaping=ppo", "ano": "ano_lstm"}).assign(
+        env="PendulumNoVel-v1", steps=100_000
+    )
     pd.concat([table, alone, recurrent, solved.assign(env="CartPole-v1", steps=60_000)]).to_csv(tmp_path / "runs.csv")
     run_script("zoo_settings", "--results", tmp_path, "--out", tmp_path)
     text = (tmp_path / "tables.md").read_text()
