@@ -90,8 +90,7 @@ def main() -> None:
     if not (options.results / "runs.csv").is_file():
         parser.error(f"{options.results / 'runs.csv'} is missing; python -m sb3_ano.bench export writes it")
     rows = pd.read_csv(options.results / "runs.csv").sort_values("env", key=lambda envs: envs.map(TASKS.index), kind="stable")
-    recurrent = rows["algorithm"].str.replace("ano_lstm", "ano")
-    rows["algorithm"] = recurrent.replace("ano:shaping=ppo", "ppo")  # equal to rounding
+    rows["algorithm"] = rows["algorithm"].str.replace("_lstm", "").replace("ano:shaping=ppo", "ppo")  # equal to rounding
     rows = rows.groupby("env", sort=False).filter(lambda part: "ppo" in set(part["algorithm"]))  # others are unfinished
     parts = {"Returns": returns, "Difference from PPO": differences}
     written = {title: pd.DataFrame(part(rows)) for title, part in parts.items()}
