@@ -23,7 +23,7 @@ CLASSES: dict[str, type[OnPolicyAlgorithm]] = {
     **{name: entry.algorithm for name, entry in ALGORITHMS.items()},
 }
 #: Hyperparameters of environments and policy, which every algorithm has.
-COMMON = frozenset({"policy", "n_envs", "normalize", "env_wrapper"})
+COMMON = frozenset({"policy", "n_envs", "normalize", "env_wrapper", "frame_stack"})
 # PAPO's omega is both of its weights: the paper searches one, its official code has two.
 _SHORTHANDS = {("papo", "omega"): ("omega1", "omega2")}
 # Set by each run itself.

@@ -16,7 +16,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from sb3_ano.algorithms.contrib import with_masks
@@ -107,9 +107,9 @@ class UpdateRecorder(BaseCallback):
 
         # A function, because checkpoints would store the environments of an attribute as a part of the training's state.
         def evaluate(number: int) -> tuple[list[float], list[int]]:
-            env, normalization = evaluation_env, model.get_vec_normalize_env()
-            if isinstance(env, VecNormalize) and normalization is not None and normalization.norm_obs:
-                env.obs_rms = normalization.obs_rms
+            env, ours, theirs = evaluation_env, unwrap_vec_normalize(evaluation_env), model.get_vec_normalize_env()
+            if ours is not None and theirs is not None and theirs.norm_obs:
+                ours.obs_rms = theirs.obs_rms
             state = random_state()
             torch.manual_seed(seed + number)
             env.seed(seed + number * env.num_envs)
@@ -138,11 +138,9 @@ class UpdateRecorder(BaseCallback):
 
     def _record(self, evaluate: Callable[[int], tuple[list[float], list[int]]]) -> None:
         start, seconds, done = time.perf_counter(), self.seconds(), self.model.num_timesteps
-        logged = self.logger.name_to_value
         row = {"time/total_timesteps": done, "time/seconds": round(seconds, 3)}
-        row |= {name: float(value) for name, value in logged.items() if name.startswith("train/")}
-        row |= {f"update/{name}": value for name, value in measure_update(self.model).items()}
-        self.rows.append(row)
+        row |= {name: float(value) for name, value in self.logger.name_to_value.items() if name.startswith("train/")}
+        self.rows.append(row | {f"update/{name}": value for name, value in measure_update(self.model).items()})
         if self.due and done >= self.due[0]:
             self.due = [point for point in self.due if point > done]
             self.evaluations.append((done, *evaluate(len(self.evaluations))))

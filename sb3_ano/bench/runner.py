@@ -15,7 +15,7 @@ from tqdm import tqdm
 from sb3_ano.bench.plan import Run
 from sb3_ano.bench.pool import Pool, WorkerError
 from sb3_ano.bench.results import ResultsWriter
-from sb3_ano.bench.training import make_env, make_model, normalized
+from sb3_ano.bench.training import make_env, make_model, wrapped
 from sb3_ano.envs.atari import require_integer
 
 # Seconds between two looks at the progress of the runs, and between two states of the bar in a terminal and in a file.
@@ -37,7 +37,7 @@ def check_runs(runs: Sequence[Run]) -> None:
             require_integer("n_envs", run.hyperparameters["n_envs"])
             with contextlib.closing(make_env(run, 1)) as env, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about the size of a rollout with one environment
-                make_model(run, normalized(run, env, env)[0])
+                make_model(run, wrapped(run, env, env)[0])
         except Exception as error:  # a task is a user's code
             raise ValueError(f"{run.algorithm} cannot be trained on {run.env_id}: {error or repr(error)}") from error
 

@@ -19,7 +19,7 @@ _DIRECTORY = Path(__file__).parent / "suites"
 #: File whose settings are shared by the algorithms without a file, so that PPO and TRPO are compared at equal settings.
 SHARED_FILE = "ano"
 # Keys of the zoo's files that experiments do not know.
-_UNSUPPORTED = ("callback", "frame_stack", "monitor_kwargs", "vec_env_wrapper")
+_UNSUPPORTED = ("callback", "monitor_kwargs", "vec_env_wrapper")
 _VERSION = re.compile(r"-v\d+$")
 
 

@@ -1,5 +1,6 @@
 """One training: SB3's own files and ``run.json``. A killed training resumes from its checkpoint."""
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 
 from sb3_ano._io import commit, machine, now, versions, write_json
 from sb3_ano.bench.algorithms import CLASSES, parse_algorithm
@@ -61,17 +62,20 @@ def make_env(run: Run, n_envs: int, threads: int = 1) -> VecEnv:
     return make_vec_env(run.env_id, n_envs, backend=run.backend, env_kwargs=dict(run.env_kwargs), **options)
 
 
-def normalized(run: Run, train: VecEnv, evaluation: VecEnv) -> tuple[VecEnv, VecEnv]:
-    """Wrap environments of :func:`make_env` in VecNormalize if the hyperparameters ask for it.
+def wrapped(run: Run, train: VecEnv, evaluation: VecEnv) -> tuple[VecEnv, VecEnv]:
+    """Wrap environments of :func:`make_env` in VecNormalize and VecFrameStack, in the RL Zoo's order, if a run asks for it.
 
     :param run: run of the environments
     :param train: environments for training
     :param evaluation: environments for evaluation
     """
-    if not (normalize := run.hyperparameters.get("normalize", False)):
-        return train, evaluation
-    options = {"gamma": run.hyperparameters.get("gamma", 0.99), **(normalize if isinstance(normalize, Mapping) else {})}
-    return VecNormalize(train, **options), VecNormalize(evaluation, **{**options, "norm_reward": False}, training=False)
+    if normalize := run.hyperparameters.get("normalize"):
+        options = {"gamma": run.hyperparameters.get("gamma", 0.99), **(normalize if isinstance(normalize, Mapping) else {})}
+        train = VecNormalize(train, **options)
+        evaluation = VecNormalize(evaluation, **{**options, "norm_reward": False}, training=False)
+    if n_stack := run.hyperparameters.get("frame_stack"):
+        train, evaluation = VecFrameStack(train, n_stack), VecFrameStack(evaluation, n_stack)
+    return train, evaluation
 
 
 def make_model(run: Run, env: VecEnv, device: str = "cpu") -> OnPolicyAlgorithm:
@@ -114,16 +118,13 @@ def train(
     evaluation_env = make_env(run, min(run.evaluation["episodes"], _MOST_EVALUATION_ENVS), threads)
     recorder = UpdateRecorder(directory, run)
     episodes = EpisodeRecorder(bare, directory / MONITOR, recorder.seconds, append=checkpoint is not None)
-    env, evaluation_env = normalized(run, episodes, evaluation_env)
-    try:
+    env, evaluation_env = wrapped(run, episodes, evaluation_env)
+    with contextlib.closing(env), contextlib.closing(evaluation_env):
         model = make_model(run, env, device)
         checkpoints = TrainingCheckpoints(directory / CHECKPOINTS, seconds=checkpoint_seconds, keep=1, resume=True, verbose=0)
         with recorder.attached(model, evaluation_env, _SEEDS_APART * run.seed + _EVALUATION_SEEDS):
             model.learn(run.total_timesteps, callback=[recorder, checkpoints], log_interval=None)  # type: ignore[arg-type]
         seconds = recorder.seconds()
-    finally:
-        env.close()
-        evaluation_env.close()
     if models:
         model.save(directory / MODEL)
         if (normalization := model.get_vec_normalize_env()) is not None:

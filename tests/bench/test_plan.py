@@ -5,6 +5,7 @@ import yaml
 from stable_baselines3.common.utils import LinearSchedule
 from torch import nn
 
+from sb3_ano.bench import suites
 from sb3_ano.bench.algorithms import CLASSES, parse_algorithm
 from sb3_ano.bench.plan import Run, make_plan, parse_grid, parse_seeds, parse_shard
 from sb3_ano.bench.runner import check_runs
@@ -134,7 +135,7 @@ def test_suite_files_and_score_tables_are_checked(load, content, message, tmp_pa
         load(str(tmp_path / "file"))
 
 
-def test_a_custom_suite(tmp_path):
+def test_a_custom_suite(tmp_path, monkeypatch):
     (tmp_path / "mine.yml").write_text(
         "evaluation: {points: 3, episodes: 2}\nimports: [my_tasks]\nbackend: gymnasium\nenv_kwargs: {g: 1}\n"
         "hyperparameters: {n_envs: 4, learning_rate: 3e-4, clip_range: 0.1}\nalgorithms: {trpo: {target_kl: 0.03}}\n"
@@ -156,5 +157,7 @@ def test_a_custom_suite(tmp_path):
     for runs in ([first, plan()[0]], [plan()[0], first]):
         with pytest.raises(ValueError, match="ano cannot be trained on My-v0: No module named 'my_tasks'"):
             check_runs(runs)
-    with pytest.raises(ValueError, match="needs frame_stack of the zoo's file"):
-        small_run("ano", "CarRacing-v3")
+    assert small_run("ano", "CarRacing-v3").hyperparameters["frame_stack"] == 2
+    monkeypatch.setitem(suites._zoo_file("ano"), "Odd-v0", {"n_timesteps": 1e6, "callback": "my.Callback"})
+    with pytest.raises(ValueError, match="Odd-v0 needs callback of the zoo's file"):
+        small_run("ano", "Odd-v0")

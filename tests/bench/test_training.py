@@ -14,17 +14,19 @@ import pytest
 import torch
 from gymnasium.envs.classic_control import PendulumEnv
 from gymnasium.wrappers import FrameStackObservation
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import load_results
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
-from sb3_ano._io import commit
+from sb3_ano._io import commit, constructor_arguments
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano.bench import recording, training
 from sb3_ano.bench.algorithms import CLASSES
 from sb3_ano.bench.results import RunFiles, read_run
 from sb3_ano.bench.runner import check_runs
-from sb3_ano.bench.training import make_env, make_model, normalized, train
+from sb3_ano.bench.training import make_env, make_model, train, wrapped
 from tests.bench.common import assert_same_run, small_run
 from tests.common import parameters
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, TinyEnv, TwoAllowed
@@ -34,7 +36,7 @@ NORMALIZED = {"hyperparameters": {"normalize": True}}
 
 def trained_alone(run):
     """Return the model after ``learn`` without any recording."""
-    env, evaluation = normalized(run, *(make_env(run, run.hyperparameters["n_envs"]) for _ in range(2)))
+    env, evaluation = wrapped(run, *(make_env(run, run.hyperparameters["n_envs"]) for _ in range(2)))
     with contextlib.closing(env), contextlib.closing(evaluation):
         return make_model(run, env).learn(run.total_timesteps)
 
@@ -124,6 +126,22 @@ def test_the_files_tell_what_was_run_and_the_evaluation_is_that_of_sb3_with_the_
     np.testing.assert_allclose(results, returns, rtol=1e-12)
     assert made.evaluations().iloc[-1].tolist() == pytest.approx([640, np.mean(returns), np.std(returns)])
     assert lengths.tolist() == expected == [200] * 3
+
+
+def test_frames_are_stacked_above_the_normalization_as_in_the_zoo(tmp_path):
+    run = small_run("ppo", points=2, hyperparameters={"normalize": True, "frame_stack": 3, "learning_rate": 1e-3})
+    check_runs([run])
+    train(run, tmp_path)
+    env = VecFrameStack(VecNormalize(make_vec_env(run.env_id, 2), gamma=run.hyperparameters["gamma"]), 3)
+    arguments = {name: value for name, value in run.hyperparameters.items() if name in constructor_arguments(PPO)}
+    expected = PPO(env=env, seed=0, device="cpu", **arguments).learn(run.total_timesteps)
+    made = PPO.load(tmp_path / "model.zip")
+    assert torch.equal(parameters(made), parameters(expected))
+    env = VecFrameStack(VecNormalize.load(str(tmp_path / "vecnormalize.pkl"), make_env(run, 3)), 3)
+    env.venv.training = env.venv.norm_reward = False
+    env.seed(500_000 + env.num_envs)
+    last = RunFiles(tmp_path, {}).evaluations().iloc[-1].tolist()
+    assert last == pytest.approx([512, *evaluate_policy(made, env, 3)])
 
 
 @pytest.mark.parametrize("label", [name for name in ALGORITHMS if "_" in name])
