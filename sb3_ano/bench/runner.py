@@ -35,6 +35,7 @@ def check_runs(runs: Sequence[Run]) -> None:
             for module in run.imports:
                 importlib.import_module(module)
             require_integer("n_envs", run.hyperparameters["n_envs"])
+            require_integer("frame_stack", run.hyperparameters.get("frame_stack") or 1)
             with contextlib.closing(make_env(run, 1)) as env, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about the size of a rollout with one environment
                 make_model(run, wrapped(run, env, env)[0])

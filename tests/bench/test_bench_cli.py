@@ -27,6 +27,7 @@ MISTAKES = [
     ([*RUN, "--grid", "clip_range="], "grid 'clip_range=' is not allowed; allowed are [ALGORITHM.]NAME=VALUE,VALUE and paper"),
     ([*RUN, "--grid", "n_epochs=5", "n_epochs=10,20"], "grid has 'n_epochs' twice; give all of its values at once"),
     ([*RUN, "--algos", "ano:n_envs=0", "--plan"], "n_envs=0 is not allowed; allowed are integers from 1"),
+    ([*RUN, "--algos", "ano:frame_stack=-2", "--plan"], "frame_stack=-2 is not allowed; allowed are integers from 1"),
     ([*RUN, "--device", "gpu"], "device='gpu' is not allowed; allowed are auto, cpu, cuda"),
     # Review bench B11
     ([*RUN, "--grid", "lr=1e-3"], "unknown hyperparameter of this plan 'lr', did you mean 'learning_rate'?"),
