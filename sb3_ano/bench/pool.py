@@ -17,8 +17,6 @@ from typing import Any
 
 import torch
 
-_LOG_LINES = 40
-
 
 class WorkerError(RuntimeError):
     """Report that a function failed, or that its process was killed.
@@ -86,7 +84,7 @@ def call(
         if status == 0 and "result" in answer:
             return answer["result"]
         log.seek(0)
-        details = "\n".join(log.read().decode(errors="replace").splitlines()[-_LOG_LINES:])
+        details = "\n".join(log.read().decode(errors="replace").splitlines()[-200:])  # the causes of an error come first
     ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     raise WorkerError(answer.get("error", f"its process {ended}"), details)
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ano._io import DirectoryLock, constructor_arguments, versions
 from sb3_ano.checkpoints.files import Checkpoint, checkpoint_files, newest_checkpoint, write_checkpoint
@@ -210,8 +210,7 @@ class TrainingCheckpoints(BaseCallback):
         if kinds := state["without_state"]:
             _warn(f"the state of {', '.join(kinds)} cannot be stored: new episodes start, and results may differ")
             env = self.training_env
-            if not isinstance(env.unwrapped, DummyVecEnv):  # its seed would lead to the episodes at the start of the training
-                env.seed((model.seed or 0) + model.num_timesteps)
+            env.seed((model.seed or 0) + model.num_timesteps)  # another than that of the training's first episodes
             model._last_obs = env.reset()  # type: ignore[assignment]
             model._last_episode_starts = np.ones((env.num_envs,), dtype=bool)
 

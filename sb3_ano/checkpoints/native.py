@@ -22,9 +22,9 @@ class NativeState(NamedTuple):
 def native_state(kind: type) -> NativeState | None:
     """Return how the state of a class's instances is read and restored; None if their attributes hold it."""
     if issubclass(kind, spaces.Space):
-        return _SPACE
+        return NativeState(lambda space: space._np_random, lambda space, state: setattr(space, "_np_random", state))
     if issubclass(kind, ResultsWriter):
-        return _MONITOR_FILE
+        return NativeState(_synced_size, _truncate)
     # By name, because neither library needs to be installed.
     return _SIMULATORS.get((kind.__module__.split(".")[0], kind.__name__))
 
@@ -71,8 +71,6 @@ def _truncate(writer: ResultsWriter, size: int) -> None:
         os.ftruncate(writer.file_handler.fileno(), size)
 
 
-_SPACE = NativeState(lambda space: space._np_random, lambda space, state: setattr(space, "_np_random", state))
-_MONITOR_FILE = NativeState(_synced_size, _truncate)
 _ALE = NativeState(lambda ale: ale.cloneState(include_rng=True), lambda ale, state: ale.restoreState(state))
 _SIMULATORS = {
     ("mujoco", "MjData"): NativeState(_mujoco_state, _set_mujoco_state),

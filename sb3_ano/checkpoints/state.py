@@ -100,7 +100,7 @@ class TrainingState:
         """
         objects = {name: (_kind(found), self._state_of(name, found)) for name, found in self.objects.items()}
         state = {"environments": self._environments(), "objects": objects}
-        lost = [(name, name) for name, found in self.objects.items() if _is_opaque(found)]
+        lost = [(name, name) for name, found in self.objects.items() if _is_opaque(found) or _is_connected(found)]
         try:
             content = self._pickled(state)
         except Exception:  # an object can raise anything when it is pickled
@@ -126,7 +126,7 @@ class TrainingState:
     def _state_of(self, name: str, found: Any) -> Any:
         if native := native_state(type(found)):
             return native.get(found)
-        if _is_opaque(found) or isinstance(found, ProgressBarCallback):
+        if _is_opaque(found) or _is_connected(found) or isinstance(found, ProgressBarCallback):
             return {}
         if isinstance(found, BaseAlgorithm):
             skipped = self._of_model
@@ -228,6 +228,16 @@ def _is_opaque(found: Any) -> bool:
     return isinstance(found, VecEnv) and not isinstance(found, DummyVecEnv | VecEnvWrapper)
 
 
+def _is_connected(found: Any) -> bool:
+    """Tell whether an environment holds a connection to a simulator, whose objects its other attributes may number."""
+    return isinstance(found, gym.Env) and any(_has_finalizer(own) and not _is_built(type(own)) for own in vars(found).values())
+
+
+def _has_finalizer(value: Any) -> bool:
+    """Tell whether a value owns something outside of Python, which its copy would use and close, as PyBullet's clients do."""
+    return isinstance(getattr(type(value), "__del__", None), types.FunctionType)
+
+
 def _is_path_setting(owner: Any, value: Any) -> bool:
     """Tell whether a value is a path in a callback, which differs if the directory has been moved."""
     if not (isinstance(owner, BaseCallback) and isinstance(value, str | os.PathLike)):
@@ -300,7 +310,7 @@ class _Pickler(cloudpickle.Pickler):
         return self.names.get(id(value))
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, gym.utils.EzPickle | gym.Env | VecEnv):
+        if isinstance(value, gym.utils.EzPickle | gym.Env | VecEnv) or _has_finalizer(value):
             # Unpickled, an EzPickle object is as its constructor made it.
             raise pickle.PicklingError(f"{type(value).__qualname__} is pickled without its state")
         if type(value) is np.ndarray and not value.dtype.hasobject:

@@ -2,6 +2,7 @@
 
 import gc
 import io
+import itertools
 import pickle
 import random
 import shutil
@@ -9,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -18,7 +20,7 @@ from gymnasium import spaces
 from sb3_contrib import TRPO, RecurrentPPO
 from stable_baselines3 import A2C, SAC
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, EvalCallback, ProgressBarCallback
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, VecNormalize
 
 from sb3_ano import ANO, PAPO, SPO, RecurrentMaskableANO
 from sb3_ano._io import DirectoryLock
@@ -329,6 +331,70 @@ def test_envpool_resumes_with_new_episodes_and_a_warning(tmp_path):
     assert model.get_vec_normalize_env().obs_rms.count > 384  # of all steps, not only of those since
     np.testing.assert_array_equal(starts[0], earlier[0])
     assert not any(np.array_equal(starts[-1], start) for start in earlier)  # those are of the seed of the program
+
+
+class Connection:
+    """Is closed by its finalizer, as PyBullet's ``BulletClient``; another object with its number would use its simulator."""
+
+    opened = itertools.count()
+    simulators: ClassVar[dict[int, list]] = {}
+
+    def __init__(self) -> None:
+        self.number = next(self.opened)
+        self.simulators[self.number] = []
+
+    def step(self) -> int:
+        self.simulators[self.number].append("step")  # a KeyError if it is closed
+        return len(self.simulators[self.number])
+
+    def __del__(self) -> None:
+        self.simulators.pop(self.number, None)
+
+
+class Connected(gym.Wrapper):
+    """Connect at the first reset, as PyBullet's environments do, and count the steps of an episode in the simulator."""
+
+    number = -1
+
+    def reset(self, **kwargs) -> tuple:
+        if self.number < 0:
+            self.connection = Connection()
+            self.number = self.connection.number
+        self.steps = 0
+        self.connection.simulators[self.number].clear()
+        return super().reset(**kwargs)
+
+    def step(self, action) -> tuple:
+        self.steps += 1
+        assert self.connection.step() == self.steps
+        return super().step(action)
+
+
+def pybullet_cheetah() -> gym.Env:
+    pytest.importorskip("pybullet_envs_gymnasium")
+    return gym.make("HalfCheetahBulletEnv-v0", max_episode_steps=50)
+
+
+@pytest.mark.parametrize(
+    ("make_one", "kind"),
+    [(lambda: Connected(gym.make("CartPole-v1")), "Connected"), (pybullet_cheetah, "HalfCheetahBulletEnv")],
+    ids=["connection", "pybullet"],
+)
+def test_simulators_behind_a_connection_resume_with_new_episodes_and_a_warning(make_one, kind, tmp_path):
+    def training() -> Program:
+        evaluation = EvalCallback(VecMonitor(DummyVecEnv([make_one])), eval_freq=50, n_eval_episodes=1, verbose=0)
+        return Program(lambda: [evaluation], lambda: VecMonitor(DummyVecEnv([make_one, make_one])))
+
+    interrupt(tmp_path, training())
+    again = training()
+    with (
+        pytest.warns(UserWarning, match=f"the state of {kind} cannot be stored: new episodes start"),
+        pytest.warns(UserWarning, match=r"EvalCallback 0\.eval_env\.\S+ cannot be restored and stay as"),
+    ):
+        resume(tmp_path, again)
+    assert again.model.num_timesteps == TOTAL
+    assert again.callbacks[0].n_calls == TOTAL // 2  # some of them before the interruption
+    again.model.env.close()
 
 
 @pytest.mark.parametrize(
