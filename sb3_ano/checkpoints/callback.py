@@ -209,10 +209,9 @@ class TrainingCheckpoints(BaseCallback):
             _warn(f"{', '.join(lost)} cannot be restored and stay as this program built them: results may differ")
         if kinds := state["without_state"]:
             _warn(f"the state of {', '.join(kinds)} cannot be stored: new episodes start, and results may differ")
-            env = self.training_env
-            env.seed((model.seed or 0) + model.num_timesteps)  # another than that of the training's first episodes
-            model._last_obs = env.reset()  # type: ignore[assignment]
-            model._last_episode_starts = np.ones((env.num_envs,), dtype=bool)
+            self.training_env.seed((model.seed or 0) + model.num_timesteps)  # not that of the training's first episodes
+            model._last_obs = self.training_env.reset()  # type: ignore[assignment]
+            model._last_episode_starts = np.ones((model.n_envs,), dtype=bool)
 
     def _report(self, line: str, verbosity: int = 1) -> None:
         if self.verbose >= verbosity:

@@ -230,7 +230,8 @@ def _is_opaque(found: Any) -> bool:
 
 def _is_connected(found: Any) -> bool:
     """Tell whether an environment holds a connection to a simulator, whose objects its other attributes may number."""
-    return isinstance(found, gym.Env) and any(_has_finalizer(own) and not _is_built(type(own)) for own in vars(found).values())
+    attributes = vars(found) if isinstance(found, gym.Env) else {}
+    return any(_has_finalizer(own) and not _is_built(type(own)) for name, own in attributes.items() if name not in _RENDERERS)
 
 
 def _has_finalizer(value: Any) -> bool:

@@ -132,6 +132,13 @@ class Gate(EzPickle):
         self.opened = 0
 
 
+class Closing:
+    """Has a finalizer, as PyBullet's clients and windows have."""
+
+    def __del__(self) -> None:
+        vars(self).clear()
+
+
 def guarded(**attributes):
     env = TinyEnv(BOX_OBSERVATIONS, BOX_ACTIONS)
     vars(env).update(attributes)
@@ -145,12 +152,14 @@ def guarded(**attributes):
         (guarded(guard=Gate()), ["TinyEnv"]),
         (guarded(guard=(number for number in range(3))), ["TinyEnv"]),
         (guarded(window=(number for number in range(3))), []),  # is made again
+        (guarded(viewer=Closing()), []),
+        (guarded(client=Closing()), ["TinyEnv"]),
         (guarded(guard={"hidden": TinyEnv(BOX_OBSERVATIONS, BOX_ACTIONS)}), []),  # is found, and has a state
         (lambda: VecNormalize(make_vec_env("CartPole-v1", 1, vec_env_cls=SubprocVecEnv)), ["SubprocVecEnv"]),
         (lambda: VecNormalize(make_vec_env("CartPole-v1", 1, backend="envpool")), ["EnvPoolVecEnv"]),
         (lambda: make_vec_env("LunarLander-v3"), ["LunarLander"]),
     ],
-    ids=["EzPickle", "generator", "window", "environment", "processes", "envpool", "Box2D"],
+    ids=["EzPickle", "generator", "window", "viewer", "client", "environment", "processes", "envpool", "Box2D"],
 )
 def test_environments_without_a_state_are_named(make_env, lost):
     pytest.importorskip("envpool")
