@@ -4,8 +4,13 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
+# Versions that were tested together; test-newest takes the newest ones that pyproject.toml allows instead.
+VERSIONS ?= -c constraints.txt
+TORCH ?= pinned
+NEWEST_VENV ?= .venv-newest
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow format lint types docs build figures clean
+.PHONY: help demo test test-slow test-newest format lint types docs build figures clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s ':'
@@ -16,14 +21,14 @@ $(BIN)/python:
 	$(PIP) install --upgrade 'pip>=25.1'
 
 $(VENV)/.demo-ready: pyproject.toml constraints.txt | $(BIN)/python
-	@.ci/install-torch $(abspath $(BIN)/python)
+	@.ci/install-torch $(abspath $(BIN)/python) $(TORCH)
 	@echo 'Installing sb3_ano with RL Zoo and MuJoCo into $(VENV) (downloads about 250 MB) ...'
-	$(PIP) install -c constraints.txt -e '.[zoo,mujoco]'
+	$(PIP) install $(VERSIONS) -e '.[zoo,mujoco]'
 	@touch $@
 
 $(VENV)/.test-ready: $(VENV)/.demo-ready
 	@echo 'Installing what the tests need into $(VENV) (downloads about 600 MB) ...'
-	$(PIP) install -c constraints.txt -e '.[all]' --group dev
+	$(PIP) install $(VERSIONS) -e '.[all]' --group dev
 	@touch $@
 
 demo: $(VENV)/.demo-ready  ## train ANO and PPO on a MuJoCo task, evaluate, plot: about a minute
@@ -34,6 +39,11 @@ test: $(VENV)/.test-ready  ## the fast tests
 
 test-slow: $(VENV)/.test-ready  ## the tests that take minutes
 	$(BIN)/python -m pytest -n auto -m slow
+
+test-newest:  ## the fast tests with the newest versions that pip finds, in .venv-newest
+	rm -f $(NEWEST_VENV)/.demo-ready $(NEWEST_VENV)/.test-ready
+	PYTEST_ADDOPTS='--deselect tests/test_packaging.py::test_every_version_of_the_constraints_is_the_installed_one' \
+		$(MAKE) test VENV=$(NEWEST_VENV) VERSIONS=--upgrade TORCH=newest
 
 format: $(VENV)/.test-ready  ## format and fix
 	$(BIN)/ruff format .
@@ -62,4 +72,4 @@ figures: $(VENV)/.test-ready  ## the figures of README and of the examples, less
 	for name in $(EXAMPLES); do $(BIN)/python examples/$$name.py docs/images/examples/$$name.png || exit 1; done
 
 clean:  ## remove everything that the other targets made; another VENV stays
-	rm -rf .venv dist docs/_build demo MUJOCO_LOG.TXT .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv $(NEWEST_VENV) dist docs/_build demo MUJOCO_LOG.TXT .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -90,22 +90,27 @@ esac
 
 
 @pytest.mark.parametrize(
-    ("system", "gpu", "faults", "expected"),
+    ("system", "gpu", "version", "faults", "expected"),
     [
-        ("Linux", False, {}, [f"--extra-index-url {INDEX} V+cpu"]),
-        ("Linux", False, {"UNREACHABLE": "1"}, ["V+cpu"]),  # pip's own index or files have it
-        ("Linux", False, {"UNREACHABLE": "1", "NO_CPU_BUILD": "1"}, ["V+cpu", "V"]),
-        ("Linux", True, {}, ["V"]),
-        ("Darwin", False, {}, ["V"]),
+        ("Linux", False, [], {}, [f"--extra-index-url {INDEX} V+cpu"]),
+        ("Linux", False, [], {"UNREACHABLE": "1"}, ["V+cpu"]),  # pip's own index or files have it
+        ("Linux", False, [], {"UNREACHABLE": "1", "NO_CPU_BUILD": "1"}, ["V+cpu", "V"]),
+        ("Linux", True, [], {}, ["V"]),
+        ("Darwin", False, [], {}, ["V"]),
+        ("Linux", False, ["pinned"], {}, [f"--extra-index-url {INDEX} V+cpu"]),
+        ("Linux", False, ["newest"], {}, [f"--extra-index-url {INDEX} --upgrade torch"]),
+        ("Linux", True, ["newest"], {}, ["--upgrade torch"]),
     ],
 )
-def test_a_cpu_build_is_installed_where_there_is_no_gpu(system, gpu, faults, expected, tmp_path):
+def test_a_cpu_build_is_installed_where_there_is_no_gpu(system, gpu, version, faults, expected, tmp_path):
     scripts = {"uname": f"#!/bin/sh\necho {system}\n", "nvidia-smi": f"#!/bin/sh\nexit {int(not gpu)}\n", "python": PYTHON}
     for name, text in scripts.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     variables = {**os.environ, **faults, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    output = subprocess.check_output([ROOT / ".ci/install-torch", tmp_path / "python"], env=variables, text=True, timeout=60)
+    output = subprocess.check_output(
+        [ROOT / ".ci/install-torch", tmp_path / "python", *version], env=variables, text=True, timeout=60
+    )
     calls = [line.partition(" install ")[2] for line in output.splitlines() if line.startswith("-m pip")]
     assert calls == [arguments.replace("V", TORCH) for arguments in expected]
     assert "downloads about" in output
