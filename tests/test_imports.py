@@ -24,6 +24,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "extras": (set(), set()),
     "cli": ({"extras"}, set()),
     "shaping": (set(), {"torch"}),
+    "reference": (set(), SB3),
     "envs": (BASE, SB3 | {"envpool", "ale_py"}),
     "checkpoints": (BASE, SB3 | {"cloudpickle"}),
     "algorithms": (BASE | {"shaping", "envs"}, SB3 | {"sb3_contrib"}),
