@@ -19,8 +19,18 @@ if __name__ == "__main__":
     curves = {}
     for name, shape in shapes.items():
         env = make_vec_env("CartPole-v1", n_envs=8)
-        settings = {"n_steps": 32, "batch_size": 256, "n_epochs": 20, "learning_rate": 2e-3, "gamma": 0.98, "gae_lambda": 0.8}
-        model = ANO("MlpPolicy", env, shaping=shape, seed=0, **settings)
+        model = ANO(
+            "MlpPolicy",
+            env,
+            learning_rate=2e-3,
+            n_steps=32,
+            batch_size=256,
+            n_epochs=20,
+            gamma=0.98,
+            gae_lambda=0.8,
+            seed=0,
+            shaping=shape,
+        )
         returns = Returns()
         model.learn(40_000, callback=returns)
         curves[name] = returns.points

@@ -29,7 +29,7 @@ class Recall(gym.Env):
 
 
 if __name__ == "__main__":
-    settings = {"n_steps": 64, "batch_size": 128, "n_epochs": 5, "learning_rate": 3e-3, "seed": 0}
+    settings: dict[str, Any] = {"n_steps": 64, "batch_size": 128, "n_epochs": 5, "learning_rate": 3e-3, "seed": 0}
     lstm = {"lstm_hidden_size": 16, "net_arch": [16]}
     curves = {}
     for model in (

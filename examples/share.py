@@ -13,8 +13,17 @@ from sb3_ano.hub import load_safe, package
 
 if __name__ == "__main__":
     env = make_vec_env("CartPole-v1", n_envs=8, seed=0)
-    settings = {"n_steps": 32, "batch_size": 256, "n_epochs": 20, "learning_rate": 2e-3, "gamma": 0.98, "gae_lambda": 0.8}
-    model = ANO("MlpPolicy", env, seed=0, **settings).learn(40_000)
+    model = ANO(
+        "MlpPolicy",
+        env,
+        learning_rate=2e-3,
+        n_steps=32,
+        batch_size=256,
+        n_epochs=20,
+        gamma=0.98,
+        gae_lambda=0.8,
+        seed=0,
+    ).learn(40_000)
     with tempfile.TemporaryDirectory() as directory:
         agent = package(model, Path(directory) / "agent", "me/ano-CartPole-v1", n_eval_episodes=10, video=False)
         print(sorted(path.name for path in agent.iterdir()))  # push_to_hub(model, "me/ano-CartPole-v1") pushes these

@@ -120,18 +120,32 @@ def read_json(path: Path, flags: int = 0) -> dict[str, Any]:
     return content
 
 
+def constructor_parameters(kind: type) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a constructor by name, with those of the base classes that its ``**kwargs`` go to.
+
+    :param kind: class
+    """
+    named: dict[str, inspect.Parameter] = {}
+    for base in kind.__mro__:
+        if "__init__" not in vars(base):
+            continue
+
+        _, *parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+        for parameter in parameters:
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                named.setdefault(parameter.name, parameter)
+
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return named
+
+
 def constructor_arguments(kind: type) -> set[str]:
     """Return the names of a constructor's arguments, with those of the base classes that its ``**kwargs`` go to.
 
     :param kind: class
     """
-    names: set[str] = set()
-    for base in kind.__mro__:
-        parameters = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
-        names |= {parameter.name for parameter in parameters}
-        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
-            break
-    return names
+    return set(constructor_parameters(kind))
 
 
 class DirectoryLock(contextlib.AbstractContextManager[Any]):

@@ -1,12 +1,14 @@
 """Anchored Neighborhood Optimization."""
 
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
-from sb3_ano.algorithms.arguments import inherit_signature
 from sb3_ano.algorithms.base import ShapedPolicyAlgorithm
 from sb3_ano.algorithms.buffers import RolloutSamples
 from sb3_ano.algorithms.loading import SavedModel
@@ -26,11 +28,78 @@ class ANO(ShapedPolicyAlgorithm):
         that violates ``h(x) <= x`` is warned about
     """
 
-    @inherit_signature(ShapedPolicyAlgorithm)
-    def __init__(self, *, shaping: ShapingLike = "ano", **arguments: Any):
+    def __init__(
+        self,
+        policy: str | type[ActorCriticPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 3e-4,
+        n_steps: int = 2048,
+        batch_size: int = 64,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule = 0.2,
+        clip_range_vf: float | Schedule | None = None,
+        normalize_advantage: bool = True,
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        rollout_buffer_class: type[RolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        target_kl: float | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: torch.device | str = "auto",
+        _init_setup_model: bool = True,
+        *,
+        shaping: ShapingLike = "ano",
+        clip_range_high: float | str | Schedule | None = None,
+        desired_kl: float | str | Schedule | None = None,
+        torch_compile: bool | Literal["auto"] = "auto",
+        precision: Literal["float32", "bfloat16"] = "float32",
+        check_finite: bool = True,
+    ) -> None:
         # Resolved by _setup_model, because SB3's load puts its arguments in the same place.
         vars(self)["shaping"] = shaping
-        super().__init__(**arguments)
+
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            batch_size=batch_size,
+            n_epochs=n_epochs,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            clip_range=clip_range,
+            clip_range_vf=clip_range_vf,
+            normalize_advantage=normalize_advantage,
+            ent_coef=ent_coef,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            target_kl=target_kl,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=_init_setup_model,
+            clip_range_high=clip_range_high,
+            desired_kl=desired_kl,
+            torch_compile=torch_compile,
+            precision=precision,
+            check_finite=check_finite,
+        )
 
     @property
     def shaping(self) -> ShapingLike:

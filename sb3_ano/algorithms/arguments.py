@@ -1,52 +1,48 @@
-"""Check arguments, environments and spaces, and give constructors the signature of SB3's PPO."""
+"""Check the names and values of arguments, environments and spaces."""
 
-import functools
 import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from numbers import Integral, Real
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from gymnasium import spaces
 
+from sb3_ano.extras import hint
 
-def inherit_signature(
-    base: type, without: str = "", positional: type | None = None
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a constructor the arguments of a base class in addition to its own, which are keyword-only.
 
-    A call is checked against the whole signature, and the constructor gets all arguments by name, defaults included. The RL
-    Zoo, the Hub's loader and ``help`` read the signature.
+class NamedArguments:
+    """Name the class, and the most similar argument, if a constructor gets a keyword argument that it does not have.
 
-    :param base: class whose constructor takes the other arguments
-    :param without: argument of the base class that the constructor does not take
-    :param positional: class whose constructor's positional arguments replace those of the base class, in order and defaults
+    Python's own message names the base class whose constructor it is, and suggests nothing before Python 3.13. Type checkers
+    and ``inspect.signature`` look at the constructors, which subclasses define.
     """
 
-    def decorate(init: Callable[..., None]) -> Callable[..., None]:
-        inherited = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
-        first = inspect.signature((positional or base).__init__).parameters.values()  # type: ignore[misc]
-        ordered = [parameter for parameter in first if parameter.kind is not parameter.KEYWORD_ONLY]
-        keywords = [
-            parameter
-            for parameter in (*inspect.signature(init).parameters.values(), *inherited)
-            if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != without
-        ]
-        signature = inspect.Signature([*ordered, *keywords])
+    def __new__(cls, *positional: Any, **keywords: Any) -> Self:
+        if keywords:  # there are none when a model is copied or unpickled
+            parameters = inspect.signature(cls.__init__).parameters
+            takes_others = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+            if not takes_others:
+                require_known(cls.__name__, keywords, list(parameters)[1:])
 
-        @functools.wraps(init)
-        def checked(*args: Any, **kwargs: Any) -> None:
-            call = signature.bind(*args, **kwargs)
-            call.apply_defaults()
-            init(**call.arguments)
+        return super().__new__(cls)
 
-        checked.__signature__ = signature  # type: ignore[attr-defined]
-        return checked
 
-    return decorate
+def require_known(function: str, names: Iterable[str], allowed: Collection[str]) -> None:
+    """Check the names of keyword arguments.
+
+    :param function: name of the class or function that is called, for the message
+    :param names: names to check
+    :param allowed: names of the function's arguments
+    :raises TypeError: for the first unknown name; the message suggests an argument with a similar spelling
+    """
+    for name in names:
+        if name not in allowed:
+            similar = hint(name, allowed) or f"; allowed are {', '.join(allowed)}"
+            raise TypeError(f"{function} got an unexpected keyword argument {name!r}{similar}")
 
 
 class _Rule(NamedTuple):

@@ -19,7 +19,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.utils import FloatSchedule, explained_variance
 
 from sb3_ano._compat import tracing
-from sb3_ano._io import constructor_arguments
+from sb3_ano._io import constructor_parameters
 from sb3_ano.algorithms import arguments, schedules
 from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer, RolloutSamples, is_stock
 from sb3_ano.algorithms.compiled import pays
@@ -33,7 +33,7 @@ from sb3_ano.envs import make_env
 from sb3_ano.shaping import MIN_RADIUS
 
 
-class ShapedPolicyAlgorithm(RolloutMixin):
+class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
     """Train a policy on-policy with a pluggable surrogate; a subclass supplies :meth:`policy_loss`.
 
     The arguments up to ``_init_setup_model`` are those of SB3's PPO, in its order and meaning; the others are keyword-only.
@@ -67,16 +67,16 @@ class ShapedPolicyAlgorithm(RolloutMixin):
     :param _init_setup_model: whether to build the network when the instance is created
     :param clip_range_high: radius above 1, acting on positive advantages, while ``clip_range`` acts below 1; None takes
         ``clip_range`` for both. Takes ``"lin_0.28"`` too, because the RL Zoo parses schedules for ``clip_range`` only
-    :param torch_compile: whether to compile the update with ``torch.compile``; ``"auto"`` does it if the run is long enough
-        to pay for that, with SB3's defaults from about 170,000 steps. Compiled or not, parameters are the same to rounding
-    :param precision: ``"float32"``, or ``"bfloat16"`` for the layers of features extractor and networks; the heads, the
-        distribution and the loss are computed in float32
     :param desired_kl: KL divergence per update that the radii are adapted to, or None for radii that follow ``clip_range``
         alone; a number, a schedule or ``"lin_0.01"``. ``clip_range`` and ``clip_range_high``, numbers, are then the first
         radii. After each update both radii are multiplied by ``(desired_kl / kl) ** 0.25``, at least 0.8 and at most 1.25,
         where ``kl`` is the mean over all minibatches of the update (``train/kl_mean``), and ``clip_range`` is kept between
         0.05 and 4 from the second update on. The geometric mean of ``kl`` over updates approaches ``desired_kl``. Late in a
         decaying learning rate, the rate limits the step and ANO's radius grows to its bound
+    :param torch_compile: whether to compile the update with ``torch.compile``; ``"auto"`` does it if the run is long enough
+        to pay for that, with SB3's defaults from about 170,000 steps. Compiled or not, parameters are the same to rounding
+    :param precision: ``"float32"``, or ``"bfloat16"`` for the layers of features extractor and networks; the heads, the
+        distribution and the loss are computed in float32
     :param check_finite: whether to raise if an environment returns NaN or Inf; False leaves them to the policy
     :raises ValueError: if an argument is out of range, the environment id is unknown, or a space is not supported
     :raises TypeError: if an argument is of the wrong type
@@ -88,28 +88,51 @@ class ShapedPolicyAlgorithm(RolloutMixin):
     #: Rollout buffers for plain observations and for Dict.
     _default_buffers: ClassVar[tuple[type[RolloutBuffer], type[RolloutBuffer]]] = FlatRolloutBuffer, DictFlatRolloutBuffer
 
-    # The arguments are read from PPO's own signature, so that they stay PPO's, in its order and with its defaults.
-    @arguments.inherit_signature(PPO)
     def __init__(
         self,
         policy: str | type[ActorCriticPolicy],
         env: GymEnv | str,
+        learning_rate: float | Schedule = 3e-4,
+        n_steps: int = 2048,
+        batch_size: int = 64,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule = 0.2,
+        clip_range_vf: float | Schedule | None = None,
+        normalize_advantage: bool = True,
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        rollout_buffer_class: type[RolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        target_kl: float | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: torch.device | str = "auto",
+        _init_setup_model: bool = True,
         *,
         clip_range_high: float | str | Schedule | None = None,
+        desired_kl: float | str | Schedule | None = None,
         torch_compile: bool | Literal["auto"] = "auto",
         precision: Literal["float32", "bfloat16"] = "float32",
-        desired_kl: float | str | Schedule | None = None,
         check_finite: bool = True,
-        **options: Any,
-    ):
-        self.batch_size: int = options.pop("batch_size")
-        self.n_epochs: int = options.pop("n_epochs")
-        self.normalize_advantage: bool = options.pop("normalize_advantage")
-        self.target_kl: float | None = options.pop("target_kl")
-        self.clip_range: FloatSchedule = options.pop("clip_range")
-        self.clip_range_vf: FloatSchedule | None = options.pop("clip_range_vf")
-        self.clip_range_high = cast(FloatSchedule | None, clip_range_high)
-        self.desired_kl = cast(FloatSchedule | None, desired_kl)
+    ) -> None:
+        self.batch_size = batch_size
+        self.n_epochs = n_epochs
+        self.normalize_advantage = normalize_advantage
+        self.target_kl = target_kl
+
+        self.clip_range = schedules.as_schedule(clip_range, "clip_range")
+        self.clip_range_vf = schedules.as_optional_schedule(clip_range_vf, "clip_range_vf")
+        self.clip_range_high = schedules.as_optional_schedule(clip_range_high, "clip_range_high")
+        self.desired_kl = schedules.as_optional_schedule(desired_kl, "desired_kl")
+
         self.torch_compile = torch_compile
         self.precision = precision
         self.check_finite = check_finite
@@ -119,15 +142,39 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         self._adapted_from = 0.0
         self.n_skipped_minibatches = 0
         self.algorithm = type(self).__name__
-        init_setup_model = options.pop("_init_setup_model")
+
         if isinstance(env, str):
-            env = make_env(env, options["verbose"])
-        super().__init__(policy, env, **options, _init_setup_model=False)
+            env = make_env(env, verbose)
+
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            ent_coef=ent_coef,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=False,
+        )
+
         self._check_arguments()
         for name, schedule in self._radii().items():
             schedules.require_positive(schedule, name)
         self._require_adaptable()
-        if init_setup_model:
+
+        if _init_setup_model:
             self._setup_model()
 
     def __repr__(self) -> str:
@@ -390,12 +437,12 @@ class ShapedPolicyAlgorithm(RolloutMixin):
         """
         saved = read_saved_model(path)
         saved.require_algorithm(cls.__name__)
-        own, every = constructor_arguments(cls), constructor_arguments(ShapedPolicyAlgorithm)
-        unknown = kwargs.keys() - own - (saved.attributes.keys() - every)  # PAPO's files have desired_kl, too
-        if unknown:
-            raise TypeError(
-                f"{cls.__name__}.load got the unknown arguments {sorted(unknown)}; allowed are those of {cls.__name__}"
-            )
+
+        # Other attributes of the file may be replaced, too. PAPO's files have desired_kl, which PAPO does not take.
+        others = saved.attributes.keys() - constructor_parameters(ShapedPolicyAlgorithm).keys()
+        settings = [name for name in kwargs if name not in others]
+        arguments.require_known(f"{cls.__name__}.load", settings, constructor_parameters(cls))
+
         kwargs |= cls._restored_arguments(saved, {**(custom_objects or {}), **kwargs})
         # _wrap_env takes ids, too.
         return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)  # type: ignore[arg-type]

@@ -1,26 +1,27 @@
 """ANO for sb3-contrib's policies: LSTM policies, policies with invalid action masking, and both at once."""
 
 import warnings
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from sb3_contrib import MaskablePPO, RecurrentPPO
+from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from sb3_contrib.common.recurrent.buffers import RecurrentRolloutBuffer
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.type_aliases import MaybeCallback
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano.algorithms import contrib_buffers, contrib_policies
 from sb3_ano.algorithms.ano import ANO
-from sb3_ano.algorithms.arguments import inherit_signature
 from sb3_ano.algorithms.policy_evaluation import choices
+from sb3_ano.shaping import ShapingLike
 
 
 class MaskableANO(ANO):
@@ -38,9 +39,72 @@ class MaskableANO(ANO):
     _default_buffers = contrib_buffers.MaskedRolloutBuffer, contrib_buffers.DictMaskedRolloutBuffer
     _use_masking = True
 
-    @inherit_signature(ANO, positional=MaskablePPO)
-    def __init__(self, **arguments: Any):
-        super().__init__(**arguments)
+    def __init__(
+        self,
+        policy: str | type[MaskableActorCriticPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 3e-4,
+        n_steps: int = 2048,
+        batch_size: int = 64,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule = 0.2,
+        clip_range_vf: float | Schedule | None = None,
+        normalize_advantage: bool = True,
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        rollout_buffer_class: type[RolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        target_kl: float | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: torch.device | str = "auto",
+        _init_setup_model: bool = True,
+        *,
+        shaping: ShapingLike = "ano",
+        clip_range_high: float | str | Schedule | None = None,
+        desired_kl: float | str | Schedule | None = None,
+        torch_compile: bool | Literal["auto"] = "auto",
+        precision: Literal["float32", "bfloat16"] = "float32",
+        check_finite: bool = True,
+    ) -> None:
+        super().__init__(
+            policy,  # type: ignore[arg-type]  # sb3-contrib's maskable policies do not derive from SB3's
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            batch_size=batch_size,
+            n_epochs=n_epochs,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            clip_range=clip_range,
+            clip_range_vf=clip_range_vf,
+            normalize_advantage=normalize_advantage,
+            ent_coef=ent_coef,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            target_kl=target_kl,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=_init_setup_model,
+            shaping=shaping,
+            clip_range_high=clip_range_high,
+            desired_kl=desired_kl,
+            torch_compile=torch_compile,
+            precision=precision,
+            check_finite=check_finite,
+        )
 
     def _setup_model(self) -> None:
         self._require_policy()
@@ -111,9 +175,72 @@ class RecurrentANO(ANO):
     policy_base: ClassVar[type[BasePolicy]] = RecurrentActorCriticPolicy
     _default_buffers = contrib_buffers.SequenceRolloutBuffer, contrib_buffers.DictSequenceRolloutBuffer
 
-    @inherit_signature(ANO, positional=RecurrentPPO)
-    def __init__(self, **arguments: Any):
-        super().__init__(**arguments)
+    def __init__(
+        self,
+        policy: str | type[RecurrentActorCriticPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 3e-4,
+        n_steps: int = 128,
+        batch_size: int = 128,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule = 0.2,
+        clip_range_vf: float | Schedule | None = None,
+        normalize_advantage: bool = True,
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        target_kl: float | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: torch.device | str = "auto",
+        _init_setup_model: bool = True,
+        *,
+        shaping: ShapingLike = "ano",
+        clip_range_high: float | str | Schedule | None = None,
+        desired_kl: float | str | Schedule | None = None,
+        torch_compile: bool | Literal["auto"] = "auto",
+        precision: Literal["float32", "bfloat16"] = "float32",
+        check_finite: bool = True,
+    ) -> None:
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            batch_size=batch_size,
+            n_epochs=n_epochs,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            clip_range=clip_range,
+            clip_range_vf=clip_range_vf,
+            normalize_advantage=normalize_advantage,
+            ent_coef=ent_coef,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
+            target_kl=target_kl,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=_init_setup_model,
+            shaping=shaping,
+            clip_range_high=clip_range_high,
+            desired_kl=desired_kl,
+            torch_compile=torch_compile,
+            precision=precision,
+            check_finite=check_finite,
+        )
 
     def _setup_model(self) -> None:
         for name, plain in (("torch_compile", (False, "auto")), ("precision", ("float32",))):
@@ -148,7 +275,74 @@ class RecurrentMaskableANO(MaskableANO, RecurrentANO):
     policy_base: ClassVar[type[BasePolicy]] = contrib_policies.MaskedLstmPolicy
     _default_buffers = contrib_buffers.MaskedSequenceRolloutBuffer, contrib_buffers.DictMaskedSequenceRolloutBuffer  # type: ignore[assignment]
 
-    __init__ = RecurrentANO.__init__
+    def __init__(
+        self,
+        policy: str | type[contrib_policies.MaskedLstmPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 3e-4,
+        n_steps: int = 128,
+        batch_size: int = 128,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule = 0.2,
+        clip_range_vf: float | Schedule | None = None,
+        normalize_advantage: bool = True,
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        target_kl: float | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: torch.device | str = "auto",
+        _init_setup_model: bool = True,
+        *,
+        shaping: ShapingLike = "ano",
+        clip_range_high: float | str | Schedule | None = None,
+        desired_kl: float | str | Schedule | None = None,
+        torch_compile: bool | Literal["auto"] = "auto",
+        precision: Literal["float32", "bfloat16"] = "float32",
+        check_finite: bool = True,
+    ) -> None:
+        # MaskableANO's constructor takes other arguments, and adds nothing.
+        RecurrentANO.__init__(
+            self,
+            policy,
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            batch_size=batch_size,
+            n_epochs=n_epochs,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            clip_range=clip_range,
+            clip_range_vf=clip_range_vf,
+            normalize_advantage=normalize_advantage,
+            ent_coef=ent_coef,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
+            target_kl=target_kl,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=_init_setup_model,
+            shaping=shaping,
+            clip_range_high=clip_range_high,
+            desired_kl=desired_kl,
+            torch_compile=torch_compile,
+            precision=precision,
+            check_finite=check_finite,
+        )
 
 
 def with_masks(model: Any, env: VecEnv) -> Any:

@@ -1,10 +1,12 @@
 """Proximal Absolute Policy Optimization."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
-from sb3_ano.algorithms.arguments import inherit_signature
 from sb3_ano.algorithms.base import ShapedPolicyAlgorithm
 from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer, RolloutSamples
 from sb3_ano.algorithms.diagnostics import UpdateStatistics
@@ -36,21 +38,81 @@ class PAPO(ShapedPolicyAlgorithm):
 
     _default_buffers = TDRolloutBuffer, DictTDRolloutBuffer
 
-    @inherit_signature(ShapedPolicyAlgorithm, without="desired_kl")
     def __init__(
         self,
+        policy: str | type[ActorCriticPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 3e-4,
+        n_steps: int = 2048,
+        batch_size: int = 64,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule = 0.2,
+        clip_range_vf: float | Schedule | None = None,
+        normalize_advantage: bool = True,
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        max_grad_norm: float = 0.5,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        rollout_buffer_class: type[RolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        target_kl: float | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: torch.device | str = "auto",
+        _init_setup_model: bool = True,
         *,
         k: float = 7.0,
         omega1: float = 0.005,
         omega2: float = 0.005,
         max_epoch_kl: float | None = 0.02,
-        **arguments: Any,
-    ):
+        clip_range_high: float | str | Schedule | None = None,
+        torch_compile: bool | Literal["auto"] = "auto",
+        precision: Literal["float32", "bfloat16"] = "float32",
+        check_finite: bool = True,
+    ) -> None:
         self.k = k
         self.omega1 = omega1
         self.omega2 = omega2
         self.max_epoch_kl = max_epoch_kl
-        super().__init__(**arguments)
+
+        super().__init__(
+            policy,
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps,
+            batch_size=batch_size,
+            n_epochs=n_epochs,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            clip_range=clip_range,
+            clip_range_vf=clip_range_vf,
+            normalize_advantage=normalize_advantage,
+            ent_coef=ent_coef,
+            vf_coef=vf_coef,
+            max_grad_norm=max_grad_norm,
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
+            rollout_buffer_class=rollout_buffer_class,
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            target_kl=target_kl,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            seed=seed,
+            device=device,
+            _init_setup_model=_init_setup_model,
+            clip_range_high=clip_range_high,
+            torch_compile=torch_compile,
+            precision=precision,
+            check_finite=check_finite,
+        )
 
     def _setup_model(self) -> None:
         super()._setup_model()

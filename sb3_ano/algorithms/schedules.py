@@ -33,6 +33,11 @@ def as_schedule(value: float | str | Schedule, name: str) -> FloatSchedule:
     return FloatSchedule(LinearSchedule(number, 0.0, 1.0) if is_linear else number)
 
 
+def as_optional_schedule(value: float | str | Schedule | None, name: str) -> FloatSchedule | None:
+    """Do the same for an argument that may be None."""
+    return None if value is None else as_schedule(value, name)
+
+
 def require_positive(schedule: FloatSchedule, name: str) -> None:
     """Reject a radius or target that is always 0, which would train nothing.
 

@@ -1,7 +1,6 @@
 """The algorithms that experiments compare, by name and options."""
 
 import ast
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import LinearSchedule
 from torch import nn
 
-from sb3_ano._io import constructor_arguments
+from sb3_ano._io import constructor_arguments, constructor_parameters
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano.cli import check_names
 
@@ -27,7 +26,7 @@ COMMON = frozenset({"policy", "n_envs", "normalize", "env_wrapper", "frame_stack
 # PAPO's omega is both of its weights: the paper searches one, its official code has two.
 _SHORTHANDS = {("papo", "omega"): ("omega1", "omega2")}
 # Set by each run itself.
-_RESERVED = frozenset({"self", "env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"})
+_RESERVED = frozenset({"env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"})
 _LINEAR = "lin_"
 
 
@@ -59,7 +58,7 @@ class Algorithm:
         :param name: name of the hyperparameter
         """
         name = _SHORTHANDS.get((self.name, name), (name,))[0]
-        parameter = inspect.signature(CLASSES[self.name].__init__).parameters.get(name)
+        parameter = constructor_parameters(CLASSES[self.name]).get(name)
         return None if parameter is None or parameter.default is parameter.empty else parameter.default
 
     def constructor_arguments(self, hyperparameters: Mapping[str, Any]) -> dict[str, Any]:

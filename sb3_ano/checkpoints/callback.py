@@ -23,7 +23,7 @@ from sb3_ano.checkpoints.state import TrainingState, Unpickler
 
 _PACKAGES = ("torch", "numpy", "gymnasium", "stable-baselines3")
 # Arguments of constructors that can change without changing the training.
-_FREE_SETTINGS = {"self", "env", "policy", "device", "tensorboard_log", "verbose", "_init_setup_model"}
+_FREE_SETTINGS = {"env", "policy", "device", "tensorboard_log", "verbose", "_init_setup_model"}
 # Settings that checkpoints of earlier versions lack.
 _LATER_SETTINGS = ("shaping_fingerprint", "VecNormalize")
 # What was recorded since the logger wrote its last row.
@@ -229,7 +229,7 @@ def _settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
     settings = {name: vars(model)[name] for name in sorted(names) if name in vars(model)}
     # The values of a shape, because its name says little.
     settings["shaping_fingerprint"] = getattr(model, "shaping_fingerprint", None)
-    normalize, names = model.get_vec_normalize_env(), constructor_arguments(VecNormalize) - {"self", "venv"}
+    normalize, names = model.get_vec_normalize_env(), constructor_arguments(VecNormalize) - {"venv"}
     settings["VecNormalize"] = None if normalize is None else {name: vars(normalize).get(name) for name in sorted(names)}
     return json.loads(json.dumps(settings, default=_plain, skipkeys=True))
 

@@ -9,7 +9,6 @@ Plain values stand for themselves. An object with a key that starts with ``$`` s
 - ``$custom``: the name of something that only the caller of ``load_safe`` can supply. It is never imported.
 """
 
-import inspect
 import json
 import math
 from typing import Any
@@ -23,6 +22,7 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
+from sb3_ano._io import constructor_parameters
 from sb3_ano.algorithms import ShapedPolicyAlgorithm, contrib
 from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer
 from sb3_ano.algorithms.contrib_buffers import DictMaskedRolloutBuffer, MaskedRolloutBuffer
@@ -63,7 +63,7 @@ SCHEDULES = ("learning_rate", "clip_range", "clip_range_high", "clip_range_vf", 
 # The RL Zoo's schedule, by name, because this module does without the zoo.
 _ZOO_LINEAR = ("rl_zoo3.utils", "SimpleLinearSchedule")
 # tensorboard_log is a path on the author's machine, to which training would write. The shape has its own entry.
-_NOT_STORED = {"self", "policy", "env", "device", "tensorboard_log", "_init_setup_model", "shaping"}
+_NOT_STORED = {"policy", "env", "device", "tensorboard_log", "_init_setup_model", "shaping"}
 # Arguments that are used before the algorithm checks its arguments, or that it does not check.
 _UNCHECKED = ("n_steps", "use_sde", "verbose")
 # Attributes whose names differ from those of the arguments.
@@ -178,7 +178,7 @@ def _decode_schedule(value: dict[str, Any], name: str) -> LinearSchedule:
 
 def stored_arguments(algorithm: type[ShapedPolicyAlgorithm]) -> dict[str, Any]:
     """Return the names and defaults of an algorithm's arguments that the format stores."""
-    parameters = inspect.signature(algorithm.__init__).parameters
+    parameters = constructor_parameters(algorithm)
     return {name: parameter.default for name, parameter in parameters.items() if name not in _NOT_STORED}
 
 

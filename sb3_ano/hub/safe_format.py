@@ -242,7 +242,10 @@ def _read_model(
     name = document["algorithm"]
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise rejected("algorithm", name, ", ".join(ALGORITHMS))
-    model = ALGORITHMS[name](next(iter(ALGORITHMS[name].policy_aliases)), None, device=device, _init_setup_model=False)
+    algorithm = ALGORITHMS[name]
+    policy = next(iter(algorithm.policy_aliases))
+    # SB3's load passes None, too.
+    model = algorithm(policy, None, device=device, _init_setup_model=False)  # type: ignore[arg-type]
     with translate_errors(f"{folder / DOCUMENT} does not describe an agent"):
         model.policy_class = codec.decode_policy(document["policy"], custom)
         vars(model).update(codec.decode_arguments(document["arguments"], type(model), custom))

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 
-from sb3_ano.shaping._shapes import Shaping, ShapingLike, ShapingPair, evaluate, name_of, resolve
+from sb3_ano.shaping._shapes import OneShape, Shaping, ShapingLike, ShapingPair, TwoShapes, evaluate, name_of, resolve
 
 #: Grid on which a shape is examined: float64, ``-GRID_LIMIT ... GRID_LIMIT`` in steps of ``GRID_STEP``.
 GRID_LIMIT = 64.0
@@ -82,6 +83,12 @@ class ShapeProperties:
         return property_table([self])
 
 
+@overload
+def check(shaping: OneShape) -> ShapeProperties: ...
+@overload
+def check(shaping: TwoShapes) -> tuple[ShapeProperties, ...]: ...
+@overload
+def check(shaping: ShapingLike) -> ShapeProperties | tuple[ShapeProperties, ...]: ...
 def check(shaping: ShapingLike) -> ShapeProperties | tuple[ShapeProperties, ...]:
     """Measure the properties of Table 1, and require Definition 3.2 and a positive slope at 0.
 

@@ -6,7 +6,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias, cast
+from typing import Literal, NamedTuple, TypeAlias, cast, overload
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,9 @@ class ShapingPair(NamedTuple):
 
 RatioFunction: TypeAlias = Callable[[torch.Tensor, float], torch.Tensor]
 ShapingLike: TypeAlias = str | Shaping | Sequence[str | Shaping]
+#: What type checkers know to be one shape, not a pair: a name of :data:`SHAPINGS`, or a function.
+OneShape: TypeAlias = Literal["ano", "spo", "ppo", "identity"] | Shaping
+TwoShapes: TypeAlias = tuple[str | Shaping, str | Shaping]
 
 
 def ano(x: torch.Tensor, /) -> torch.Tensor:
@@ -64,6 +67,12 @@ def identity(x: torch.Tensor, /) -> torch.Tensor:
 SHAPINGS: dict[str, Shaping] = {"ano": ano, "spo": spo, "ppo": ppo, "identity": identity}
 
 
+@overload
+def resolve(shaping: OneShape) -> Shaping: ...
+@overload
+def resolve(shaping: TwoShapes) -> ShapingPair: ...
+@overload
+def resolve(shaping: ShapingLike) -> Shaping | ShapingPair: ...
 def resolve(shaping: ShapingLike) -> Shaping | ShapingPair:
     """Return the function that a shape is named by.
 
@@ -166,6 +175,10 @@ class _RatioShape:
         return sign * (self.function(1.0 + sign * eps * x, eps) - 1.0) / eps
 
 
+@overload
+def from_ratio(f: RatioFunction, g: None = None) -> Shaping: ...
+@overload
+def from_ratio(f: RatioFunction, g: RatioFunction) -> ShapingPair: ...
 def from_ratio(f: RatioFunction, g: RatioFunction | None = None) -> Shaping | ShapingPair:
     """Wrap the paper's ``f(ratio, eps)``, and a ``g(ratio, eps)`` that is not the reflection of ``f``, as shapes.
 

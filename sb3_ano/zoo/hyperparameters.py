@@ -1,12 +1,12 @@
 """The zoo-format hyperparameter files that come with the package, and the check of hyperparameters."""
 
-import inspect
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from sb3_ano._io import constructor_arguments
 from sb3_ano.algorithms.schedules import as_schedule
 from sb3_ano.cli import hint
 
@@ -15,7 +15,7 @@ _ZOO_KEYS = {"backend", "callback", "env_kwargs", "env_wrapper", "frame_stack", 
 _ZOO_KEYS |= {"normalize", "vec_env_wrapper"}
 _NOISE_KEYS = {"noise_type", "noise_std"}
 # Arguments that the zoo passes in addition to the hyperparameters.
-_RESERVED = {"self", "env", "seed", "verbose", "device", "tensorboard_log", "_init_setup_model"}
+_RESERVED = {"env", "seed", "verbose", "device", "tensorboard_log", "_init_setup_model"}
 
 
 def hyperparameter_file(algo: str) -> Path:
@@ -40,8 +40,8 @@ def check_hyperparameters(
     :raises ValueError: if neither the zoo nor the algorithm knows a name, a name is missing, or a value is invalid
     :raises TypeError: if a schedule is another text than ``lin_NUMBER``
     """
-    arguments = inspect.signature(algorithm.__init__).parameters
-    allowed = (set(arguments) - _RESERVED) | _ZOO_KEYS | (_NOISE_KEYS if "action_noise" in arguments else set())
+    arguments = constructor_arguments(algorithm)
+    allowed = (arguments - _RESERVED) | _ZOO_KEYS | (_NOISE_KEYS if "action_noise" in arguments else set())
     if unknown := sorted(set(settings) - allowed):
         more = hint(unknown[0], sorted(allowed)) or f"; allowed are {', '.join(sorted(allowed))}"
         raise ValueError(f"{source}: unknown key {', '.join(map(repr, unknown))} for {algorithm.__name__}{more}")

@@ -1,23 +1,31 @@
 """Arguments of the constructor, of ``load`` and ``learn``, and attributes that are assigned: ranges, types, messages."""
 
+import copy
 import inspect
 import math
+import pickle
 import re
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from sb3_contrib import MaskablePPO, RecurrentPPO
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.type_aliases import Schedule
+from stable_baselines3.common.utils import FloatSchedule, LinearSchedule
 
-from sb3_ano import ANO, PAPO
-from sb3_ano._io import constructor_arguments
+from sb3_ano import ANO, PAPO, SPO, MaskableANO, RecurrentANO, RecurrentMaskableANO
+from sb3_ano._io import constructor_arguments, constructor_parameters
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
-from sb3_ano.algorithms.arguments import inherit_signature
+from sb3_ano.algorithms.buffers import FlatRolloutBuffer
+from sb3_ano.algorithms.contrib_policies import MaskedLstmPolicy
+from sb3_ano.hub.codec import stored_arguments
+from sb3_ano.shaping import ShapingLike
+from sb3_ano.zoo.hyperparameters import check_hyperparameters
 from tests.common import ALGORITHMS, SMALL, parameters
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, TinyEnv
 
@@ -28,12 +36,132 @@ def model(cls: type = ANO, **options: Any) -> Any:
     return cls(**{"policy": "MlpPolicy", "env": "CartPole-v1", **SMALL, **options})
 
 
-@every_algorithm
-def test_a_ppo_user_changes_one_word(cls):
-    ours = list(inspect.signature(cls.__init__).parameters.values())
-    theirs = list(inspect.signature(PPO.__init__).parameters.values())
-    assert [(p.name, p.default, p.kind) for p in ours[: len(theirs)]] == [(p.name, p.default, p.kind) for p in theirs]
-    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in ours[len(theirs) :])
+# Each algorithm, and the one whose arguments it takes.
+ORIGINALS = [
+    (ShapedPolicyAlgorithm, PPO),
+    (ANO, PPO),
+    (SPO, PPO),
+    (PAPO, PPO),
+    (MaskableANO, MaskablePPO),
+    (RecurrentANO, RecurrentPPO),
+    (RecurrentMaskableANO, RecurrentPPO),
+]
+# Annotations that differ: upstream's type would accept what does not work here.
+NARROWER = {
+    # None takes the whole rollout as one minibatch in sb3-contrib, and nowhere else.
+    (MaskableANO, "batch_size"): int,
+    (RecurrentANO, "batch_size"): int,
+    (RecurrentMaskableANO, "batch_size"): int,
+    (RecurrentMaskableANO, "policy"): str | type[MaskedLstmPolicy],
+}
+SHARED = {
+    "clip_range_high": (float | str | Schedule | None, None),
+    "desired_kl": (float | str | Schedule | None, None),
+    "torch_compile": (bool | Literal["auto"], "auto"),
+    "precision": (Literal["float32", "bfloat16"], "float32"),
+    "check_finite": (bool, True),
+}
+WITH_SHAPE = {"shaping": (ShapingLike, "ano"), **SHARED}
+KEYWORDS = {
+    ShapedPolicyAlgorithm: SHARED,
+    ANO: WITH_SHAPE,
+    SPO: SHARED,
+    PAPO: {
+        "k": (float, 7.0),
+        "omega1": (float, 0.005),
+        "omega2": (float, 0.005),
+        "max_epoch_kl": (float | None, 0.02),
+        **{name: argument for name, argument in SHARED.items() if name != "desired_kl"},
+    },
+    MaskableANO: WITH_SHAPE,
+    RecurrentANO: WITH_SHAPE,
+    RecurrentMaskableANO: WITH_SHAPE,
+}
+
+
+@pytest.mark.parametrize(("cls", "original"), ORIGINALS)
+def test_a_user_of_sb3_changes_one_word(cls, original):
+    ours = list(inspect.signature(cls).parameters.values())
+    theirs = list(inspect.signature(original).parameters.values())
+    positional, keywords = ours[: len(theirs)], ours[len(theirs) :]
+
+    assert [(p.name, p.default, p.kind) for p in positional] == [(p.name, p.default, p.kind) for p in theirs]
+    for mine, upstream in zip(positional, theirs, strict=True):
+        assert mine.annotation == NARROWER.get((cls, mine.name), upstream.annotation), mine.name
+
+    assert {parameter.name: (parameter.annotation, parameter.default) for parameter in keywords} == KEYWORDS[cls]
+    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in keywords)
+
+
+@pytest.mark.parametrize(("cls", "original"), ORIGINALS)
+@pytest.mark.parametrize("method", ["learn", "predict", "load", "save", "set_parameters", "set_env"])
+def test_methods_take_the_arguments_of_sb3(method, cls, original):
+    ours = inspect.signature(getattr(cls, method)).parameters
+    theirs = inspect.signature(getattr(original, method)).parameters
+    if cls is RecurrentMaskableANO and method in ("learn", "predict"):
+        theirs = inspect.signature(getattr(MaskablePPO, method)).parameters
+
+    assert [(p.name, p.kind) for p in ours.values()] == [(p.name, p.kind) for p in theirs.values()]
+    for name, upstream in theirs.items():
+        mine = ours[name]
+        # The name of a TensorBoard run is that of the class.
+        expected = None if name == "tb_log_name" else upstream.default
+        assert mine.default == expected, name
+        # Ids of environments and None are allowed in addition; upstream does not annotate self and kwargs.
+        if name not in ("self", "kwargs", "env", "tb_log_name"):
+            assert mine.annotation == upstream.annotation, name
+
+
+@pytest.mark.parametrize(("cls", "original"), ORIGINALS)
+def test_every_argument_reaches_the_model(cls, original):
+    """A constructor that hands its arguments on by name may forget one."""
+    values = {
+        "learning_rate": 1e-3,
+        "n_steps": 6,
+        "batch_size": 3,
+        "n_epochs": 2,
+        "gamma": 0.9,
+        "gae_lambda": 0.8,
+        "clip_range": 0.11,
+        "clip_range_vf": 0.12,
+        "normalize_advantage": False,
+        "ent_coef": 0.01,
+        "vf_coef": 0.4,
+        "max_grad_norm": 0.3,
+        "use_sde": True,
+        "sde_sample_freq": 2,
+        "rollout_buffer_class": FlatRolloutBuffer,
+        "rollout_buffer_kwargs": {"given": True},
+        "target_kl": 0.2,
+        "stats_window_size": 7,
+        "tensorboard_log": "log",
+        "policy_kwargs": {"net_arch": [3]},
+        "verbose": 2,
+        "seed": 5,
+        "device": torch.device("meta"),
+        "shaping": "spo",
+        "clip_range_high": 0.13,
+        "desired_kl": 0.14,
+        "torch_compile": True,
+        "precision": "bfloat16",
+        "check_finite": False,
+        "k": 3.0,
+        "omega1": 0.1,
+        "omega2": 0.2,
+        "max_epoch_kl": 0.5,
+    }
+    names = set(inspect.signature(cls).parameters) - {"policy", "env", "_init_setup_model"}
+    assert names <= set(values)
+
+    given = {name: values[name] for name in names}
+    env = TinyEnv(BOX_OBSERVATIONS, BOX_ACTIONS)
+    made = cls("MlpPolicy", env, **given, _init_setup_model=False)
+
+    for name, value in given.items():
+        kept = getattr(made, "_stats_window_size" if name == "stats_window_size" else name)
+        if isinstance(kept, FloatSchedule):
+            kept = kept(1.0)
+        assert kept == value, name
 
 
 # An argument, a value, and the error; they are the same when the value is assigned, and when a model is loaded with it.
@@ -144,7 +272,7 @@ def saved(tmp_path_factory):
         ("learning_rate", "fast", TypeError, "learning_rate='fast'"),
         ("shaping", "anno", ValueError, "shaping='anno'"),
         ("shaping", lambda x: x + 1, ValueError, "violates anchoring"),
-        ("clip_rang_high", 0.5, TypeError, r"unknown arguments \['clip_rang_high'\]"),
+        ("clip_rang_high", 0.5, TypeError, r"ANO.load got .*'clip_rang_high', did you mean 'clip_range_high'\?"),
         ("env", "CartPol-v1", ValueError, "env='CartPol-v1' is not a registered environment"),
     ],
 )
@@ -208,19 +336,69 @@ def test_a_radius_is_assigned_as_it_is_given_to_the_constructor(radius):  # revi
     assert made.clip_range(1.0) == pytest.approx(0.05)
 
 
-SHARED = ("check_finite", "clip_range_high", "desired_kl", "precision", "torch_compile")
-
-
 class Toy(ShapedPolicyAlgorithm):
     """The policy gradient with the ratio to a power."""
 
-    @inherit_signature(ShapedPolicyAlgorithm)
-    def __init__(self, *, power: float = 1.0, **arguments: Any):
+    def __init__(self, *args: Any, power: float = 1.0, **kwargs: Any):
         self.power = power
-        super().__init__(**arguments)
+        super().__init__(*args, **kwargs)
 
     def policy_loss(self, log_ratio, advantages, clip_range, samples):
         return -((self.power * log_ratio).exp() * advantages).mean()
+
+
+class Popping(ANO):
+    """A constructor that takes an argument which no signature shows."""
+
+    def __init__(self, env: Any, **kwargs: Any):
+        self.power = kwargs.pop("power", 1.0)
+        super().__init__("MlpPolicy", env, **kwargs)
+
+
+def test_constructors_of_users_take_arguments_of_their_own():
+    assert Toy("MlpPolicy", "CartPole-v1", 1e-3, power=0.5, n_steps=64).learning_rate == 1e-3
+    assert Popping("CartPole-v1", power=0.5, n_steps=64).power == 0.5
+    with pytest.raises(TypeError, match=r"ANO.__init__\(\) got an unexpected keyword argument 'powr'"):
+        Popping("CartPole-v1", powr=0.5)
+
+
+def test_the_arguments_of_a_constructor_with_kwargs_are_those_of_its_base_class_too():
+    taken = constructor_parameters(Toy)
+    assert list(taken) == ["power", *inspect.signature(ShapedPolicyAlgorithm).parameters]
+    assert taken["power"].default == 1.0
+    assert taken["n_steps"].default == 2048
+    assert check_hyperparameters({"power": 0.5, "n_steps": 64}, Toy) is None
+    with pytest.raises(ValueError, match="unknown key 'powr' for Toy, did you mean 'power'"):
+        check_hyperparameters({"powr": 0.5}, Toy)
+    assert stored_arguments(Toy)["power"] == 1.0
+
+
+# An unknown argument, and the end of the message.
+UNKNOWN = [
+    (ANO, "clip_rnge", ", did you mean 'clip_range'?"),
+    (SPO, "n_step", ", did you mean 'n_steps'?"),
+    (PAPO, "max_epoch_k", ", did you mean 'max_epoch_kl'?"),
+    (PAPO, "shaping", "; allowed are policy, env, learning_rate, .*check_finite"),
+    (MaskableANO, "lr", ", did you mean 'learning_rate'?"),
+    (MaskableANO, "use_sde", "; allowed are policy, .*check_finite"),
+    (RecurrentANO, "shape", ", did you mean 'shaping'?"),
+    (RecurrentANO, "rollout_buffer_clas", "; allowed are policy, .*check_finite"),
+    (RecurrentMaskableANO, "desired_k", ", did you mean 'desired_kl'?"),
+]
+
+
+@pytest.mark.parametrize(("cls", "name", "end"), UNKNOWN)
+def test_an_unknown_argument_is_named_with_class_and_suggestion(cls, name, end):
+    start = f"{cls.__name__} got an unexpected keyword argument '{name}'"
+    with pytest.raises(TypeError, match=f"^{start}{end}$".replace("?", r"\?")) as caught:
+        cls("MlpPolicy", "CartPole-v1", **{name: 0.1})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_is_copied_and_pickled_without_arguments():
+    made = model(SPO)
+    for copied in (copy.copy(made), pickle.loads(pickle.dumps(SPO.__new__(SPO)))):
+        assert type(copied) is SPO
 
 
 def test_an_added_algorithm_trains_saves_and_loads(tmp_path):
