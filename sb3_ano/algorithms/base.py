@@ -24,8 +24,7 @@ from sb3_ano.algorithms import arguments, schedules
 from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer, RolloutSamples, is_stock
 from sb3_ano.algorithms.compiled import pays
 from sb3_ano.algorithms.diagnostics import UpdateStatistics
-from sb3_ano.algorithms.flat_adam import FlatAdam
-from sb3_ano.algorithms.loading import SavedModel, read_saved_model, unshared
+from sb3_ano.algorithms.loading import SavedModel, read_saved_model
 from sb3_ano.algorithms.policy_evaluation import customization
 from sb3_ano.algorithms.rollout import RolloutMixin
 from sb3_ano.algorithms.update import ClipRange, Updater, UpdateSettings, approximate_kl
@@ -209,7 +208,6 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
             self.rollout_buffer_class = self._default_buffers[isinstance(self.observation_space, spaces.Dict)]
         self._updater: Updater | None = None
         super()._setup_model()
-        FlatAdam.install(self.policy)
         distribution = self.policy.action_dist
         if isinstance(distribution, MultiCategoricalDistribution):
             # The compiler takes no NumPy integers.
@@ -293,22 +291,25 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
         buffer, stopped = self.rollout_buffer, False
         stock = is_stock(buffer, "get", "_get_samples")
         rollout = cast(FlatRolloutBuffer, buffer).tensors(updater.channels_last) if stock else None
-        with tracing() if updater.compiled else contextlib.nullcontext():
-            for epoch in range(self.n_epochs):
-                statistics.start_epoch()
-                updater.start_epoch()
-                for samples, indices in self._minibatches(rollout):
-                    result = updater(samples, indices)
-                    statistics.add(result)
-                    stopped = self.target_kl is not None and bool(result.stop)
-                    if stopped:
-                        if self.verbose >= 1:
-                            kl = approximate_kl(result.log_ratio).item()
-                            print(f"Early stopping in epoch {epoch}: the KL of a minibatch reached {kl:.2f}")
+        try:
+            with tracing() if updater.compiled else contextlib.nullcontext():
+                for epoch in range(self.n_epochs):
+                    statistics.start_epoch()
+                    updater.start_epoch()
+                    for samples, indices in self._minibatches(rollout):
+                        result = updater(samples, indices)
+                        statistics.add(result)
+                        stopped = self.target_kl is not None and bool(result.stop)
+                        if stopped:
+                            if self.verbose >= 1:
+                                kl = approximate_kl(result.log_ratio).item()
+                                print(f"Early stopping in epoch {epoch}: the KL of a minibatch reached {kl:.2f}")
+                            break
+                    self._n_updates += 1
+                    if stopped or self._is_last_epoch(statistics):
                         break
-                self._n_updates += 1
-                if stopped or self._is_last_epoch(statistics):
-                    break
+        finally:
+            updater.end_update()
         self._report_skipped(statistics)
         summary = statistics.summary()
         self._log_update(updater, summary)
@@ -408,10 +409,6 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
         for name, value in values.items():
             self.logger.record(f"train/{name}", value)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-
-    def get_parameters(self) -> dict[str, dict]:
-        """Return copies of the parameters of policy and optimizer; the originals are views of one vector, see SB3."""
-        return {name: unshared(state, {}) for name, state in super().get_parameters().items()}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_updater": None}

@@ -34,6 +34,8 @@ class RolloutSamples(NamedTuple):
 
 # Names of the buffer's arrays that differ from those of the samples.
 _ARRAYS = {"old_values": "values", "old_log_prob": "log_probs"}
+# Bytes of images up to which they are copied to be turned to channels_last once; SB3 copies no rollout of one environment.
+_TURNED = 2**25
 
 
 class FlatRolloutBuffer(RolloutBuffer):
@@ -84,49 +86,74 @@ class FlatRolloutBuffer(RolloutBuffer):
         :param last_values: values of the observations after the rollout, ``(n_envs,)`` or ``(n_envs, 1)``
         :param dones: whether the last step ended an episode, ``(n_envs,)``
         """
-        after = _array(last_values).reshape(1, self.n_envs)
-        ended = np.asarray(dones, dtype=np.float32).reshape(1, self.n_envs)
-        continues = np.float32(1.0) - np.concatenate([self.episode_starts[1:], ended])
-        next_values = np.concatenate([self.values[1:], after])
-        errors = self.rewards + np.float32(self.gamma) * next_values * continues - self.values
-        decay = np.float32(self.gamma * self.gae_lambda) * continues
+        continues = np.empty_like(self.episode_starts)
+        np.subtract(np.float32(1.0), self.episode_starts[1:], out=continues[:-1])
+        continues[-1] = np.float32(1.0) - np.asarray(dones, dtype=np.float32).reshape(self.n_envs)
 
+        # In place, because a rollout may be large.
+        errors = self.td_errors
+        errors[:-1] = self.values[1:]
+        errors[-1] = _array(last_values).reshape(self.n_envs)
+        errors *= np.float32(self.gamma)
+        errors *= continues
+        errors += self.rewards
+        errors -= self.values
+
+        decay = continues
+        decay *= np.float32(self.gamma * self.gae_lambda)
         advantage = np.zeros(self.n_envs, dtype=np.float32)
         for step in range(self.buffer_size - 1, -1, -1):
             np.multiply(decay[step], advantage, out=advantage)
             np.add(advantage, errors[step], out=advantage)
             self.advantages[step] = advantage
-        self.td_errors[...] = errors
-        self.returns[...] = self.advantages + self.values
+        np.add(self.advantages, self.values, out=self.returns)
 
     def tensors(self, channels_last: bool = False) -> RolloutSamples:
         """Return the rollout as tensors ``(n_envs * n_steps, ...)``, environment by environment, on the buffer's device.
 
-        :param channels_last: whether images get that memory format
+        On the CPU they share their memory with the buffer's arrays, which have these shapes from then on, as in SB3.
+
+        :param channels_last: whether images get that memory format, where it takes no more memory than SB3 does
         :raises ValueError: if the buffer is not full
         """
+        self._flatten(channels_last)
+        return self._samples(lambda array: torch.from_numpy(array).to(self.device))
+
+    def _flatten(self, channels_last: bool = False) -> None:
+        """Bring the arrays of a rollout into the shapes in which SB3 leaves them after an update, once."""
         if not self.full:
             raise ValueError(f"the rollout buffer holds {self.pos} of {self.buffer_size} steps; collect a whole rollout first")
-        # Read from the attributes, because callbacks and subclasses assign other arrays, as SB3 itself does with ``returns``.
-        arrays = (getattr(self, _ARRAYS.get(name, name)) for name in RolloutSamples._fields)
-        return RolloutSamples(*(mapped(lambda array: self._flattened(array, channels_last), array) for array in arrays))
+        if self.generator_ready:
+            return
+        for name in RolloutSamples._fields:
+            attribute = _ARRAYS.get(name, name)
+            # Read from the attributes, because callbacks and subclasses assign other arrays, as SB3 itself does.
+            array = getattr(self, attribute)
+            setattr(self, attribute, mapped(lambda part: _environment_major(part, channels_last), array))
+        self.generator_ready = True
 
-    def _flattened(self, array: np.ndarray, channels_last: bool) -> torch.Tensor:
-        environment_major = torch.from_numpy(np.ascontiguousarray(array)).transpose(0, 1)
-        if channels_last and array.ndim == 5:
-            images = environment_major.permute(0, 1, 3, 4, 2)
-            return images.reshape(-1, *images.shape[2:]).permute(0, 3, 1, 2).to(self.device)
-        return environment_major.reshape(-1, *array.shape[2:]).to(self.device)
+    def _samples(self, convert: Callable[[np.ndarray], torch.Tensor]) -> RolloutSamples:
+        """Return samples of the arrays of a rollout, converted; SB3 has numbers in columns, which are flattened."""
+        fields = []
+        for name in RolloutSamples._fields:
+            array = getattr(self, _ARRAYS.get(name, name))
+            samples = mapped(convert, array)
+            is_number = name not in ("observations", "actions", "action_masks")
+            fields.append(samples.flatten() if is_number else samples)
+        return RolloutSamples(*fields)
 
     def get(self, batch_size: int | None = None) -> Generator[RolloutBufferSamples, None, None]:
         """Yield minibatches in random order; see SB3."""
+        self._flatten()
         size = self.buffer_size * self.n_envs
         indices = np.random.permutation(size)
         for start in range(0, size, batch_size or size):
             yield self._get_samples(indices[start : start + (batch_size or size)])
 
     def _get_samples(self, batch_inds: np.ndarray, env: Any = None) -> Any:
-        return gather(self.tensors(), torch.from_numpy(batch_inds).to(self.device))
+        self._flatten()
+        samples = self._samples(lambda array: torch.from_numpy(array[batch_inds]).to(self.device))
+        return samples._replace(actions=samples.actions.to(torch.float32))
 
 
 class DictFlatRolloutBuffer(FlatRolloutBuffer, DictRolloutBuffer):  # type: ignore[misc]
@@ -158,3 +185,17 @@ def is_stock(buffer: RolloutBuffer, *names: str) -> bool:
 
 def _array(values: torch.Tensor | np.ndarray) -> np.ndarray:
     return values if isinstance(values, np.ndarray) else values.cpu().numpy()
+
+
+def _environment_major(array: np.ndarray, channels_last: bool) -> np.ndarray:
+    """Do what SB3's ``swap_and_flatten`` does, with images ``(n, channels, height, width)`` in memory as channels_last if asked.
+
+    As in SB3, the rollout of one environment is not copied, unless it consists of a few images that are to be turned.
+    """
+    swapped = np.ascontiguousarray(array).swapaxes(0, 1)
+    is_image = channels_last and array.ndim == 5
+    if is_image and (array.shape[1] > 1 or array.nbytes <= _TURNED):
+        turned = swapped.transpose(0, 1, 3, 4, 2)
+        return turned.reshape(-1, *turned.shape[2:]).transpose(0, 3, 1, 2)
+    shape = array.shape[2:] or (1,)
+    return swapped.reshape(-1, *shape)

@@ -5,7 +5,6 @@ one algorithm into another. Either would bring a model back as something that it
 because after loading nothing shows what the file lacked, and because a small archive may unpack to gigabytes.
 """
 
-import copy
 import io
 import json
 import pathlib
@@ -14,7 +13,6 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from stable_baselines3.common.save_util import open_path
 
 #: Limits of what a model may unpack to: bytes, and multiples of its own size. SB3 does not compress its files; these limits
@@ -80,19 +78,3 @@ def read_saved_model(path: str | pathlib.Path | io.BufferedIOBase) -> SavedModel
             file.close()
         else:
             file.seek(start)
-
-
-def unshared(state: Any, copies: dict[tuple, torch.Tensor]) -> Any:
-    """Copy a nested state so that its tensors own their memory, which saved files and safetensors need.
-
-    :param state: state of a policy or an optimizer
-    :param copies: dictionary of the copies made so far, because a policy may name a layer twice, which is stored once
-    """
-    if isinstance(state, torch.Tensor):
-        place = (state.device, state.data_ptr(), state.dtype, state.shape, state.stride())
-        return copies.setdefault(place, state.detach().clone())
-    if isinstance(state, dict):
-        copied = copy.copy(state)  # with its attributes, such as the versions of the modules of a state dict
-        copied.update((key, unshared(value, copies)) for key, value in state.items())
-        return copied
-    return [unshared(value, copies) for value in state] if isinstance(state, list) else state

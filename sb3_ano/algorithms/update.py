@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from stable_baselines3.common.policies import ActorCriticPolicy
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from sb3_ano._compat import compiler_obstacle
 from sb3_ano.algorithms.buffers import RolloutSamples, gather
 from sb3_ano.algorithms.compiled import CompilationError, CompiledStep, compiler_options
-from sb3_ano.algorithms.flat_adam import FlatAdam, FlatVectors
+from sb3_ano.algorithms.flat_adam import FlatVectors, fused_step, gradient_norm, obstacle
 from sb3_ano.algorithms.policy_evaluation import Traits, make_evaluation
 
 
@@ -123,13 +123,16 @@ class Updater:
         self.channels_last = self._evaluation.traits.channels_last
         self._loss_module = _LossModule(policy, self._losses)
         self._obstacle = self._obstacle_to_vectors(self._evaluation.traits)
-        #: Parameters and moments as vectors; None if the gradient and the step have to be SB3's and the optimizer's own.
+        #: Parameters and moments as vectors, for compiled steps.
         self.vectors: FlatVectors | None = None
         self._names: list[str] = []
-        self.clip_range = ClipRange(*(torch.zeros((), device=policy.device) for _ in ClipRange._fields))
-        self.coefficients = Coefficients(*(torch.zeros((), device=policy.device) for _ in Coefficients._fields))
+        self.clip_range = ClipRange(*(self._number() for _ in ClipRange._fields))
+        self.coefficients = Coefficients(*(self._number() for _ in Coefficients._fields))
         self._compiled_steps: dict[tuple[int, bool], CompiledStep] = {}
         self.compiled = settings.compiled and self._can_be_compiled()
+
+    def _number(self) -> torch.Tensor:
+        return torch.zeros((), dtype=torch.float32, device=self._policy.device)
 
     def is_compatible(self, policy: ActorCriticPolicy, settings: UpdateSettings) -> bool:
         """Tell whether the policy, its optimizer and the settings are still those that this updater was made for."""
@@ -142,7 +145,7 @@ class Updater:
         """Say why gradients and steps have to be made as SB3 makes them, or None."""
         if any(parameter.grad is not None for parameter in self._policy.parameters() if not parameter.requires_grad):
             return "a frozen parameter has a gradient, which counts for the norm"
-        return traits.customization or FlatAdam.obstacle(self._optimizer, self._policy)
+        return traits.customization or obstacle(self._optimizer, self._policy)
 
     def _can_be_compiled(self) -> bool:
         tied = "several of its layers share parameters" if _has_tied_parameters(self._policy) else None
@@ -166,8 +169,16 @@ class Updater:
             tensor.fill_(value)
         for name, value in coefficients.items():
             getattr(self.coefficients, name).fill_(value)
-        self.vectors = cast(FlatAdam, self._optimizer).flatten() if self._obstacle is None else None
+        if self.compiled:
+            if self.vectors is None:
+                self.vectors = FlatVectors(self._optimizer)
+            self.vectors.attach()
         self._names = [f"policy.{name}" for name, parameter in self._policy.named_parameters() if parameter.requires_grad]
+
+    def end_update(self) -> None:
+        """Give policy and optimizer the results of compiled steps; to be called however an update ends."""
+        if self.vectors is not None:
+            self.vectors.detach()
 
     def start_epoch(self) -> None:
         """Check again what compiled code depends on."""
@@ -187,6 +198,8 @@ class Updater:
             return self._compiled_steps[variant](rollout, indices)
         except CompilationError as error:
             self.compiled = False
+            self.end_update()
+            self.vectors = None
             _warn_of_eager(str(error))
             return self._train_step(rollout, indices)
 
@@ -237,19 +250,23 @@ class Updater:
 
     def _optimize(self, loss: torch.Tensor) -> torch.Tensor:
         """Clip the gradients and make a step of the optimizer if they are finite; return the norm before clipping."""
-        gradients = [] if self.vectors is None else [parameter.grad for parameter in self.vectors.tensors]
-        if self.vectors is not None and all(gradient is not None for gradient in gradients):
-            gradient = self.vectors.flattened(gradients)  # type: ignore[arg-type]
-            norm = torch.linalg.vector_norm(gradient)
-            self._step_on_vectors(gradient, norm, torch.isfinite(loss + norm))
-            return norm
-        # For the rest of this update: a step on vectors would move parameters without a gradient by their momentum.
-        self.vectors = None
-        norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self.coefficients.max_grad_norm.item())
-        if bool(torch.isfinite(loss + norm)):
-            self._optimizer.step()
+        is_plain = self._obstacle is None and self._policy.device.type == "cpu"
+        if is_plain:
+            gradients = [parameter.grad for parameter in self._policy.parameters() if parameter.grad is not None]
+            norm = gradient_norm(gradients)
+            if bool(norm + 1e-6 > self.coefficients.max_grad_norm):
+                scale = self.coefficients.max_grad_norm / (norm + 1e-6)
+                for gradient in gradients:
+                    gradient.mul_(scale)
         else:
+            norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self.coefficients.max_grad_norm.item())
+
+        if not bool(torch.isfinite(loss + norm)):
             self._optimizer.zero_grad()
+        elif is_plain:
+            fused_step(self._optimizer)
+        else:
+            self._optimizer.step()
         return norm
 
     def _step_on_vectors(self, gradient: torch.Tensor, norm: torch.Tensor, apply: torch.Tensor) -> None:

@@ -57,10 +57,14 @@ def test_policies_of_images_act_as_the_policy_does(actions, precision, tolerance
             np.testing.assert_allclose(ours, theirs.detach().numpy(), atol=tolerance)
     values = actor.terminal_values(list(observations), [0, 1, 2])
     np.testing.assert_allclose(values, expected[1].detach().numpy()[:, 0], atol=tolerance)
-    model.learn(96)
+    buffer = model.rollout_buffer
+    rollouts = []
+    model.learn(96, callback=Callback(after=lambda model: rollouts.append(buffer.observations.copy())))
+    images = buffer.swap_and_flatten(rollouts[-1])
     for turned in (True, False):
-        samples = model.rollout_buffer.tensors(turned)
-        images = np.swapaxes(model.rollout_buffer.observations, 0, 1).reshape(-1, *observations.shape[1:])
+        buffer.observations = rollouts[-1]
+        buffer.generator_ready = False
+        samples = buffer.tensors(turned)
         np.testing.assert_array_equal(samples.observations, images)
         assert samples.observations.is_contiguous(memory_format=torch.channels_last) == turned
 
