@@ -14,7 +14,7 @@ class DirectVecEnv(DummyVecEnv):
 
     Attributes and methods are those of SB3's class. As there, ``buf_obs``, ``buf_rews``, ``buf_dones`` and ``buf_infos`` hold
     the last step and are overwritten by the next one, while what a step returns is new and belongs to the caller: arrays, the
-    list of infos, the dictionaries in it, and ``terminal_observation``. Other values inside the infos belong to the environment.
+    list of infos, the dictionaries in it, and ``terminal_observation``. Other values in infos belong to the environment.
 
     :param env_fns: functions that each make one environment
     :raises ValueError: if two of them return the same environment

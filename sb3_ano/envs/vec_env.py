@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
@@ -267,25 +267,33 @@ def _frames_skipped(atari: AtariProtocol, **env_kwargs: Any) -> gym.Env:
     return MaxAndSkipEnv(env, atari.frame_skip)
 
 
-class _LearnersGame(gym.Wrapper):
-    """Apply the part of the protocol above Monitor: SB3's wrapper, whose episodes a seed can end.
+class _LearnersGame(gym.Wrapper[Any, Any, Any, Any]):
+    """Apply the part of the protocol above Monitor: SB3's wrapper, but a reset continues a game only after a lost life.
 
     :param env: game whose frames are already skipped
     :param atari: protocol of the game
     """
 
-    def __init__(self, env: gym.Env, atari: AtariProtocol) -> None:
+    def __init__(self, env: gym.Env[Any, Any], atari: AtariProtocol) -> None:
         unskipped = {"noop_max": 0, "frame_skip": 1, "screen_size": atari.screen_size}
         super().__init__(
             AtariWrapper(env, terminal_on_life_loss=atari.episodic_life, clip_reward=atari.clip_reward, **unskipped)
         )
+        self._episode_ended = False
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Play one step of the learner's episode."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._episode_ended = terminated or truncated
+        return observation, reward, terminated, truncated, info
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start the learner's next episode; with a seed, a new game.
+        """Start the learner's next episode: after a lost life, the game continues; otherwise, or with a seed, it is a new one.
 
-        SB3's wrapper would continue a game that is not over, so that the seed would have no effect.
+        SB3's wrapper would continue every game that is not over, also in the middle of a life, unlike EnvPool and ale-py.
         """
         lives = env_util.unwrap_wrapper(self, EpisodicLifeEnv)
-        if seed is not None and isinstance(lives, EpisodicLifeEnv):
+        if isinstance(lives, EpisodicLifeEnv) and (seed is not None or not self._episode_ended):
             lives.was_real_done = True
+        self._episode_ended = False
         return self.env.reset(seed=seed, options=options)

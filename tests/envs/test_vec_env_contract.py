@@ -280,3 +280,69 @@ def test_envpools_tasks_are_gymnasiums(make, name, version):
             np.testing.assert_allclose(obs, after[index], atol=1e-4)
             assert reward == pytest.approx(rewards[index], abs=1e-4)
         before = after
+
+
+@every_backend
+def test_a_reset_in_mid_episode_starts_a_new_one(make, case):
+    env = make(2, "Breakout-v5" if case.atari else "HalfCheetah-v5", env_kwargs={"noop_max": 30} if case.atari else {})
+    policy = RandomPolicy(env)
+    started = [env.reset()]
+    finished = 0
+    for steps in (37, 61):
+        for _ in range(steps):
+            finished += sum("episode" in info for info in env.step(policy.actions())[3])
+        started.append(env.reset())
+    assert finished == 0
+
+    # The statistics and the time limit count from the last reset.
+    scores = np.zeros(2)
+    ended = {}
+    for step in range(1, 1001):
+        _, rewards, dones, infos = env.step(policy.actions())
+        scores += rewards
+        for index in np.flatnonzero(dones):
+            if "episode" in infos[index] and index not in ended:
+                ended[index] = (step, infos[index]["episode"])
+                if not case.atari:
+                    assert infos[index]["TimeLimit.truncated"]
+                    assert (step, episode_score(infos[index])) == (1000, pytest.approx(scores[index], abs=1e-2))
+        if len(ended) == 2:
+            break
+    assert len(ended) == 2
+    for step, episode in ended.values():
+        # SB3's Monitor also counts the steps that its wrappers play after resets and lost lives.
+        assert 0 <= episode["l"] - step <= (15 if case.name == "gymnasium" else 0)
+
+
+def episode_score(info: dict) -> float:
+    return info["episode"]["r"]
+
+
+@atari_backends
+@pytest.mark.parametrize("after", ["mid-life", "a lost life", "a reset", "game over"])
+def test_a_reset_of_a_game_starts_a_new_one_with_all_lives(make, after):
+    env = make(1)
+    policy = RandomPolicy(env)
+    env.reset()
+    lost = 0
+    for _ in range(400):
+        _, _, dones, infos = env.step(policy.actions())
+        lost += int(dones[0])
+        over = "episode" in infos[0]
+        if over and after != "game over":
+            lost = 0
+        elif lost >= 2 and (dones[0] if after in ("a lost life", "a reset") else not dones[0]) and after != "game over":
+            break
+        elif over:
+            break
+    if after == "a reset":
+        env.reset()
+    env.reset()
+
+    lives = 0
+    for _ in range(400):
+        _, _, dones, infos = env.step(policy.actions())
+        lives += int(dones[0])
+        if "episode" in infos[0]:
+            break
+    assert lives == 5  # Breakout's
