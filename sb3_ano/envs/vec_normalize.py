@@ -2,7 +2,7 @@
 
 import os
 from copy import deepcopy
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 from stable_baselines3.common import vec_env
@@ -108,10 +108,10 @@ class VecNormalize(vec_env.VecNormalize):
         :param load_path: file to read
         :param venv: environments to wrap
         """
-        normalized: Any = vec_env.VecNormalize.load(os.fspath(load_path), venv)
+        normalized = vec_env.VecNormalize.load(os.fspath(load_path), venv)
         if type(normalized) is vec_env.VecNormalize:
             normalized.__class__ = VecNormalize
-        return normalized
+        return cast(VecNormalize, normalized)
 
 
 def update(statistics: RunningMeanStd, batch: np.ndarray) -> None:
