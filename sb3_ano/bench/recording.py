@@ -13,7 +13,6 @@ import pandas as pd
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import ResultsWriter
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, unwrap_vec_normalize
@@ -23,6 +22,7 @@ from sb3_ano.algorithms.contrib import with_masks
 from sb3_ano.algorithms.policy_evaluation import make_evaluation
 from sb3_ano.bench.plan import Run
 from sb3_ano.checkpoints.native import random_state, set_random_state
+from sb3_ano.envs.evaluation import evaluate_policy
 
 _SAMPLES_AT_ONCE = 4096
 

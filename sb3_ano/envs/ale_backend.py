@@ -7,7 +7,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from sb3_ano.envs.atari import AtariProtocol
-from sb3_ano.envs.batched import BatchedVecEnv, Transition
+from sb3_ano.envs.batched import BatchedVecEnv, Space, Transition
 from sb3_ano.envs.make import require_known_settings
 from sb3_ano.extras import hint, needs_extra
 
@@ -36,7 +36,7 @@ class AleVecEnv(BatchedVecEnv):
 
     backend = "ale"
 
-    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> tuple[spaces.Box, spaces.Space]:
+    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> tuple[spaces.Box, Space]:
         if atari is None or not has_game(atari.game):
             suggestion = hint(self.env_id, [f"{game}-v5" for game in _ROMS])
             raise ValueError(f"env_id={self.env_id!r} is unknown to backend 'ale'{suggestion}")
@@ -59,6 +59,7 @@ class AleVecEnv(BatchedVecEnv):
         return atari.observation_space, spaces.Discrete(int(self._games.single_action_space.n))
 
     def _begin(self, seeds: list[int] | None) -> np.ndarray:
+        observations: np.ndarray
         observations, info = self._games.reset(seed=None if seeds is None else np.array([seed % 2**31 for seed in seeds]))
         self._lives = info["lives"]
         return observations

@@ -19,6 +19,9 @@ from sb3_ano._compat import end_idle_threads
 from sb3_ano._io import cores
 from sb3_ano.envs.atari import AtariProtocol
 
+#: gymnasium's space of any values.
+Space = spaces.Space[Any]
+
 # Attributes of environments that are the same for the whole batch.
 _SHARED = ("action_space", "metadata", "observation_space", "render_mode", "spec")
 # Threads of PyTorch that are worth ending for a step. Each takes some 40 microseconds to start again.
@@ -99,7 +102,7 @@ class BatchedVecEnv(VecEnv):
             self.seed(seed)
 
     @abstractmethod
-    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> tuple[spaces.Box, spaces.Space]:
+    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> tuple[spaces.Box, Space]:
         """Check the task and its settings, and prepare the batch.
 
         :return: observation space and action space of one environment
@@ -217,7 +220,7 @@ class BatchedVecEnv(VecEnv):
         if self._closed:
             raise RuntimeError(f"{self.env_id}: the environment is closed")
 
-    def set_options(self, options: list[dict] | dict | None = None) -> None:
+    def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
         """Reject reset options, which a batch does not have.
 
         :raises NoSingleEnvError: if there are options

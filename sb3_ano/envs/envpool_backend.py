@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from sb3_ano._io import cores
 from sb3_ano.envs.atari import AtariProtocol, require_integer
-from sb3_ano.envs.batched import BatchedVecEnv, Transition
+from sb3_ano.envs.batched import BatchedVecEnv, Space, Transition
 from sb3_ano.envs.make import require_known_settings
 from sb3_ano.extras import hint, needs_extra
 
@@ -20,6 +20,7 @@ with needs_extra("envpool"):
 
 _ATARI = "envpool.atari"
 # Tasks that "auto" takes instead of gymnasium's of the same name: the same spaces, limits and rewards, and faster.
+# Their environments start by the seed plus i, which :func:`ignores_seeds` thus need not try out.
 # EnvPool's Box2D tasks have other bounds than gymnasium's, and classic control costs less in Python than waking threads.
 _REPLACES_GYMNASIUM = {_ATARI, "envpool.mujoco.gym"}
 # Settings that are arguments of make_vec_env, or fixed here.
@@ -28,6 +29,8 @@ _OF_THE_POOL |= {"num_threads", "seed", "thread_affinity_offset"}
 # Settings that EnvPool does not check; gymnasium takes -1 for no limit.
 _COUNTS = ("frame_skip", "max_episode_steps")
 _NOT_PINNED = -1
+# Steps after which environments of different seeds must have differed. Some start with the same image and differ later.
+_TRIED_STEPS = 20
 
 
 def has(env_id: str) -> bool:
@@ -54,6 +57,62 @@ def takes(task: str, env_kwargs: dict[str, Any]) -> bool:
     return True
 
 
+def ignores_seeds(task: str, settings: dict[str, Any]) -> bool:
+    """Tell whether all environments of a task start and continue equally, whatever their seeds.
+
+    Nothing in EnvPool says so, so that two environments are tried out, once per task and settings.
+
+    :param task: name of the task in EnvPool
+    :param settings: settings of the task
+    """
+    if replaces_gymnasium(task):
+        return False
+
+    key = (task, repr(sorted(settings.items())))
+    if key not in _tried:
+        _tried[key] = _plays_equally(task, settings)
+    return _tried[key]
+
+
+_tried: dict[tuple[str, str], bool] = {}
+
+
+def _plays_equally(task: str, settings: dict[str, Any]) -> bool:
+    """Play two environments of different seeds with the same actions, and tell whether they return the same."""
+    action_space = _spaces(task, settings)[1]
+    action_space.seed(0)
+    pool = _make_pool(task, num_envs=2, num_threads=1, seed=[0, 1], **settings)
+    try:
+        observations = pool.reset()[0]
+        for _ in range(_TRIED_STEPS):
+            if not _are_equal(observations):
+                return False
+            action = np.asarray(action_space.sample())
+            actions = np.stack([action, action]).astype(_action_dtype(action_space))
+            observations = pool.step(actions)[0]
+        return _are_equal(observations)
+    finally:
+        pool.close()
+
+
+def _make_pool(task: str, **settings: Any) -> Any:
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # gymnasium's, about rounding the bounds
+        pool: Any = envpool.make_gymnasium(task, **settings)
+        # They are made when they are first read, which may be in a step.
+        pool.observation_space  # noqa: B018
+        pool.action_space  # noqa: B018
+    return pool
+
+
+def _are_equal(observations: np.ndarray) -> bool:
+    return bool((observations == observations[0]).all())
+
+
+def _action_dtype(action_space: Space) -> type[np.number[Any]]:
+    """Return the type of actions that EnvPool takes."""
+    return np.int32 if isinstance(action_space, spaces.Discrete) else np.float64
+
+
 class EnvPoolVecEnv(BatchedVecEnv):
     """A VecEnv over EnvPool in synchronous mode. ``render_mode`` in ``env_kwargs`` may be ``"rgb_array"``.
 
@@ -67,7 +126,7 @@ class EnvPoolVecEnv(BatchedVecEnv):
 
     backend = "envpool"
 
-    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> tuple[spaces.Box, spaces.Space]:
+    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> tuple[spaces.Box, Space]:
         self._task = self.env_id if atari is None else f"{atari.game}-v5"
         if not has(self._task):
             raise ValueError(f"env_id={self.env_id!r} is unknown to backend 'envpool'{hint(self._task, registry.specs)}")
@@ -93,7 +152,7 @@ class EnvPoolVecEnv(BatchedVecEnv):
             # cheetahs takes 350 us on two processors instead of 260. Fewer threads than processors are not pinned, because
             # all processes would crowd the first processors.
             pinned = self.num_threads == cores() == os.cpu_count()
-            self._pool = envpool.make_gymnasium(
+            self._pool = _make_pool(
                 self._task,
                 num_envs=self.num_envs,
                 num_threads=self.num_threads,
@@ -102,11 +161,18 @@ class EnvPoolVecEnv(BatchedVecEnv):
                 **({"render_mode": self.render_mode} if self.render_mode else {}),
                 **self._settings,
             )
-        return self._pool.reset()[0]
+        observations: np.ndarray = self._pool.reset()[0]
+        if seeds is not None and _are_equal(observations) and ignores_seeds(self._task, self._settings):
+            warnings.warn(
+                f"EnvPool's {self._task} ignores seeds: all environments start in the same state and continue in the same "
+                "way; different episodes need a policy that samples its actions",
+                stacklevel=3,
+            )
+        return observations
 
     def _advance(self, actions: np.ndarray) -> Transition:
-        dtype = np.int32 if isinstance(self.action_space, spaces.Discrete) else np.float64
-        observations, rewards, terminated, truncated, info = self._pool.step(actions.astype(dtype))
+        actions = actions.astype(_action_dtype(self.action_space))
+        observations, rewards, terminated, truncated, info = self._pool.step(actions)
         if not self._atari:
             return Transition(observations, rewards, rewards, terminated, truncated, terminated | truncated)
         over = (info["terminated"] != 0) | truncated
@@ -140,7 +206,7 @@ class EnvPoolVecEnv(BatchedVecEnv):
         return list(self._pool.render(np.arange(self.num_envs)))
 
 
-def _spaces(task: str, settings: dict[str, Any]) -> tuple[spaces.Box, spaces.Space]:
+def _spaces(task: str, settings: dict[str, Any]) -> tuple[spaces.Box, Space]:
     """Return observation and action space of one environment, with gymnasium's types, so that models fit either library.
 
     :raises TypeError: if the task does not know a setting, or a value's type

@@ -12,7 +12,7 @@ import gymnasium as gym
 from gymnasium import error
 from stable_baselines3.common.base_class import maybe_make_env
 
-from sb3_ano.extras import hint, missing_extra, needs_extra
+from sb3_ano.extras import MissingExtraError, hint, missing_extra, needs_extra
 
 # gymnasium names the missing package, but not the extra of this package that installs it.
 _EXTRA_OF_PACKAGE = {"mujoco": "mujoco", "ale_py": "atari", "ale-py": "atari", "box2d": "zoo", "pygame": "zoo"}
@@ -23,7 +23,7 @@ def make_env(env_id: str, verbose: int = 0) -> gym.Env:
 
     :param env_id: registered id; Atari ids are registered on demand
     :param verbose: 1: print that the environment is created from its name
-    :raises ValueError: if the id is malformed or not registered
+    :raises ValueError: if the id is malformed or not registered, or gymnasium no longer has the environment
     :raises MissingExtraError: if the environment needs a package that is not installed
     """
     prepare_env(env_id)
@@ -34,6 +34,11 @@ def make_env(env_id: str, verbose: int = 0) -> gym.Env:
         raise
     except error.Error as unknown:
         raise ValueError(f"env={env_id!r} is not a registered environment: {unknown}") from unknown
+    except ImportError as moved:
+        # gymnasium's own, of environments that it no longer has, but not those of the user's imports.
+        if isinstance(moved, ModuleNotFoundError | MissingExtraError):
+            raise
+        raise ValueError(f"env={env_id!r} cannot be made: {moved}") from moved
 
 
 @contextlib.contextmanager

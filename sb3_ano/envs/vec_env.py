@@ -7,9 +7,10 @@ import importlib.util
 import inspect
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
@@ -20,9 +21,10 @@ from stable_baselines3.common.atari_wrappers import AtariWrapper, EpisodicLifeEn
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecTransposeImage
 
 from sb3_ano.envs.atari import AtariProtocol, atari_protocol, require_integer
+from sb3_ano.envs.batched import BatchedVecEnv
 from sb3_ano.envs.direct import DirectVecEnv
 from sb3_ano.envs.make import explained_missing_packages, prepare_env, require_known_settings
-from sb3_ano.extras import hint
+from sb3_ano.extras import MissingExtraError, hint
 
 BACKENDS = ("auto", "gymnasium", "envpool", "ale")
 # Packages of the backends that step a batch, and their classes.
@@ -96,7 +98,8 @@ def make_vec_env(
     if backend == "gymnasium":
         env = _gymnasium(env_id, n_envs, atari, **arguments, **only_gymnasium)
     else:
-        env = getattr(_module(backend), _BATCHES[backend][1])(env_id, n_envs, atari, num_threads, **arguments)
+        vec_env_class: type[BatchedVecEnv] = getattr(_module(backend), _BATCHES[backend][1])
+        env = vec_env_class(str(env_id), n_envs, atari, num_threads, **arguments)
     if isinstance(env_id, str):  # for code that makes the same environments again
         env.unwrapped.made_from = (env_id, dict(env_kwargs or {}))  # type: ignore[attr-defined]
     return env
@@ -182,9 +185,31 @@ def _fastest(env_id: str, n_envs: int, atari: AtariProtocol | None, env_kwargs: 
         return "gymnasium" if rest else "ale"
     if pool is None or not pool.has(env_id) or not pool.takes(env_id, env_kwargs):
         return "gymnasium"
+
+    if env_id not in gym.registry:
+        if pool.ignores_seeds(env_id, env_kwargs):
+            raise ValueError(
+                f"env_id={env_id!r} is only known to EnvPool, where all environments start in the same state, whatever the "
+                "seed; backend='envpool' takes it"
+            )
+        return "envpool"
+
+    if not pool.replaces_gymnasium(env_id):
+        return "gymnasium"
     # To wake a thread and wait for it takes three times as long as a step of HalfCheetah.
-    replaces = pool.replaces_gymnasium(env_id) and (n_envs > 1 or not _installed("mujoco"))
-    return "envpool" if replaces or env_id not in gym.registry else "gymnasium"
+    return "gymnasium" if n_envs == 1 and _installed("mujoco") and _gymnasium_makes(env_id) else "envpool"
+
+
+@functools.cache
+def _gymnasium_makes(env_id: str) -> bool:
+    """Tell whether gymnasium still makes a registered environment; MuJoCo's oldest ones raise an error."""
+    prepare_env(env_id)
+    try:
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # shown when it is made to be used
+            gym.make(env_id).close()
+    except (ImportError, error.DependencyNotInstalled):
+        return False
+    return True
 
 
 def _gymnasium(env_id: _EnvId, n_envs: int, atari: AtariProtocol | None, **arguments: Any) -> VecEnv:
@@ -207,11 +232,12 @@ def _gymnasium(env_id: _EnvId, n_envs: int, atari: AtariProtocol | None, **argum
             gym.spec(make)  # raises here instead of in the processes of SubprocVecEnv
             # SB3 makes ids with a render mode, in which each step of LunarLander also simulates the engines' particles.
             make = functools.partial(gym.make, make)
-        env: Any = env_util.make_vec_env(make, n_envs, **arguments)
+        env: VecEnv = env_util.make_vec_env(make, n_envs, **arguments)
     if atari is not None:
         env = VecTransposeImage(env)
-        env = VecFrameStack(env, atari.frame_stack) if atari.frame_stack > 1 else env
-    env.backend = "gymnasium"
+        if atari.frame_stack > 1:
+            env = VecFrameStack(env, atari.frame_stack)
+    env.backend = "gymnasium"  # type: ignore[attr-defined]
     return env
 
 
@@ -240,9 +266,17 @@ def _explained_mistakes(env_id: _EnvId, atari: AtariProtocol | None, env_kwargs:
         advice = hint(str(env_id), gym.registry)
         if atari_protocol(str(env_id)) is not None and not (_installed("ale_py") or _installed("envpool")):
             advice += "; if it is an Atari game, it needs ale-py: pip install 'sb3-ano[atari]'"
+        advice = _envpool_has(env_id) or advice
         raise ValueError(f"env_id={env_id!r} is unknown to backend 'gymnasium'{advice}") from unknown
     except error.Error as unusable:
-        raise ValueError(f"env_id={env_id!r} cannot be made by backend 'gymnasium': {unusable}") from unusable
+        reason = f"{str(unusable).rstrip('.')}{_envpool_has(env_id)}"
+        raise ValueError(f"env_id={env_id!r} cannot be made by backend 'gymnasium': {reason}") from unusable
+    except ImportError as moved:
+        # gymnasium's own, of environments that it no longer has, but not those of the user's imports.
+        if isinstance(moved, ModuleNotFoundError | MissingExtraError) or not isinstance(env_id, str):
+            raise
+        reason = f"{str(moved).rstrip('.')}{_envpool_has(env_id)}"
+        raise ValueError(f"env_id={env_id!r} cannot be made by backend 'gymnasium': {reason}") from moved
     except TypeError as mistake:
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(mistake))
         if unexpected is not None and unexpected[1] in env_kwargs:
@@ -250,6 +284,13 @@ def _explained_mistakes(env_id: _EnvId, atari: AtariProtocol | None, env_kwargs:
             known = inspect.signature(load_env_creator(creator) if isinstance(creator, str) else creator).parameters
             require_known_settings([unexpected[1]], set(known) - {unexpected[1]}, f"gymnasium's {env_id}")
         raise
+
+
+def _envpool_has(env_id: _EnvId) -> str:
+    """Return advice for an environment that gymnasium lacks, or an empty string."""
+    if isinstance(env_id, str) and _installed("envpool") and _module("envpool").has(env_id):
+        return "; backend 'envpool' has it, but does not take all arguments"
+    return ""
 
 
 def _frames_skipped(atari: AtariProtocol, **env_kwargs: Any) -> gym.Env:
@@ -268,7 +309,7 @@ def _frames_skipped(atari: AtariProtocol, **env_kwargs: Any) -> gym.Env:
 
 
 class _LearnersGame(gym.Wrapper):
-    """Apply the part of the protocol above Monitor: SB3's wrapper, whose episodes a seed can end.
+    """Apply the part of the protocol above Monitor: SB3's wrapper, but a reset continues a game only after a lost life.
 
     :param env: game whose frames are already skipped
     :param atari: protocol of the game
@@ -279,13 +320,21 @@ class _LearnersGame(gym.Wrapper):
         super().__init__(
             AtariWrapper(env, terminal_on_life_loss=atari.episodic_life, clip_reward=atari.clip_reward, **unskipped)
         )
+        self._episode_ended = False
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Play one step of the learner's episode."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._episode_ended = terminated or truncated
+        return observation, reward, terminated, truncated, info
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start the learner's next episode; with a seed, a new game.
+        """Start the learner's next episode: after a lost life, the game continues; otherwise, or with a seed, it is a new one.
 
-        SB3's wrapper would continue a game that is not over, so that the seed would have no effect.
+        SB3's wrapper would continue every game that is not over, also in the middle of a life, unlike EnvPool and ale-py.
         """
         lives = env_util.unwrap_wrapper(self, EpisodicLifeEnv)
-        if seed is not None and isinstance(lives, EpisodicLifeEnv):
+        if isinstance(lives, EpisodicLifeEnv) and (seed is not None or not self._episode_ended):
             lives.was_real_done = True
+        self._episode_ended = False
         return self.env.reset(seed=seed, options=options)

@@ -1,7 +1,8 @@
 """SB3's VecNormalize with the same numbers in less time."""
 
 import os
-from typing import Any
+from copy import deepcopy
+from typing import Any, Self, cast
 
 import numpy as np
 from stable_baselines3.common import vec_env
@@ -88,6 +89,18 @@ class VecNormalize(vec_env.VecNormalize):
         vars(plain).update(vars(self))
         return plain.__reduce_ex__(1)  # the form of later protocols is for an object's own class alone
 
+    def __copy__(self) -> Self:
+        copied = type(self).__new__(type(self))
+        copied.__setstate__(self.__getstate__())
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # Copies keep this class, unlike files.
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__setstate__(deepcopy(self.__getstate__(), memo))
+        return copied
+
     @staticmethod
     def load(load_path: str | os.PathLike[str], venv: VecEnv) -> "VecNormalize":
         """Load statistics and settings of this class, SB3's or a subclass. Unpickling can run code: trust the file.
@@ -95,10 +108,10 @@ class VecNormalize(vec_env.VecNormalize):
         :param load_path: file to read
         :param venv: environments to wrap
         """
-        normalized: Any = vec_env.VecNormalize.load(os.fspath(load_path), venv)
+        normalized = vec_env.VecNormalize.load(os.fspath(load_path), venv)
         if type(normalized) is vec_env.VecNormalize:
             normalized.__class__ = VecNormalize
-        return normalized
+        return cast(VecNormalize, normalized)
 
 
 def update(statistics: RunningMeanStd, batch: np.ndarray) -> None:
@@ -107,7 +120,7 @@ def update(statistics: RunningMeanStd, batch: np.ndarray) -> None:
     :param statistics: mean and variance to update
     :param batch: values, shape ``(batch, *shape of the statistics)``
     """
-    if batch.dtype not in _FLOATS:
+    if type(statistics) is not RunningMeanStd or batch.dtype not in _FLOATS:
         statistics.update(batch)
         return
     size = len(batch)

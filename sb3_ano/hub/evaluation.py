@@ -12,7 +12,6 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize, unwrap_vec_normalize
 
 from sb3_ano._io import now
@@ -21,6 +20,7 @@ from sb3_ano.algorithms.contrib import with_masks
 from sb3_ano.checkpoints.native import random_state, set_random_state
 from sb3_ano.envs import make_vec_env
 from sb3_ano.envs.batched import BatchedVecEnv
+from sb3_ano.envs.evaluation import evaluate_policy
 from sb3_ano.hub.documents import one_line, shown
 from sb3_ano.hub.safe_format import load_normalization, load_safe
 
@@ -192,7 +192,7 @@ def loaded_agent(
 def evaluate(
     model: ShapedPolicyAlgorithm, n_episodes: int = 10, *, deterministic: bool = True, seed: int = 0
 ) -> dict[str, Any]:
-    """Run whole episodes in the agent's environments with SB3's ``evaluate_policy``.
+    """Run whole episodes in the agent's environments; see :func:`~sb3_ano.envs.evaluation.evaluate_policy`.
 
     :param model: agent from :func:`loaded_agent`
     :param n_episodes: number of episodes

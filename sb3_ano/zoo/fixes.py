@@ -26,6 +26,7 @@ from stable_baselines3.common import callbacks
 
 from sb3_ano.algorithms import MaskableANO
 from sb3_ano.algorithms.contrib import with_masks
+from sb3_ano.envs.evaluation import evaluate_policy
 from sb3_ano.zoo.settings import check_settings, is_trusted
 
 
@@ -127,7 +128,7 @@ def missing_optional_file(stack: ExitStack) -> None:
 
 def agents_without_masks(stack: ExitStack) -> None:
     """Ask environments for the masks of agents that take masks, in evaluations and where an agent is shown."""
-    create, evaluate = rl_zoo3.utils.create_test_env, callbacks.evaluate_policy
+    create = rl_zoo3.utils.create_test_env
     predict: Any = MaskableANO.predict
     shown: list[Any] = []
 
@@ -142,7 +143,11 @@ def agents_without_masks(stack: ExitStack) -> None:
 
     replace_everywhere(stack, rl_zoo3.utils, "create_test_env", create_test_env)
     replace(stack, MaskableANO, "predict", predict_with_masks)
-    replace(stack, callbacks, "evaluate_policy", lambda model, env, *a, **k: evaluate(with_masks(model, env), env, *a, **k))
+
+    def evaluate(model: Any, env: Any, *args: Any, **kwargs: Any) -> Any:
+        return evaluate_policy(with_masks(model, env), env, *args, **kwargs)
+
+    replace(stack, callbacks, "evaluate_policy", evaluate)
 
 
 def child_processes(stack: ExitStack) -> None:

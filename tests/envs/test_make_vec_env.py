@@ -64,6 +64,68 @@ def test_auto_selects_what_is_installed(without):
     assert kind("Pong-v5") == "AleVecEnv"
 
 
+@pytest.mark.parametrize("env_id", ["HalfCheetah-v3", "HumanoidStandup-v2", "Pusher-v4", "Reacher-v5", "Pendulum-v0"])
+def test_the_number_of_environments_does_not_decide_whether_there_are_any(env_id):
+    kinds = []
+    for n_envs in (1, 2):
+        env = make_vec_env(env_id, n_envs, seed=0)
+        observations = env.reset()
+        assert observations.shape == (n_envs, *env.observation_space.shape)
+        kinds.append(env.backend)
+        env.close()
+    in_gymnasium = gym.registry.get(env_id) is not None and vec_env._gymnasium_makes(env_id)
+    assert kinds == ["gymnasium" if in_gymnasium else "envpool", "envpool"]
+
+
+def test_environments_that_gymnasium_no_longer_has_are_one_line_that_names_envpool():
+    message = "env_id='HalfCheetah-v3' cannot be made by backend 'gymnasium': .*; backend 'envpool' has it"
+    for arguments in ({"backend": "gymnasium"}, {"wrapper_class": gym.wrappers.ClipAction}):
+        with pytest.raises(ValueError, match=message) as raised:
+            make_vec_env("HalfCheetah-v3", **arguments)
+        assert "\n" not in str(raised.value)
+    with pytest.raises(
+        ValueError, match="env_id='Pendulum-v0' cannot be made by backend 'gymnasium'.*; backend 'envpool' has it"
+    ):
+        make_vec_env("Pendulum-v0", monitor_kwargs={"allow_early_resets": False})
+    for make in (lambda: make_env("HalfCheetah-v3"), lambda: ANO("MlpPolicy", "HalfCheetah-v3")):
+        with pytest.raises(ValueError, match="env='HalfCheetah-v3' cannot be made: The mujoco v2 and v3"):
+            make()
+
+
+SEEDLESS = "racetrack-v0"
+
+
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_auto_takes_no_environments_that_ignore_seeds_and_envpool_takes_them_with_a_warning(n_envs):
+    with pytest.raises(
+        ValueError, match=f"env_id='{SEEDLESS}' is only known to EnvPool, .* whatever the seed; backend='envpool'"
+    ):
+        make_vec_env(SEEDLESS, n_envs, seed=0)
+    env = make_vec_env(SEEDLESS, n_envs, seed=0, backend="envpool")
+    with pytest.warns(UserWarning, match=f"EnvPool's {SEEDLESS} ignores seeds: all environments start in the same state"):
+        observations = env.reset()
+    for row in observations:
+        np.testing.assert_array_equal(row, observations[0])
+    env.reset()  # warns at the first reset after seed() alone
+    env.close()
+
+
+def test_environments_that_start_equal_by_a_setting_give_no_warning():
+    env = make_vec_env("Hopper-v5", 2, seed=0, env_kwargs={"reset_noise_scale": 0.0})
+    np.testing.assert_array_equal(*env.reset())
+    env.close()
+
+
+@pytest.mark.slow
+def test_environments_that_auto_takes_from_envpool_start_by_their_seeds():
+    from sb3_ano.envs import envpool_backend
+
+    replaced = [env_id for env_id in envpool_backend.registry.specs if envpool_backend.replaces_gymnasium(env_id)]
+    assert len(replaced) > 100
+    equal = [env_id for env_id in replaced if envpool_backend._plays_equally(env_id, {})]
+    assert equal == []
+
+
 def test_an_atari_id_names_the_game_and_whether_actions_are_sticky():
     sticky = {"SpaceInvaders-v5": 0.0, "SpaceInvadersNoFrameskip-v4": 0.0, "SpaceInvadersNoFrameskip-v0": 0.25}
     for env_id, probability in {**sticky, "ALE/SpaceInvaders-v5": 0.25}.items():

@@ -280,3 +280,58 @@ def test_envpools_tasks_are_gymnasiums(make, name, version):
             np.testing.assert_allclose(obs, after[index], atol=1e-4)
             assert reward == pytest.approx(rewards[index], abs=1e-4)
         before = after
+
+
+@every_backend
+def test_a_reset_in_mid_episode_starts_a_new_one(make, case):
+    env = make(2, "Breakout-v5" if case.atari else "HalfCheetah-v5", env_kwargs={"noop_max": 30} if case.atari else {})
+    policy = RandomPolicy(env)
+    started = [env.reset()]
+    finished = 0
+    for steps in (37, 61):
+        for _ in range(steps):
+            finished += sum("episode" in info for info in env.step(policy.actions())[3])
+        started.append(env.reset())
+    assert finished == 0
+
+    # The statistics and the time limit count from the last reset.
+    scores = np.zeros(2)
+    ended = {}
+    for step in range(1, 1001):
+        _, rewards, dones, infos = env.step(policy.actions())
+        scores += rewards
+        for index in np.flatnonzero(dones):
+            if "episode" in infos[index] and index not in ended:
+                ended[index] = (step, infos[index]["episode"])
+                if not case.atari:
+                    assert infos[index]["TimeLimit.truncated"]
+                    assert (step, infos[index]["episode"]["r"]) == (1000, pytest.approx(scores[index], abs=1e-2))
+        if len(ended) == 2:
+            break
+    assert len(ended) == 2
+    for step, episode in ended.values():
+        # SB3's Monitor also counts the steps that its wrappers play after resets and lost lives.
+        assert 0 <= episode["l"] - step <= (15 if case.name == "gymnasium" else 0)
+
+
+@atari_backends
+@pytest.mark.parametrize("after", ["mid-life", "a lost life", "a reset"])
+def test_a_reset_of_a_game_starts_a_new_one_with_all_lives(make, after):
+    env = make(1)
+    policy = RandomPolicy(env)
+    env.reset()
+    lost = 0
+    while lost < 2:
+        lost += int(env.step(policy.actions())[2][0])
+    if after == "mid-life":
+        assert not env.step(policy.actions())[2][0]
+    if after == "a reset":
+        env.reset()
+    env.reset()
+
+    lives = 0
+    infos: list = [{}]
+    while "episode" not in infos[0]:
+        _, _, dones, infos = env.step(policy.actions())
+        lives += int(dones[0])
+    assert lives == 5  # Breakout's

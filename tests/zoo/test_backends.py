@@ -1,8 +1,11 @@
 """The key ``backend`` in the zoo's hyperparameters."""
 
+import textwrap
 from argparse import Namespace
+from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import rl_zoo3.train
 import rl_zoo3.utils
@@ -98,3 +101,24 @@ def test_an_agent_is_shown_with_gymnasium_in_the_same_spaces(env_id):
         made[type(env.unwrapped).__name__] = env.num_envs, env.observation_space, env.action_space
     assert list(made) == ["EnvPoolVecEnv", "DirectVecEnv"]
     assert made["EnvPoolVecEnv"] == made["DirectVecEnv"]
+
+
+@pytest.mark.parametrize("algo", ["ano", "ppo"])
+@pytest.mark.parametrize("backend", ["backend: auto", ""], ids=["backend", "the zoo's own"])
+def test_evaluations_end_if_a_wrapper_outside_of_monitor_ends_the_episodes(zoo, tmp_path, algo, backend):
+    settings = f"""
+    Pendulum-v1:
+      {backend}
+      env_wrapper: [gymnasium.wrappers.TimeLimit: {{max_episode_steps: 7}}]
+      n_timesteps: 64
+      n_steps: 32
+      batch_size: 32
+      policy: MlpPolicy
+    """
+    Path("short.yml").write_text(textwrap.dedent(settings))
+    command = f"train --algo {algo} --env Pendulum-v1 --conf-file short.yml --eval-freq 32 --eval-episodes 3 --n-eval-envs 2"
+    with pytest.warns(UserWarning, match="a wrapper outside of Monitor ends episodes"):
+        zoo(f"{command} -f logs --seed 0")
+    evaluations = np.load(tmp_path / "logs" / algo / "Pendulum-v1_1" / "evaluations.npz")
+    np.testing.assert_array_equal(evaluations["ep_lengths"], np.full((2, 3), 7))
+    assert (evaluations["results"] < 0).all()
