@@ -6,6 +6,7 @@ import errno
 import functools
 import hashlib
 import inspect
+import io
 import json
 import os
 import platform
@@ -526,6 +527,13 @@ def remove_leftovers(directory: Path) -> bool:
     return is_moving
 
 
+def write_figure(path: Path, figure: Any, **options: Any) -> None:
+    """Write a figure of matplotlib with :func:`write_file`, in the format of the file's name."""
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:].lower(), **options)
+    write_file(path, content.getvalue())
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object with :func:`write_file`."""
     write_file(path, json.dumps(content, indent=1) + "\n")
@@ -601,7 +609,7 @@ class DirectoryLock(_Lock, contextlib.AbstractContextManager[Any]):
         while not self.take():
             if time.monotonic() > deadline:
                 self.release()
-                raise BlockingIOError(f"{path} is in use: another process or thread writes to it now")
+                raise BlockingIOError(f"{path} is in use: another process writes to it now")
             time.sleep(0.1)
 
     def __exit__(self, *exception: object) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from sb3_ano import _io
 
-# Of files that an interrupt finds open.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+# Of files and lists of directories that an interrupt finds open.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 
 KINDS = ("file", "directory", "directory without exchange", "files")
 
