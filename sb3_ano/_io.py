@@ -530,7 +530,7 @@ def remove_leftovers(directory: Path) -> bool:
 def write_figure(path: Path, figure: Any, **options: Any) -> None:
     """Write a figure of matplotlib with :func:`write_file`, in the format of the file's name."""
     content = io.BytesIO()
-    figure.savefig(content, format=path.suffix[1:].lower(), **options)
+    figure.savefig(content, format=path.suffix[1:].lower() or None, **options)
     write_file(path, content.getvalue())
 
 
