@@ -23,7 +23,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from sb3_ano import ANO
-from sb3_ano._io import machine, versions, write_file
+from sb3_ano._io import machine, versions, write_figure, write_file
 from sb3_ano.rllib import ANOConfig
 
 ROLLOUT, SLEEP = 2048, 0.005
@@ -97,7 +97,7 @@ def draw(table: pd.DataFrame, path: Path) -> None:
         axes.set(xscale="log", yscale="log", xlabel="Environment runners (processes)", ylabel="Steps per second", title=env)
         axes.grid(alpha=0.25)
     figure.axes[0].legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=130)
+    write_figure(path, figure, dpi=130)
 
 
 def main() -> None:

@@ -11,6 +11,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
+from sb3_ano._io import write_figure
+
 # Okabe and Ito's palette (2008), which color-blind readers can tell apart. The markers differ, too.
 _OURS = ("#D55E00", "o")
 STYLES = {"sb3": ("#000000", "s"), "sbx": ("#0072B2", "^"), "other": ("#009E73", "D")}
@@ -111,7 +113,7 @@ def main() -> None:
         if name == "scaling" and not rows["case"].str.startswith("scale-").any():
             print(f"{options.results / file} has no scaling cases: no {name}.png")
             continue
-        draw(rows).savefig(options.out / f"{name}.png", dpi=110)
+        write_figure(options.out / f"{name}.png", draw(rows), dpi=110)
         print(options.out / f"{name}.png")
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from sb3_ano._io import cores
+from sb3_ano._io import cores, write_file
 from sb3_ano.bench.plan import make_plan
 from sb3_ano.bench.pool import Pool
 from sb3_ano.bench.results import Results, ResultsWriter
@@ -98,7 +98,7 @@ def main() -> int:
     for name, error in failures.items():
         print(f"failed: {name}: {error}", file=sys.stderr)
     table = compare(returns(options.out, {run.name for run in runs}), options.algos[0])
-    table.to_csv(options.out / "parity.csv", index=False)
+    write_file(options.out / "parity.csv", table.to_csv(index=False))
     print(table.round(1).to_string(index=False))
     return 1 if failures else 0
 

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from sb3_ano._io import write_figure, write_file
 from sb3_ano.bench.report.figures import looks
 from sb3_ano.bench.scores import ReferenceScores
 from sb3_ano.bench.statistics import Estimate, estimate, interaction, interquartile_mean, mean
@@ -244,10 +245,10 @@ def main() -> None:
     parts |= {"Difference on each task": of_tasks, "Learning rate": interactions, "Noise": noise}
     written = {title: pd.DataFrame(part(rows)) for title, part in parts.items()}
     tables = "\n\n".join(f"## {title}\n\n{table(frame)}" for title, frame in written.items() if len(frame))
-    (options.results / "tables.md").write_text(f"# Step sizes: tables\n\nWritten by `benchmarks/step_sizes.py`.\n\n{tables}\n")
+    text = f"# Step sizes: tables\n\nWritten by `benchmarks/step_sizes.py`.\n\n{tables}\n"
+    write_file(options.results / "tables.md", text)
     drawn = options.out / f"{options.results.resolve().name}.png"
-    options.out.mkdir(parents=True, exist_ok=True)
-    figure(rows).savefig(drawn, dpi=110)
+    write_figure(drawn, figure(rows), dpi=110)
     print(options.results / "tables.md", drawn, sep="\n")
 
 

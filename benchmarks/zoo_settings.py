@@ -16,6 +16,7 @@ import yaml
 from scipy import stats
 from step_sizes import RETURN, table
 
+from sb3_ano._io import write_figure, write_file
 from sb3_ano.bench.report.figures import looks
 
 ALGORITHMS = ["ppo", "ano", "spo", "papo"]
@@ -96,9 +97,9 @@ def main() -> None:
     written = {title: pd.DataFrame(part(rows)) for title, part in parts.items()}
     tables = "\n\n".join(f"## {title}\n\n{table(frame)}" for title, frame in written.items() if len(frame))
     text = f"# Shipped settings: tables\n\nWritten by `benchmarks/zoo_settings.py`.\n\n{tables}\n"
-    (options.results / "tables.md").write_text(text)
+    write_file(options.results / "tables.md", text)
     image = options.out / f"{options.results.name}.png"
-    figure(rows).savefig(image, dpi=110)
+    write_figure(image, figure(rows), dpi=110)
     print(options.results / "tables.md", image, sep="\n")
 
 

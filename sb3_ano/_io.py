@@ -1,15 +1,23 @@
-"""Files that are written whole or not at all, locks of directories, facts about measurements, arguments of constructors."""
+"""Files and directories that are replaced whole or not at all, locks, facts about measurements, arguments of constructors."""
 
 import contextlib
+import ctypes
+import errno
+import functools
+import hashlib
 import inspect
+import io
 import json
 import os
 import platform
+import re
+import secrets
+import shutil
 import socket
 import stat
 import subprocess
-import tempfile
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
@@ -26,56 +34,504 @@ PACKAGES = ("sb3-ano", "stable-baselines3", "sb3-contrib", "torch", "numpy", "gy
 # The largest JSON file that is read.
 _MAX_JSON_BYTES = 4_000_000
 _CONNECT_SECONDS = 10.0
+# Names of temporary files and directories.
+_SUFFIX = ".sb3_ano"
+_LEFTOVER = re.compile(r"\..*\.[0-9a-f]{16}" + re.escape(_SUFFIX), re.DOTALL)
+# Without locks, temporary files older than this are leftovers.
+_LONGEST_SECONDS = 86_400.0
+# Checksums of the files that the last call of replace_files wrote to a directory.
+_MANIFEST = ".sb3_ano_files.json"
+# Constants of Linux's renameat2.
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+# How often a directory is moved aside while other processes put theirs there.
+_ATTEMPTS = 100
+# Errors of a rename to a directory that is not empty; the last one is that of Windows.
+_OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST) + ((errno.EACCES,) if os.name == "nt" else ())
+
+
+class _Lock:
+    """A lock on an open file or directory, which ends with the process, or when it is dropped.
+
+    Forked children do not keep it: a child that outlives its parent must not keep others out.
+    """
+
+    # In the class, because an interrupt can also come before a constructor sets anything.
+    descriptor: int | None = None
+
+    def open(self, path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> None:
+        """Open a file or directory.
+
+        :param path: file or directory
+        :param flags: flags of ``os.open``
+        :param mode: mode of a new file, from which the umask is subtracted
+        """
+        self.descriptor = os.open(path, flags, mode)
+        _locks.add(self)
+
+    def take(self) -> bool:
+        """Lock what is open; return False if it is locked already.
+
+        :raises OSError: if the file system has no locks
+        """
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # type: ignore[arg-type]
+        except BlockingIOError:
+            return False
+        return True
+
+    def release(self) -> None:
+        """Release the lock; a second call does nothing."""
+        descriptor = self.descriptor
+        self.descriptor = None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    # An interrupt can come between any two steps, also before a block that would release the lock.
+    def __del__(self) -> None:
+        self.release()
+
+
+_locks: "weakref.WeakSet[_Lock]" = weakref.WeakSet()
+
+
+def _release_in_child() -> None:
+    for lock in list(_locks):
+        lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_in_child)
+
+
+class _Temporary(_Lock):
+    """A temporary file or directory next to what it replaces. Its lock tells others that the writer still runs."""
+
+    path: Path | None = None
+
+    def create_file(self, target: Path, mode: int) -> Path:
+        """Create and lock a file.
+
+        :param target: file that it will replace
+        :param mode: mode, from which the umask is subtracted
+        """
+        while True:
+            self.path = path = _new_path(target.parent, target.name)
+            self.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
+            if self._is_ours(path):
+                return path
+
+    def create_directory(self, parent: Path, name: str, mode: int) -> Path:
+        """Create and lock a directory.
+
+        :param parent: directory to create it in
+        :param name: part of its name
+        :param mode: mode, from which the umask is subtracted
+        """
+        while True:
+            self.path = path = _new_path(parent, name)
+            path.mkdir(mode | stat.S_IRWXU)
+            if fcntl is None:  # Windows opens no directories
+                return path
+            with contextlib.suppress(FileNotFoundError):
+                self.open(path)
+                if self._is_ours(path):
+                    return path
+
+    def _is_ours(self, path: Path) -> bool:
+        """Lock it; return False if another process has taken it for a leftover before it was locked."""
+        is_locked = True
+        if fcntl is not None:
+            with contextlib.suppress(OSError):  # without locks, the age protects it
+                is_locked = self.take()
+        if is_locked and path.exists():
+            return True
+        self.release()
+        return False
+
+    def remove(self) -> None:
+        """Complete or undo the replacement, remove the file or directory, and release the lock."""
+        try:
+            if self.path is not None and self.path.is_dir():
+                _complete(self.path)
+            elif self.path is not None:
+                self.path.unlink(missing_ok=True)
+        finally:
+            self.release()
+
+
+def _new_path(directory: Path, name: str) -> Path:
+    return directory / f".{name[:50]}.{secrets.token_hex(8)}{_SUFFIX}"
+
+
+def _is_abandoned(path: Path, lock: _Lock) -> bool:
+    """Return whether the writer of a temporary file or directory has ended."""
+    if fcntl is not None:
+        try:
+            lock.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+            return lock.take()
+        except FileNotFoundError:
+            return False
+        except OSError:  # a file system without locks, or another user's file
+            pass
+    return time.time() - path.stat().st_mtime > _LONGEST_SECONDS
+
+
+def _complete(container: Path) -> None:
+    """Complete or undo a replacement whose temporary directory this process has locked, and remove the directory.
+
+    :param container: temporary directory. ``new`` is unfinished, or was replaced; ``ready`` holds files to be moved; ``old``
+        holds a directory that was moved aside
+    """
+    parent = container.parent
+    os.utime(container)  # without locks, its age says that somebody works on it
+    if (container / "ready").is_dir():
+        _publish(container / "ready", parent)
+
+    aside = container / "old"
+    if aside.is_dir():
+        for old in aside.iterdir():
+            if not os.path.lexists(parent / old.name):
+                os.rename(old, parent / old.name)
+        # What is half removed must never be restored.
+        os.rename(aside, container / "outdated")
+
+    shutil.rmtree(container, ignore_errors=True)
+    if container.exists():
+        # Directories without write permission.
+        for directory, names, _ in os.walk(container):
+            for path in [directory, *(os.path.join(directory, name) for name in names)]:
+                if not os.path.islink(path):
+                    os.chmod(path, stat.S_IRWXU)
+        shutil.rmtree(container, ignore_errors=True)
+
+
+def _put(new: Path, target: Path) -> None:
+    """Let a complete directory take the place of another one, which need not exist."""
+    if _exchange(new, target):
+        return
+
+    container = new.parent
+    for attempt in range(_ATTEMPTS):
+        try:
+            os.rename(new, target)
+            return
+        except OSError as error:
+            if error.errno not in _OCCUPIED or attempt == _ATTEMPTS - 1:
+                raise
+
+        # Its name is that of the target, so that whoever completes the replacement knows where it belongs.
+        aside = container / "old" / target.name
+        aside.parent.mkdir(exist_ok=True)
+        if aside.exists():  # another process has put a directory there meanwhile
+            os.rename(aside, container / f"outdated-{attempt}")
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(target, aside)
+
+
+@functools.cache
+def _renameat2() -> Any:
+    """Return Linux's function that exchanges two names; None on other systems."""
+    try:
+        function = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
+    return function
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two files or directories in one step; return False if one is missing, or the file system cannot."""
+    function = _renameat2()
+    return function is not None and function(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
+
+
+def _require_replaceable(target: Path) -> None:
+    """Check that a directory can be renamed.
+
+    :raises NotADirectoryError: if it is a file
+    :raises OSError: if it is a mount point, or a process with the current directory in it would be left in a removed one
+    """
+    if target.exists() and not target.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "a file is in the place of the directory", str(target))
+    with contextlib.suppress(FileNotFoundError):  # the current directory was removed
+        if Path.cwd().is_relative_to(target):
+            raise OSError(errno.EBUSY, "the current directory cannot be replaced; give a new one", str(target))
+    if os.path.ismount(target):
+        raise OSError(errno.EBUSY, "a mount point cannot be replaced; give a directory in it", str(target))
+
+
+def _copy_owner(old: os.stat_result, path: Path) -> None:
+    """Give a new file or directory the owner and the mode of the one that it replaces."""
+    with contextlib.suppress(OSError, AttributeError):  # only root can, or Windows
+        os.chown(path, old.st_uid, old.st_gid)
+    os.chmod(path, stat.S_IMODE(old.st_mode))
+
+
+def _finish_files(directory: Path, mode: int) -> None:
+    """Write files to the disk, with the mode that the umask allows: safetensors makes files that only the user can read.
+
+    :param directory: directory of the files
+    :param mode: mode of a directory that was made under the umask
+    """
+    for name in [directory, *directory.rglob("*")]:
+        if not name.is_symlink() and name.is_file():
+            name.chmod(stat.S_IMODE(name.stat().st_mode) | (mode & 0o666))
+            _synchronize(name)
+        elif name.is_dir():
+            _synchronize(name)
+
+
+def _synchronize(path: Path) -> None:
+    # The name of a file survives a loss of power only if its directory is synchronized, too. Windows and some file systems
+    # cannot.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _link_others(old: Path, new: Path) -> None:
+    """Add the files that only an old directory has to a new one, as further names of the same files."""
+    for directory, names, files in os.walk(old):
+        there = new / Path(directory).relative_to(old)
+        links = [name for name in names if os.path.islink(os.path.join(directory, name))]
+        for name in [*files, *links]:
+            if os.path.lexists(there / name):
+                continue
+            there.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(os.path.join(directory, name), there / name, follow_symlinks=False)
+            except OSError:  # a file system without further names
+                shutil.copy2(os.path.join(directory, name), there / name, follow_symlinks=False)
+
+
+def _publish(ready: Path, directory: Path) -> None:
+    """Write complete files to a directory, and remove the files of the earlier call that have no successor.
+
+    The manifest is written last. Before, all steps can be repeated.
+    """
+    earlier = _read_manifest(directory / _MANIFEST)
+    names = _files_in(ready)
+    for name in names:
+        if _is_inside(directory, name):
+            write_file(directory / name, (ready / name).read_bytes())
+
+    for name in earlier.keys() - set(names):
+        path = directory / name
+        if _is_inside(directory, name) and _is_as_written(path, earlier[name]):
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not empty
+                path.parent.rmdir()
+    write_file(directory / _MANIFEST, (ready / _MANIFEST).read_bytes())
+
+
+def _files_in(directory: Path) -> list[str]:
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    return [path.relative_to(directory).as_posix() for path in files if path.name != _MANIFEST]
+
+
+def _is_inside(directory: Path, name: str) -> bool:
+    """Return whether a name, which a stranger may have written, leads to a file in a directory, also through links."""
+    return Path(os.path.realpath(directory / name)).is_relative_to(directory)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """Return the checksums of the files that an earlier call wrote, by name."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return {}
+
+
+def _is_as_written(path: Path, checksum: Any) -> bool:
+    return path.is_file() and not path.is_symlink() and _checksum(path) == checksum
+
+
+def _checksum(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_file(path: Path, content: bytes | str) -> None:
     """Write a file so that, whenever process or machine fail, either the old or the new content is there.
 
+    As with ``open(path, "w")``, the umask decides about the mode of a new file, an old file keeps its mode, and a link stays a
+    link. What is no regular file, such as ``/dev/stdout``, is written to and not replaced.
+
     :param path: file to write; missing parent directories are made
     :param content: new content; text is encoded as UTF-8
     :raises OSError: if the file cannot be written
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    content = content.encode() if isinstance(content, str) else content
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    # The name survives a loss of power only if the directory is synchronized, too. Windows and some file systems cannot.
-    with contextlib.suppress(OSError):
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        old = os.stat(path)
+    except FileNotFoundError:
+        old = None
+
+    if old is not None and stat.S_ISDIR(old.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "a directory is in the place of the file", str(path))
+    if old is not None and not stat.S_ISREG(old.st_mode):
+        path.write_bytes(content)
+        return
+    if old is not None and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, "the file is write-protected", str(path))
+
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(target.parent)
+
+    temporary = _Temporary()
+    try:
+        new = temporary.create_file(target, 0o666 if old is None else stat.S_IMODE(old.st_mode))
+
+        # Without a buffer, whose rest could be written later, to another file with the same descriptor.
+        remaining = memoryview(content)
+        while remaining:
+            remaining = remaining[os.write(temporary.descriptor, remaining) :]  # type: ignore[arg-type]
+        os.fsync(temporary.descriptor)  # type: ignore[arg-type]
+
+        if old is not None:
+            _copy_owner(old, new)
+        if fcntl is None:
+            temporary.release()  # Windows renames no open file
+        os.replace(new, target)
+    finally:
+        temporary.remove()
+    _synchronize(target.parent)
 
 
 @contextlib.contextmanager
-def replace_directory(path: Path) -> Iterator[Path]:
+def replace_directory(path: Path, *, keep_others: bool = False) -> Iterator[Path]:
     """Yield a new directory that takes the place of ``path`` if the block ends without an error.
 
-    :param path: directory to replace; it need not exist
+    Whenever process or machine fail, the old or the new directory survives. On Linux, it is always there, because the two are
+    exchanged in one step. On other systems there is a moment between two renames: if the process is killed then, the next
+    writer, or a reader that calls :func:`restore`, brings the old directory back.
+
+    :param path: directory to replace; it need not exist; a link to a directory stays a link
+    :param keep_others: whether files of the old directory that the new one lacks are kept
+    :raises NotADirectoryError: if ``path`` is a file
+    :raises OSError: if the directory cannot be replaced
+    """
+    target = Path(os.path.realpath(path))
+    _require_replaceable(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(target.parent)
+
+    temporary = _Temporary()
+    try:
+        mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o777
+        container = temporary.create_directory(target.parent, target.name, mode)
+        new = container / "new"
+        new.mkdir()
+        allowed = stat.S_IMODE(new.stat().st_mode)  # by the umask
+        yield new
+
+        _finish_files(new, allowed)
+        if target.exists():
+            _copy_owner(target.stat(), new)
+            if keep_others:
+                _link_others(target, new)
+        _put(new, target)
+    finally:
+        temporary.remove()
+    _synchronize(target.parent)
+
+
+@contextlib.contextmanager
+def replace_files(path: Path) -> Iterator[Path]:
+    """Yield a new directory whose files are moved to ``path`` if the block ends without an error.
+
+    Of the files that are there, only those that an earlier call wrote are replaced or removed: others may be the user's own.
+    Each file is the old or the new one at any time. If the process is killed while it moves the files, the next call moves the
+    remaining ones.
+
+    :param path: directory to write to, which is made if it does not exist
+    :raises FileExistsError: if a file would be replaced that no earlier call wrote, or that was changed since
     :raises OSError: if the directory cannot be written
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
-        new, old = Path(temporary) / "new", Path(temporary) / "old"
+    target = Path(os.path.realpath(path))
+    is_new = not target.exists()
+    target.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(target)
+
+    temporary = _Temporary()
+    try:
+        container = temporary.create_directory(target, "files", 0o777)
+        new = container / "new"
         new.mkdir()
+        allowed = stat.S_IMODE(new.stat().st_mode)  # by the umask
         yield new
-        if path.exists():
-            os.replace(path, old)
+
+        written = _read_manifest(target / _MANIFEST)
+        names = _files_in(new)
+        for name in names:
+            if not _is_inside(target, name):
+                raise FileExistsError(errno.EEXIST, "it leads out of the directory; move the link away", str(path / name))
+            if os.path.lexists(target / name) and not _is_as_written(target / name, written.get(name)):
+                raise FileExistsError(
+                    errno.EEXIST, "the file is not as this command wrote it, and would be lost; move it away", str(path / name)
+                )
+        manifest = {name: _checksum(new / name) for name in names}
+        (new / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        _finish_files(new, allowed)
+        os.rename(new, container / "ready")
+    finally:
+        temporary.remove()
+        if is_new:
+            with contextlib.suppress(OSError):  # not empty
+                target.rmdir()
+    _synchronize(target)
+
+
+def restore(path: Path) -> None:
+    """Bring a directory back if the process that was replacing it has been killed; to be called before it is read.
+
+    :param path: directory that may be missing
+    """
+    target = Path(os.path.realpath(path))
+    for _ in range(100):
+        if target.exists() or not remove_leftovers(target.parent):
+            return
+        time.sleep(0.01)  # until the other process has put the new directory there
+
+
+def remove_leftovers(directory: Path) -> bool:
+    """Complete or undo what killed processes were replacing in a directory, and remove their temporary files.
+
+    :param directory: directory, which need not exist
+    :return: whether a running process is about to put a new directory in the place of one that it has moved aside
+    """
+    try:
+        with os.scandir(directory) as entries:
+            found = [Path(entry.path) for entry in entries if _LEFTOVER.fullmatch(entry.name) and not entry.is_symlink()]
+    except OSError:
+        return False
+
+    is_moving = False
+    for path in found:
+        lock = _Lock()
         try:
-            os.replace(new, path)
-        except OSError:
-            if old.exists():
-                os.replace(old, path)
-            raise
+            if not _is_abandoned(path, lock):
+                is_moving |= (path / "old").is_dir()
+            elif path.is_dir():
+                _complete(path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError:  # another user's, or another process removes it at this moment
+            pass
+        finally:
+            lock.release()
+    return is_moving
+
+
+def write_figure(path: Path, figure: Any, **options: Any) -> None:
+    """Write a figure of matplotlib with :func:`write_file`, in the format of the file's name."""
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:].lower() or None, **options)
+    write_file(path, content.getvalue())
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -148,37 +604,27 @@ def constructor_arguments(kind: type) -> set[str]:
     return set(constructor_parameters(kind))
 
 
-class DirectoryLock(contextlib.AbstractContextManager[Any]):
-    """Lock a directory for one writing process.
+class DirectoryLock(_Lock, contextlib.AbstractContextManager[Any]):
+    """Lock a directory for one writer.
 
-    The lock belongs to an open file, which child processes can inherit. It lasts until the last of them has ended.
+    The lock belongs to an open file. It ends with the process, unless a program that the process has started was given the
+    file descriptor. Forked children do not keep it.
 
     :param path: existing directory
-    :param patience: seconds to wait for another process
-    :raises BlockingIOError: if another process holds the lock
+    :param patience: seconds to wait for another writer
+    :raises BlockingIOError: if another process, or another thread of this one, holds the lock
     """
 
     def __init__(self, path: Path, patience: float = 5.0) -> None:
-        self.descriptor: int | None = None
         if fcntl is None:
             return
-        self.descriptor = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        self.open(path / ".lock", os.O_RDWR | os.O_CREAT)
         deadline = time.monotonic() + patience
-        while True:
-            try:
-                fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    self.release()
-                    raise BlockingIOError(f"{path} is in use: another process writes to it now") from error
+        while not self.take():
+            if time.monotonic() > deadline:
+                self.release()
+                raise BlockingIOError(f"{path} is in use: another process writes to it now")
             time.sleep(0.1)
-
-    def release(self) -> None:
-        """Release the lock; a second call does nothing."""
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-            self.descriptor = None
 
     def __exit__(self, *exception: object) -> None:
         self.release()

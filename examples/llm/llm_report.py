@@ -12,6 +12,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from scipy.stats import t as student_t
 
+from sb3_ano._io import write_figure
+
 # Okabe and Ito's palette (2008), which color-blind readers can tell apart; in print, the line styles do.
 STYLES: dict[str, tuple[str, Any]] = {
     "ppo": ("#000000", (0, (4, 1.5))),
@@ -152,7 +154,7 @@ def plot_curves(runs: dict[str, list[Run]], path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     handles = figure.axes[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper center", ncols=len(runs), frameon=False, handlelength=3.5)
-    figure.savefig(path, dpi=130)
+    write_figure(path, figure, dpi=130)
 
 
 def plot_matrix(names: Sequence[str], means: np.ndarray, halves: np.ndarray, path: Path) -> None:
@@ -167,4 +169,4 @@ def plot_matrix(names: Sequence[str], means: np.ndarray, halves: np.ndarray, pat
     axes.set_xticks(range(len(names)), names)
     axes.set_yticks(range(len(names)), names)
     axes.set(title="Win rate in percent, by the gold reward", xlabel="Opponent", ylabel="Policy")
-    figure.savefig(path, dpi=130)
+    write_figure(path, figure, dpi=130)

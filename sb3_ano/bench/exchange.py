@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sb3_ano._io import now, replace_directory, write_file
+from sb3_ano._io import now, replace_files, write_file
 from sb3_ano.bench.algorithms import number
 from sb3_ano.bench.plan import Run
 from sb3_ano.bench.results import Results, ResultsWriter, RunFiles
@@ -121,7 +121,7 @@ def _to_tensorboard(run: RunFiles, out: Path) -> None:
     if (out / run.path.name / RUN).exists():
         raise ValueError(f"--out {out} holds results, which would be replaced; give another directory")
     # A second event file would double all points.
-    with replace_directory(out / run.path.name) as directory, tensorboard.SummaryWriter(str(directory)) as writer:
+    with replace_files(out / run.path.name) as directory, tensorboard.SummaryWriter(str(directory)) as writer:
         for tag, value, step in _scalars(run):
             writer.add_scalar(tag, value, int(step))
 

@@ -1,11 +1,13 @@
 """Functions in separate processes. A process ends with its parent, and its errors come back as one line.
 
-A process runs ``python -m sb3_ano.bench.pool MODULE:FUNCTION REQUEST``. The request of the function and its result are JSON.
+A process runs ``python -m sb3_ano.bench.pool MODULE:FUNCTION FILE LABEL``. The request of the function, in the
+file, and its result are JSON.
 """
 
 import json
 import os
 import pkgutil
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,10 +69,13 @@ def call(
     """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
     variables = {**dict.fromkeys(names, str(threads)), "PYTHONWARNINGS": "ignore", **(environment or {})}
+    # For those who list processes
+    label = json.dumps({"directory": request.get("directory")})
     with (
         tempfile.TemporaryFile() as log,
+        tempfile.TemporaryDirectory() as directory,
         subprocess.Popen(
-            [python, "-m", "sb3_ano.bench.pool", target, json.dumps({**request, "threads": threads})],
+            [python, "-m", "sb3_ano.bench.pool", target, _write_request(directory, {**request, "threads": threads}), label],
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -87,6 +93,21 @@ def call(
         details = "\n".join(log.read().decode(errors="replace").splitlines()[-200:])  # the causes of an error come first
     ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     raise WorkerError(answer.get("error", f"its process {ended}"), details)
+
+
+def _write_request(directory: str, request: Mapping[str, Any]) -> str:
+    """Write a request to a file, because an argument of a process has at most 128 kB on Linux; return its name."""
+    file = Path(directory, "request.json")
+    file.write_text(json.dumps(request))
+    return str(file)
+
+
+def _read_request(name: str) -> dict[str, Any]:
+    """Read a request, and remove its directory, which remains if the parent has been killed."""
+    file = Path(name)
+    request = json.loads(file.read_text())
+    shutil.rmtree(file.parent, ignore_errors=True)
+    return dict(request)
 
 
 class Pool:
@@ -130,7 +151,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     try:
-        function, request = pkgutil.resolve_name(sys.argv[1]), json.loads(sys.argv[2])
+        request = _read_request(sys.argv[2])
+        function = pkgutil.resolve_name(sys.argv[1])
         torch.set_num_threads(request["threads"])
         print(json.dumps({"result": function(request)}), file=answers)
     except Exception as error:

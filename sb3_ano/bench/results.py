@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import pandas as pd
 
 from sb3_ano._io import DirectoryLock, now, read_json, write_file, write_json
 from sb3_ano.bench.training import CHECKPOINTS, EVALUATIONS, FILES, FORMAT, MONITOR, PROGRESS, RUN, checksum
+from sb3_ano.checkpoints.files import remove_checkpoints
 
 _RUNS, _UNFINISHED, _FAILED = "runs", "unfinished", "failed"
 _REQUIRED = {
@@ -166,7 +166,7 @@ class ResultsWriter(Results, contextlib.AbstractContextManager["ResultsWriter"])
         """
         directory = self.begin(name)
         if files is not None:
-            shutil.rmtree(directory / CHECKPOINTS, ignore_errors=True)  # of an attempt on this machine
+            remove_checkpoints(directory / CHECKPOINTS)  # of an attempt on this machine
             for file, content in files.items():
                 write_file(directory / file, content)
         read_run(directory)

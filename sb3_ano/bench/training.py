@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from sb3_ano.bench.algorithms import CLASSES, parse_algorithm
 from sb3_ano.bench.plan import Run
 from sb3_ano.bench.recording import EpisodeRecorder, UpdateRecorder
 from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
+from sb3_ano.checkpoints.files import remove_checkpoints
 from sb3_ano.envs import VecNormalize, make_vec_env
 
 FORMAT = 2
@@ -142,7 +142,7 @@ def train(
         "versions": versions(),
         "machine": machine(),
     }
-    shutil.rmtree(directory / CHECKPOINTS)
+    remove_checkpoints(directory / CHECKPOINTS)
     write_run(run, directory, details)
 
 

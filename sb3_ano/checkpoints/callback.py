@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import platform
+import threading
 import time
 import warnings
 import weakref
@@ -30,9 +31,9 @@ _LATER_SETTINGS = ("shaping_fingerprint", "VecNormalize")
 _UNWRITTEN_RECORDS = ("name_to_value", "name_to_count", "name_to_excluded")
 # The noise of gSDE, which is drawn just before a rollout starts.
 _NOISE = ("exploration_mat", "exploration_matrices")
-# Locks of this process by directory. A training that ended with an exception holds its lock until its callback is deleted,
-# which a traceback can delay, and must not keep the same process from resuming.
-_locks: dict[Path, DirectoryLock] = {}
+# Locks of this process by directory, with the threads that took them. A training that ended with an exception holds its lock
+# until its callback is deleted, which a traceback can delay, and must not keep the same thread from resuming.
+_locks: dict[Path, tuple[DirectoryLock, threading.Thread]] = {}
 
 
 class TrainingCheckpoints(BaseCallback):
@@ -54,7 +55,8 @@ class TrainingCheckpoints(BaseCallback):
     :param verbose: 0: silent; 1: report the checkpoint that training resumes from; 2: also report each checkpoint
     :raises ValueError: if a number is out of range; at the start of the training if the directory holds checkpoints and
         ``resume`` is False, or if settings or environments differ from those of the checkpoint
-    :raises BlockingIOError: at the start of the training if another process writes checkpoints to the directory
+    :raises BlockingIOError: at the start of the training if another process, or another thread of this one, writes checkpoints
+        to the directory
     """
 
     #: The collection of rollouts does not need to prepare tensors and local variables for this callback.
@@ -90,11 +92,16 @@ class TrainingCheckpoints(BaseCallback):
             raise ValueError(f"TrainingCheckpoints cannot store {type(self.model).__name__}; allowed are on-policy algorithms")
         self.folder.mkdir(parents=True, exist_ok=True)
         directory = self.folder.resolve()
+        thread = threading.current_thread()
         if directory in _locks:
-            _locks[directory].release()
-        _locks[directory] = DirectoryLock(directory, patience=0.0)
+            earlier, owner = _locks[directory]
+            if earlier.descriptor is not None and owner is not thread and owner.is_alive():
+                raise BlockingIOError(f"{directory} is in use: the thread {owner.name} of this process writes to it now")
+            earlier.release()
+        lock = DirectoryLock(directory, patience=0.0)
+        _locks[directory] = (lock, thread)
         # Also called when the callback is deleted, because SB3 does not report exceptions to callbacks.
-        self._release = weakref.finalize(self, _locks[directory].release)
+        self._release = weakref.finalize(self, lock.release)
         # Settings as they were given: callbacks can change them during the training.
         self._details: dict[str, Any] = {
             "algorithm": type(self.model).__name__,

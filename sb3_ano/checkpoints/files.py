@@ -1,15 +1,17 @@
 """Checkpoint files: written whole or not at all, and read whole before anything in them is unpickled."""
 
+import contextlib
 import io
 import json
 import re
+import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sb3_ano._io import write_file
+from sb3_ano._io import read_file, remove_leftovers, write_file
 
 FORMAT = 1
 _NAME = re.compile(r"checkpoint_(\d+)_steps\.zip")
@@ -46,20 +48,31 @@ def write_checkpoint(directory: Path, steps: int, model: bytes, state: bytes, de
     :return: path of the file
     :raises OSError: if the file cannot be written; the earlier checkpoints then remain
     """
-    # A writer that was killed leaves its temporary file behind. Removed first, it cannot fill the disk.
-    for unfinished in directory.glob(".checkpoint*"):
-        unfinished.unlink(missing_ok=True)
     archive = io.BytesIO(model)
     with zipfile.ZipFile(archive, "a") as file:
         file.writestr(_STATE, state)
         file.writestr(_MANIFEST, json.dumps({"format": FORMAT, "num_timesteps": steps, "details": details}, indent=1))
     path = directory / f"checkpoint_{steps}_steps.zip"
     write_file(path, archive.getvalue())
-    files = checkpoint_files(directory)
+    files = [file for file in checkpoint_files(directory) if file.is_file()]  # not a directory, or a link to nowhere
     index = files.index(path)
     for outdated in [*files[:index], *files[index + keep :]]:  # those ahead are damaged, or the training would be there
         outdated.unlink(missing_ok=True)
     return path
+
+
+def remove_checkpoints(directory: Path) -> None:
+    """Remove the checkpoints of a finished training, and their directory if nothing else is in it.
+
+    :param directory: directory of the checkpoints; it need not exist
+    """
+    remove_leftovers(directory)
+    for path in checkpoint_files(directory):
+        if path.is_file():
+            path.unlink(missing_ok=True)
+    (directory / ".lock").unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty
+        directory.rmdir()
 
 
 def checkpoint_files(directory: Path) -> list[Path]:
@@ -74,11 +87,11 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     Nothing is unpickled here. The state is a pickle, which can run code: resume only from your own files.
 
     :param path: path of the file
-    :raises ValueError: if the file is damaged, truncated, or not a checkpoint
+    :raises ValueError: if the file is damaged, truncated, or not a checkpoint, such as a pipe
     :raises OSError: if the file cannot be read
     """
     path = Path(path)
-    content = io.BytesIO(path.read_bytes())
+    content = io.BytesIO(read_file(path, sys.maxsize))
     try:
         with zipfile.ZipFile(content) as archive:
             entries = {name: archive.read(name) for name in archive.namelist()}  # verifies their checksums
@@ -94,13 +107,15 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
 def newest_checkpoint(folder: str | Path, tell: Callable[[str], None] = print) -> Checkpoint | None:
     """Return the newest undamaged checkpoint in a directory, or None.
 
+    Directories and links to nowhere are skipped, too. A file that cannot be read now is not: it may be whole.
+
     :param folder: directory of the checkpoints
-    :param tell: function that receives one line per newer file that is damaged and skipped
+    :param tell: function that receives one line per newer file that is skipped
     :raises OSError: if a file cannot be read
     """
     for path in checkpoint_files(Path(folder)):
         try:
             return read_checkpoint(path)
-        except ValueError as error:
+        except (ValueError, FileNotFoundError, IsADirectoryError) as error:
             tell(f"skipped: {error}")
     return None

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 
-from sb3_ano._io import read_json, versions, write_file
+from sb3_ano._io import read_json, restore, versions, write_file
 from sb3_ano._registry import ALGORITHMS as REGISTRY
 from sb3_ano.algorithms import ANO, MaskableANO, RecurrentANO, ShapedPolicyAlgorithm
 from sb3_ano.algorithms.loading import SavedModel
@@ -210,6 +210,7 @@ def open_document(folder: Path) -> dict[str, Any]:
     :raises SafeFormatError: if there is none, it is of a newer format, or it is damaged
     """
     path = folder / DOCUMENT
+    restore(folder)
     with translate_errors(f"{path} cannot be read"):
         document = read_json(path, documents.NO_LINKS)
     version = document.get("format_version")

@@ -18,7 +18,7 @@ import torch
 from matplotlib.figure import Figure
 from scipy.optimize import minimize
 
-from sb3_ano._io import now, versions, write_file
+from sb3_ano._io import now, versions, write_figure, write_file
 from sb3_ano.cli import Parser
 from sb3_ano.llm.config import check_range
 from sb3_ano.llm.data import FORMATS, check_paths, load_reward_function, load_split, load_tokenizer
@@ -134,7 +134,7 @@ def draw(table: pd.DataFrame, out: Path) -> None:
             draw_panel(axes, part)
             axes.set_title(f"T = {temperature!s}" if temperature else "")
             axes.label_outer()
-        figure.savefig(out / name, dpi=150)
+        write_figure(out / name, figure, dpi=150)
 
 
 def _draw_bars(axes: Any, table: pd.DataFrame) -> None:

@@ -1,6 +1,7 @@
 """Judges of pairs of completions: a chat model, or scores of a reward model or a Python function."""
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -36,7 +37,7 @@ _BATCH = 64
 class Ledger:
     """Keep what has been paid for in a JSONL file, each row written as soon as it is known.
 
-    A line that a killed process has left unfinished is removed.
+    A line that a killed process has left unfinished is removed. One that only lacks its end, as some editors leave it, is kept.
 
     :param path: file; missing parent directories are made
     """
@@ -46,8 +47,14 @@ class Ledger:
         self.path, self._lock = path, threading.Lock()
         with open(path, "a+b") as file:
             file.seek(0)
-            complete = [line for line in file if line.endswith(b"\n")]
-            file.truncate(sum(map(len, complete)))
+            complete = file.readlines()
+            if complete and not complete[-1].endswith(b"\n"):
+                last = complete.pop()
+                file.truncate(sum(map(len, complete)))
+                with contextlib.suppress(ValueError):
+                    json.loads(last)
+                    complete.append(last + b"\n")
+                    file.write(last + b"\n")
         self.rows: dict[str, dict[str, Any]] = {row["key"]: row for row in map(json.loads, complete)}
 
     def add(self, key: str, **content: Any) -> None:

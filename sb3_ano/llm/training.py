@@ -15,7 +15,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import find_adapter_config_file
 from trl import GRPOConfig, ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-from sb3_ano._io import replace_directory
+from sb3_ano._io import replace_directory, restore
 from sb3_ano.cli import Parser, check_names
 from sb3_ano.llm.config import ShapedGRPOConfig, option
 from sb3_ano.llm.data import check_paths, load_reward_function, load_split, load_tokenizer
@@ -134,6 +134,7 @@ def parse(parser: TrlParser, arguments: Sequence[str]) -> tuple[Options, PolicyC
     epochs, steps = parser.get_default("num_train_epochs"), parser.get_default("max_steps")
     options, policy, config, unknown = parser.parse_args_and_config(arguments, return_remaining_strings=True)
     output, start = Path(config.output_dir), config.resume_from_checkpoint
+    restore(output / "final")
     is_finished = (output / "final").exists()
     is_used = is_finished or any(output.glob("checkpoint-*"))
     has_critic = issubclass(ALGORITHMS[options.algo][0], ShapedPPOTrainer)
@@ -211,11 +212,13 @@ def run(trainer: Any, resume: bool = False) -> None:
     trainer.save_model(str(unfinished), _internal_call=True)
     trainer.accelerator.wait_for_everyone()
     if trainer.accelerator.is_main_process:
-        with replace_directory(final) as directory:
-            directory.rmdir()
-            unfinished.rename(directory)
+        # Files that the user has added stay.
+        with replace_directory(final, keep_others=True) as directory:
+            for file in unfinished.iterdir():
+                file.rename(directory / file.name)
+            unfinished.rmdir()
         if isinstance(trainer, ShapedPPOTrainer):
-            with replace_directory(output / "critic") as directory:
+            with replace_directory(output / "critic", keep_others=True) as directory:
                 trainer.save_critic(directory)
     trainer.accelerator.wait_for_everyone()
     if trainer.args.push_to_hub:

@@ -22,7 +22,7 @@ from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from torch import nn
 from tqdm import tqdm
 
-from sb3_ano._io import replace_directory, require_reachable, write_file
+from sb3_ano._io import replace_directory, require_reachable, restore, write_file
 from sb3_ano.algorithms.schedules import read
 from sb3_ano.rllib import SETTINGS, ANOConfig, copy_to_rllib, copy_to_sb3, trained_steps
 from sb3_ano.zoo.manager import OwnManager
@@ -87,7 +87,7 @@ class ClusterManager(OwnManager):
         try:
             for loss in range(_MOST_LOSSES):
                 try:
-                    return self._train(config.copy(copy_frozen=False), model, restore=self.resumed is not None or loss > 0)
+                    return self._train(config.copy(copy_frozen=False), model, resume=self.resumed is not None or loss > 0)
                 except _LOSSES as error:  # RLlib replaces environment runners itself, not learners
                     is_stored = (self.checkpoints / "rllib").exists()
                     then = "continuing from the last checkpoint" if is_stored else "starting again without one"
@@ -110,16 +110,17 @@ class ClusterManager(OwnManager):
             ray.shutdown()
             raise ValueError(f"--env-runners and --learners need {needed} processors; the cluster has {available}")
 
-    def _train(self, config: ANOConfig, model: Any, restore: bool) -> None:
+    def _train(self, config: ANOConfig, model: Any, resume: bool) -> None:
         """Train until the end or an interrupt.
 
         :param config: settings of RLlib
         :param model: model to copy the networks from, and to
-        :param restore: whether to restore the last checkpoint, if there is one
+        :param resume: whether to restore the last checkpoint, if there is one
         """
         algorithm, checkpoint = config.build_algo(), self.checkpoints / "rllib"
         try:
-            if restore and checkpoint.exists():
+            restore(checkpoint)
+            if resume and checkpoint.exists():
                 algorithm.restore_from_path(str(checkpoint.absolute()))
             else:
                 copy_to_rllib(model, algorithm)

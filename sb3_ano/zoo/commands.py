@@ -9,13 +9,16 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import rl_zoo3.train
+import rl_zoo3.utils
 from optuna.exceptions import ExperimentalWarning
 
+from sb3_ano._io import remove_leftovers
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano.envs import explained_missing_packages, register_atari
 from sb3_ano.zoo import fixes
@@ -23,6 +26,8 @@ from sb3_ano.zoo.manager import Manager, OwnManager, make_manager, plan_training
 from sb3_ano.zoo.parsing import PLOTS, Options, added_options
 from sb3_ano.zoo.settings import is_trusted
 
+# Names of the videos of record_training and record_video.
+_RECORDINGS = ("*-step-*-to-step-*.mp4", "training.mp4", "training.gif")
 # These are run like scripts. The others are functions of the modules of their names.
 _SCRIPTS = ("record_video", "record_training", "benchmark", "push_to_hub", "load_from_hub")
 
@@ -75,6 +80,20 @@ def _own_manager(options: Options) -> Callable[..., Any]:
     return functools.partial(ClusterManager, cluster=address, **numbers)
 
 
+def _require_only_videos(values: argparse.Namespace) -> None:
+    """Check the directory that ``record_training`` removes before it writes to it.
+
+    :raises ValueError: if it holds other files than recordings
+    """
+    runs = Path(values.folder) / values.algo
+    number = values.exp_id or rl_zoo3.utils.get_latest_run_id(str(runs), values.env)
+    run = runs / f"{values.env}_{number}" if number > 0 else runs
+    directory = Path(values.output_folder or run / "videos")
+    for path in directory.iterdir() if directory.is_dir() else ():
+        if not path.is_file() or not any(fnmatch(path.name, name) for name in _RECORDINGS):
+            raise ValueError(f"{directory} holds {path.name!r}, which would be lost; -o names another directory")
+
+
 def _prepare(stack: ExitStack, options: Options) -> argparse.Namespace:
     """Set up what a command needs according to its options, and return the zoo's; or do the command's work and exit."""
     command, values = options.command, options.values
@@ -93,6 +112,8 @@ def _prepare(stack: ExitStack, options: Options) -> argparse.Namespace:
         has_run = is_own or any(Path("logs", values.algo).glob(f"{values.env}_*"))
         if has_run and "folder" not in options.given():
             values.folder = "logs"
+    if getattr(values, "folder", None) and hasattr(values, "algo"):
+        remove_leftovers(Path(values.folder) / values.algo)  # of a load_from_hub that was killed
     if command == "enjoy" and not (has_display or values.no_render):
         print("There is no display to show the agent on, so only its returns are printed; record_video makes a video")
         values.no_render = True
@@ -111,4 +132,10 @@ def _prepare(stack: ExitStack, options: Options) -> argparse.Namespace:
 
         (hub_commands.push if command == "push_to_hub" else hub_commands.load)(values)
         raise SystemExit(0)
+    elif command == "load_from_hub":
+        from sb3_ano.zoo.hub_commands import keep_replaced_run
+
+        keep_replaced_run(stack, values)
+    if command == "record_training":
+        _require_only_videos(values)
     return values

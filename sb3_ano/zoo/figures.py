@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import io
 import pickle
 import sys
 import types
@@ -14,7 +13,7 @@ import matplotlib
 import numpy as np
 from matplotlib import pyplot as plt
 
-from sb3_ano._io import write_file
+from sb3_ano._io import write_figure
 from sb3_ano.zoo.fixes import replace
 
 
@@ -100,8 +99,7 @@ def _why_empty(command: str, values: argparse.Namespace) -> str:
 
 def _save_all(file: Path) -> None:
     for position, number in enumerate(plt.get_fignums(), 1):
-        figure, content = plt.figure(number), io.BytesIO()
-        figure.savefig(content, format=file.suffix[1:].lower())
+        figure = plt.figure(number)
         path = file if position == 1 else file.with_stem(f"{file.stem}-{position}")
-        write_file(path, content.getvalue())
+        write_figure(path, figure)
         print(f"{figure.get_label() or 'Figure'}: {path}")

@@ -1,6 +1,9 @@
 """``push_to_hub`` and ``load_from_hub`` of our algorithms, with the zoo's options and without its pickles."""
 
 import argparse
+import os
+import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import rl_zoo3.utils
@@ -11,7 +14,7 @@ from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ano._io import replace_directory
+from sb3_ano._io import replace_directory, write_file
 from sb3_ano._registry import zoo_name
 from sb3_ano.algorithms.loading import read_saved_model
 from sb3_ano.hub import download_run, push_to_hub
@@ -82,19 +85,78 @@ def load(values: argparse.Namespace) -> None:
 
     :param values: options of the zoo's ``load_from_hub``
     :raises OSError: if the Hub cannot be reached or lacks the agent
-    :raises ValueError: if the repository has no safe format, or the directory exists and ``--force`` is not given
+    :raises ValueError: if the repository has no safe format, the directory exists and ``--force`` is not given, or the agent
+        would replace another one outside of a run
     """
     directory = Path(values.folder) / values.algo
     number = values.exp_id or rl_zoo3.get_latest_run_id(str(directory), values.env) + 1
-    run = directory / f"{values.env}_{number}" if number > 0 else directory
+    if number < 0:
+        _load_without_run(values, directory)
+        return
+    run = directory / f"{values.env}_{number}"
     if run.exists() and not values.force:
         raise ValueError(f"the directory {run} exists; --force replaces it, --exp-id 0 makes a new one")
     with no_empty_directories(run), replace_directory(run) as new:
-        download_run(_repo_id(values), new, env_id=values.env.gym_id)
-        trained_by = zoo_name(read_saved_model(new / f"{values.env}.zip").attributes["algorithm"])
-        if trained_by != values.algo:
-            raise ValueError(f"{_repo_id(values)} holds an agent of {trained_by}; use --algo {trained_by}")
+        _download(values, new)
     print(f"Saved to {run}")
+
+
+def _load_without_run(values: argparse.Namespace, directory: Path) -> None:
+    """Download an agent to a directory that has the runs of all tasks in it; replace nothing there."""
+    settings = directory / values.env
+    model = directory / f"{values.env}.zip"
+    for path in (settings, model):
+        if os.path.lexists(path):
+            raise ValueError(
+                f"{path} exists, and --exp-id {values.exp_id} replaces nothing in {directory}; remove it, or use --exp-id 0, "
+                "which makes a new run"
+            )
+
+    with no_empty_directories(directory), replace_directory(settings) as new:
+        run = new / "run"
+        _download(values, run)
+        for file in (run / values.env).iterdir():
+            file.rename(new / file.name)
+        write_file(model, (run / model.name).read_bytes())
+        shutil.rmtree(run)
+    print(f"Saved to {model}")
+
+
+def _download(values: argparse.Namespace, run: Path) -> None:
+    download_run(_repo_id(values), run, env_id=values.env.gym_id)
+    trained_by = zoo_name(read_saved_model(run / f"{values.env}.zip").attributes["algorithm"])
+    if trained_by != values.algo:
+        raise ValueError(f"{_repo_id(values)} holds an agent of {trained_by}; use --algo {trained_by}")
+
+
+def keep_replaced_run(stack: ExitStack, values: argparse.Namespace) -> None:
+    """Let the zoo's own ``load_from_hub`` download before the run that ``--force`` replaces is removed.
+
+    :param stack: stack of the command
+    :param values: options of the zoo's ``load_from_hub``, whose directory is changed
+    :raises ValueError: if ``--force`` would remove other runs
+    """
+    directory = Path(values.folder) / values.algo
+    if values.force and values.exp_id < 0 and directory.exists():
+        raise ValueError(
+            f"--exp-id {values.exp_id} --force would remove all runs in {directory}; use --exp-id 0, which makes a new run"
+        )
+    run = directory / f"{values.env}_{values.exp_id}"
+    if not (values.force and values.exp_id > 0 and run.is_dir()):
+        return
+
+    new = stack.enter_context(replace_directory(run))
+    download = new / ".download"
+    values.folder = str(download)
+
+    def move(error: object, *details: object) -> None:
+        if error is None:
+            for file in (download / values.algo / run.name).iterdir():
+                file.rename(new / file.name)
+            shutil.rmtree(download)
+            print(f"Saved to {run}")
+
+    stack.push(move)
 
 
 def _repo_id(values: argparse.Namespace) -> str:

@@ -25,6 +25,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from sb3_ano._io import read_json, write_json
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
+from sb3_ano.checkpoints.files import remove_checkpoints
 from sb3_ano.envs import VecNormalize
 from sb3_ano.envs.make import prepare_env
 from sb3_ano.zoo.backends import Backend, register_backends, take_backend
@@ -163,7 +164,8 @@ class Manager(ExperimentManager):
             print(f"The training ended after {model.num_timesteps} of {self.n_timesteps} steps; --resume continues it")
         elif record.exists():
             write_json(record, {**self.record, "finished": True})
-            shutil.rmtree(self.checkpoints, ignore_errors=True)
+            shutil.rmtree(self.checkpoints / "rllib", ignore_errors=True)  # of a training on a cluster
+            remove_checkpoints(self.checkpoints)
 
 
 class OwnManager(Search, Manager):

@@ -23,7 +23,7 @@ from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_SAMPLER
 from rl_zoo3.utils import ALGOS, get_callback_list
 
-from sb3_ano._io import DirectoryLock, write_file
+from sb3_ano._io import DirectoryLock, write_figure, write_file
 
 #: Attribute of a trial: all hyperparameters that it was trained with, in RL Zoo's format.
 HYPERPARAMETERS = "hyperparameters"
@@ -220,7 +220,7 @@ class Search(ExperimentManager):
         plots: dict[str, Callable[..., Any]] = {"history": plot_optimization_history, "importances": plot_param_importances}
         for name, plot in () if self.no_optim_plots else plots.items():
             plot(study, target_name="return")
-            plt.savefig(directory / f"{name}.png", dpi=150, bbox_inches="tight")
+            write_figure(directory / f"{name}.png", plt.gcf(), dpi=150, bbox_inches="tight")
             plt.close()
         best = sorted(complete, key=lambda trial: trial.value or 0.0, reverse=True)[:5]
         columns = {trial.number: {"return": trial.value, **trial.user_attrs[HYPERPARAMETERS]} for trial in best}

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -298,11 +299,52 @@ def test_algorithms_are_named_and_told_apart_by_colors_of_okabe_and_ito_and_line
     assert 0.0 <= legend.x0 < legend.x1 <= figure.bbox.width
 
 
+def files_in(directory) -> set[str]:
+    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+
+
 def test_an_earlier_report_is_replaced_and_other_files_are_not(tmp_path, report):
+    both = write_results(tmp_path / "both", runs(tasks=["Hopper-v4"], seeds=[0, 1]))
+    one = write_results(tmp_path / "one", runs(tasks=["Hopper-v4"], algorithms=["ano"], seeds=[0, 1]))
+    out, only = tmp_path / "report", tmp_path / "only"
+    write_report(both, out, SETTINGS)
+    write_report(one, only, SETTINGS)
+    assert files_in(out) > files_in(only)
+
+    mine = {"notes.txt", "figures/mine.png", "tables/mine/deep.csv"}
+    for name in mine:
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text(name)
+    (tmp_path / "link").symlink_to(out)
+    write_report(one, tmp_path / "link", SETTINGS)
+    assert (tmp_path / "link").is_symlink()
+    assert files_in(out) == files_in(only) | mine
+    assert all((out / name).read_text() == name for name in mine)
+
+
+def test_a_file_of_a_report_that_was_changed_is_not_replaced(tmp_path, report):
     out, _ = report(runs(tasks=["Hopper-v4"], algorithms=["ano"], seeds=[0, 1]))
-    (out / "figures" / "stale.png").touch()
+    with open(out / "summary.md", "a") as file:
+        file.write("my conclusion")
+    with pytest.raises(FileExistsError, match=r"not as this command wrote it.*report/summary\.md"):
+        write_report(tmp_path, out, SETTINGS)
+    assert (out / "summary.md").read_text().endswith("my conclusion")
+    (out / "summary.md").unlink()
     write_report(tmp_path, out, SETTINGS)
-    assert not (out / "figures" / "stale.png").exists()
+    assert (out / "summary.md").exists()
+
+
+def test_a_report_is_written_to_the_current_directory_or_a_directory_with_other_files_is_rejected(
+    tmp_path, report, monkeypatch
+):
+    out, _ = report(runs(tasks=["Hopper-v4"], algorithms=["ano"], seeds=[0, 1]))
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for _ in range(2):
+        write_report(tmp_path, Path(), SETTINGS)
+        assert files_in(here) == files_in(out)
+
     (out / "index.html").write_text("a thesis")
     with pytest.raises(ValueError, match="report holds other files"):
         write_report(tmp_path, out, SETTINGS)

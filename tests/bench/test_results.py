@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from unittest import mock
@@ -13,7 +14,7 @@ import torch
 
 from sb3_ano.bench import runner
 from sb3_ano.bench.plan import Run
-from sb3_ano.bench.pool import Pool, WorkerError
+from sb3_ano.bench.pool import Pool, WorkerError, call
 from sb3_ano.bench.results import Results, ResultsWriter
 from sb3_ano.bench.runner import execute
 from sb3_ano.bench.training import write_run
@@ -160,6 +161,18 @@ def test_results_and_errors_of_processes_come_back():
         failed.result()
     assert "Traceback" in error.value.details
     pool.close()
+
+
+def measure(request):
+    """Return the length of a text."""
+    return len(request["text"])
+
+
+def test_a_request_can_be_longer_than_an_argument_of_a_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    request = {"text": "a" * 3_000_000}
+    assert call("tests.bench.test_results:measure", request) == 3_000_000
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_task_of_ray_has_processors_a_gpu_and_the_version_of_the_driver(monkeypatch):

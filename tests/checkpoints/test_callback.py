@@ -3,9 +3,13 @@
 import gc
 import io
 import itertools
+import os
 import pickle
 import random
 import shutil
+import signal
+import threading
+import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -300,6 +304,50 @@ def test_two_trainings_never_share_a_directory(tmp_path):
     interrupt(tmp_path, program, at=100)
     gc.collect()  # the model, which the user can keep, does not keep the callback
     DirectoryLock(tmp_path, patience=0.0).release()  # conflicts as that of another process does
+
+
+def test_two_threads_never_share_a_directory(tmp_path):
+    is_started, may_end = threading.Event(), threading.Event()
+
+    class Waiting(BaseCallback):
+        def _on_step(self) -> bool:
+            is_started.set()
+            return may_end.wait(60)
+
+    def learn() -> None:
+        make_ano(cart_pole()).learn(64, callback=[TrainingCheckpoints(tmp_path, 32, keep=1, verbose=0), Waiting()])
+
+    thread = threading.Thread(target=learn, name="first")
+    thread.start()
+    assert is_started.wait(60)
+    with pytest.raises(BlockingIOError, match="the thread first of this process writes to it now"):
+        make_ano(cart_pole()).learn(64, callback=TrainingCheckpoints(tmp_path, 32, resume=True, verbose=0))
+    may_end.set()
+    thread.join()
+    assert newest_checkpoint(tmp_path).num_timesteps == 32
+
+
+def test_a_forked_child_does_not_keep_the_lock_of_a_killed_process(tmp_path):
+    reading, writing = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        _held = DirectoryLock(tmp_path)
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        os.write(writing, str(child).encode())
+        time.sleep(60)
+        os._exit(0)
+    child = int(os.read(reading, 20))
+    try:
+        with pytest.raises(BlockingIOError):
+            DirectoryLock(tmp_path, patience=0.0)
+        os.kill(parent, signal.SIGKILL)
+        os.waitpid(parent, 0)
+        DirectoryLock(tmp_path, patience=0.0).release()
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_training_continues_when_the_disk_is_full(tmp_path, monkeypatch):

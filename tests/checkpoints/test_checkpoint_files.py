@@ -6,10 +6,20 @@ import signal
 import sys
 import zipfile
 from pathlib import Path
+from unittest import mock
+
+import pytest
 
 from sb3_ano import _io
 from sb3_ano.checkpoints import files
-from sb3_ano.checkpoints.files import Checkpoint, checkpoint_files, newest_checkpoint, read_checkpoint, write_checkpoint
+from sb3_ano.checkpoints.files import (
+    Checkpoint,
+    checkpoint_files,
+    newest_checkpoint,
+    read_checkpoint,
+    remove_checkpoints,
+    write_checkpoint,
+)
 
 
 def write(directory: Path, steps: int, keep: int = 3, state: bytes = b"state") -> Path:
@@ -67,6 +77,33 @@ def test_a_process_killed_at_any_line_leaves_the_old_checkpoints_or_also_the_new
             break
     assert after > 25
     assert seen == {(200, 100), (300, 200, 100), (300, 200)}
+
+
+def test_what_is_named_like_a_checkpoint_and_is_none_is_skipped_and_kept(tmp_path, capsys):
+    write(tmp_path, 100)
+    (tmp_path / ".checkpoint_of_mine").mkdir()
+    (tmp_path / ".checkpoint_notes").write_text("mine")
+    (tmp_path / "checkpoint_900_steps.zip").mkdir()
+    (tmp_path / "checkpoint_800_steps.zip").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "checkpoint_700_steps.zip")
+    others = set(tmp_path.iterdir()) - {tmp_path / "checkpoint_100_steps.zip"}
+
+    assert newest_checkpoint(tmp_path).num_timesteps == 100
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.startswith("skipped: ") for line in lines] == [True] * 3
+
+    write(tmp_path, 200, keep=1)
+    assert newest_checkpoint(tmp_path).num_timesteps == 200
+    assert set(tmp_path.iterdir()) == others | {tmp_path / "checkpoint_200_steps.zip"}
+    remove_checkpoints(tmp_path)
+    assert set(tmp_path.iterdir()) == others
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_not_skipped(tmp_path, monkeypatch):
+    write(tmp_path, 100)
+    monkeypatch.setattr(files, "read_file", mock.Mock(side_effect=OSError(5, "Input/output error")))
+    with pytest.raises(OSError, match="Input/output error"):  # or the newest would count as damaged, and be removed
+        newest_checkpoint(tmp_path)
 
 
 def test_a_damaged_file_is_rejected_or_as_it_was(tmp_path):

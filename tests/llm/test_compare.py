@@ -94,6 +94,18 @@ def rows(verdicts: list[str]) -> pd.DataFrame:
     return pd.DataFrame({"verdict": verdicts, "length": 1, "opponent_length": 1, "requests": 2})
 
 
+def test_a_last_line_without_its_end_is_kept_if_it_is_whole(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    first = Ledger(path)
+    first.add("a", verdict="win")
+    first.add("b", verdict="lose")
+    for lost, kept in ((1, {"a", "b", "c"}), (5, {"a", "b"})):
+        path.write_bytes(path.read_bytes()[:-lost])
+        again = Ledger(path)
+        again.add("c", verdict="tie")
+        assert set(Ledger(path).rows) == kept | {"c"}
+
+
 def test_verdicts_are_counted_as_in_a_table_made_by_hand():
     found = summarize(rows(["win"] * 5 + ["lose"] * 2 + ["tie", "order", "unparseable"]))
     counts = {"prompts": 10, "win": 5, "lose": 2, "tie": 1, "order": 1, "unparseable": 1, "requests": 20}

@@ -3,7 +3,9 @@
 import json
 import re
 import sys
+import zipfile
 from pathlib import Path
+from unittest import mock
 
 import gymnasium as gym
 import pytest
@@ -118,6 +120,51 @@ def test_runs_are_numbered_and_replaced_only_by_force_and_as_a_whole(hub):
     assert {path.name for path in note.parents[1].iterdir()} == {f"{ENV}_1", f"{ENV}_2"}
     run(f"{LOAD} -f numbered --exp-id 1 --force")
     assert (note.exists(), (note.parent / f"{ENV}.zip").is_file()) == (False, True)
+
+
+def test_without_a_number_nothing_else_in_the_directory_is_replaced(hub):
+    run(f"{LOAD} -f shared --exp-id 1")
+    other = Path("shared", "spo", "CartPole-v1_1", "note.txt")
+    other.parent.mkdir()
+    other.write_text("mine")
+
+    load = f"{LOAD} -f shared --exp-id -1 --force"
+    assert run(load).output.endswith(f"Saved to shared/spo/{ENV}.zip\n")
+    assert "Mean reward:" in run(f"enjoy --algo spo --env {ENV} -f shared --exp-id -1 --no-render -n 400").output
+    assert f"{ENV} exists, and --exp-id -1 replaces nothing" in rejected(load)
+    there = {path.name for path in Path("shared", "spo").iterdir()}
+    assert there == {f"{ENV}_1", "CartPole-v1_1", ENV, f"{ENV}.zip"}
+    assert other.read_text() == "mine"
+
+
+def test_the_zoos_own_download_replaces_only_the_run_and_only_when_it_is_complete(hub):
+    load = f"load_from_hub --algo ppo --env {ENV} -f upstream -orga {USER} --trust-remote-code"
+    run(load)
+    old = Path("upstream", "ppo", f"{ENV}_1")
+    other = Path("upstream", "ppo", "CartPole-v1_1", "note.txt")
+    for note in (old / "note.txt", other):
+        note.parent.mkdir(exist_ok=True)
+        note.write_text("mine")
+    assert "would remove all runs in upstream/ppo" in rejected(f"{load} --exp-id -1 --force")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zipfile.ZipFile, "extractall", mock.Mock(side_effect=OSError(28, "No space left on device")))
+        assert "No space left" in rejected(f"{load} --exp-id 1 --force")
+    assert (old / "note.txt").exists()
+    assert run(f"{load} --exp-id 1 --force").output.endswith(f"Saved to {old}\n")
+    assert not (old / "note.txt").exists()
+    assert (old / f"{ENV}.zip").is_file()
+    assert (old / ENV / "config.yml").is_file()
+    assert {path.name for path in old.parent.iterdir()} == {old.name, "CartPole-v1_1"}
+    assert other.read_text() == "mine"
+
+
+def test_recordings_of_a_training_remove_nothing_else(hub):
+    mine = Path("videos", "holiday.mp4")
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    assert "videos holds 'holiday.mp4', which would be lost" in rejected(f"record_training --algo spo --env {ENV} -o videos")
+    assert mine.read_text() == "mine"
 
 
 STRANGERS = [

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-from sb3_ano._io import now, replace_directory
+from sb3_ano._io import now, remove_leftovers, replace_files
 from sb3_ano.bench.report.data import Chapter, Settings, load_chapters
 from sb3_ano.bench.report.figures import render
 from sb3_ano.bench.report.sections import ENDS, Section, make_sections
@@ -32,15 +32,17 @@ _MARKDOWN = re.compile(r"([\\`*_\[\]<>|&$~#])")
 
 
 def write_report(path: Path, out: Path, settings: Settings = Settings()) -> list[str]:  # noqa: B008  # frozen
-    """Write a report; an earlier one in the directory is replaced as soon as the new one is complete.
+    """Write a report; an earlier one in the directory is replaced as soon as the new one is complete, and other files stay.
 
     :param path: directory of results
     :param out: directory of the report
     :param settings: settings of the report
     :return: notes on what was left out
-    :raises ValueError: if runs are damaged or missing, or ``out`` holds other files
+    :raises ValueError: if runs are damaged or missing, or ``out`` holds other files and no earlier report
+    :raises FileExistsError: if a file of the earlier report was changed since
     :raises OSError: if files cannot be read or written
     """
+    remove_leftovers(out)
     page = out / _PAGE
     earlier = page.read_text(encoding="utf-8", errors="replace")[:2000] if page.is_file() else ""
     if out.is_file() or (out.exists() and any(out.iterdir()) and _MARK not in earlier):
@@ -55,7 +57,7 @@ def write_report(path: Path, out: Path, settings: Settings = Settings()) -> list
     loader, escape = FileSystemLoader(Path(__file__).parent), select_autoescape(["html"])
     environment = Environment(loader=loader, autoescape=escape, undefined=StrictUndefined, trim_blocks=True)
     environment.filters |= {"escaped": escaped, "shown": shown}
-    with replace_directory(out) as new:
+    with replace_files(out) as new:
         for directory in ("figures", "tables"):
             (new / directory).mkdir()
         images = {section.name: _write_files(new, section) for _, sections in parts for section in sections}
