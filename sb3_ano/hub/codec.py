@@ -77,7 +77,10 @@ _LSTM = {"bias": True, "dropout": 0.0}
 def dotted_name(thing: Any) -> str:
     """Return ``"module:name"`` of a class or function, or of the class of any other object, for information only."""
     owner = thing if hasattr(thing, "__qualname__") else type(thing)
-    return f"{owner.__module__}:{owner.__qualname__}"
+    module = str(owner.__module__)
+    # A module that was loaded by its path may have any name, even that path.
+    is_name = all(part.isidentifier() for part in module.split("."))
+    return f"{module if is_name else '__main__'}:{owner.__qualname__}"
 
 
 def is_built_in(shaping_name: str | list[str]) -> bool:
@@ -231,13 +234,20 @@ def decode_policy(document: Any, custom: dict[str, Any]) -> type[BasePolicy]:
 
 
 def readable(encoded: Any) -> Any:
-    """Replace the tags in what :func:`encode` returned: schedules become the zoo's text, and classes their names."""
+    """Replace the tags in what :func:`encode` returned by what the zoo's files have for them.
+
+    Schedules become the zoo's text, or their numbers by name; classes become their names, and tuples lists.
+    """
 
     def without_tag(value: dict[str, Any]) -> Any:
         if "$schedule" in value:
             schedule = _decode_schedule(value, "schedule")
-            return f"lin_{schedule.start}" if (schedule.end, schedule.end_fraction) == (0.0, 1.0) else str(schedule)
+            if (schedule.end, schedule.end_fraction) == (0.0, 1.0) and schedule.start > 0.0:
+                return f"lin_{schedule.start}"
+            return {"start": schedule.start, "end": schedule.end, "end_fraction": schedule.end_fraction}
         tag = next((key for key in value if key.startswith("$")), None)
-        return value if tag is None else float(value[tag]) if tag == "$float" else value[tag]
+        if tag is None:
+            return value
+        return float(value[tag]) if tag == "$float" else value[tag]
 
     return json.loads(json.dumps(encoded), object_hook=without_tag)
