@@ -187,7 +187,7 @@ def environment_settings(venv: VecEnv, example: VecEnv) -> tuple[dict[str, Any],
     settings: dict[str, Any] = {}
     missing: list[str] = []
     if is_game or backend != "gymnasium":
-        settings["backend"] = "auto"
+        settings["backend"] = "gymnasium" if backend == "gymnasium" else "auto"  # which also works without EnvPool
 
     layers = _layers(venv)
     if is_game and layers and isinstance(layers[-1], VecFrameStack):  # which the backend adds
@@ -220,7 +220,7 @@ def _describe_layers(layers: list[VecEnvWrapper], settings: dict[str, Any], miss
         inner = layers[len(outer) :]
 
     if len(outer) == 1 and isinstance(outer[0], VecFrameStack):
-        settings["frame_stack"] = outer[0].n_stack
+        settings["frame_stack"] = outer[0].stacked_obs.n_stack
         missing += _other_order(outer[0])
     else:
         missing += [f"the wrapper {dotted_name(layer)}, around VecNormalize" for layer in outer]
@@ -230,7 +230,7 @@ def _describe_layers(layers: list[VecEnvWrapper], settings: dict[str, Any], miss
         kind = type(layer)
         path = import_path(kind)
         if isinstance(layer, VecFrameStack):
-            named.append({"stable_baselines3.common.vec_env.VecFrameStack": {"n_stack": layer.n_stack}})
+            named.append({"stable_baselines3.common.vec_env.VecFrameStack": {"n_stack": layer.stacked_obs.n_stack}})
             missing += _other_order(layer)
         elif path is not None and not _other_parameters(kind):
             named.append(".".join(path))
@@ -241,7 +241,7 @@ def _describe_layers(layers: list[VecEnvWrapper], settings: dict[str, Any], miss
 
 
 def _other_order(stack: VecFrameStack) -> list[str]:
-    usual = VecFrameStack(stack.venv, stack.n_stack).observation_space
+    usual = VecFrameStack(stack.venv, stack.stacked_obs.n_stack).observation_space
     return [] if usual == stack.observation_space else ["channels_order of VecFrameStack"]
 
 
