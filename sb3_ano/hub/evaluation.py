@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,9 @@ class Task:
     def make(self, seed: int = 0) -> VecEnv:
         """Make one environment, which renders if gymnasium has the task and can render it."""
         for settings in ({**self.env_kwargs, "render_mode": "rgb_array"}, self.env_kwargs):
-            with contextlib.suppress(ValueError, TypeError):
+            with contextlib.suppress(ValueError, TypeError), warnings.catch_warnings():
+                # Of an environment that takes any mode and renders none; there is no video then.
+                warnings.filterwarnings("ignore", ".*render_mode='rgb_array' that is not in the possible render_modes")
                 return make_vec_env(self.env_id, 1, backend="gymnasium", seed=seed, env_kwargs=settings)
         return make_vec_env(self.env_id, 1, seed=seed, env_kwargs=self.env_kwargs)
 
