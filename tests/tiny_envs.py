@@ -107,3 +107,11 @@ class TwoAllowed(TinyEnv):
 
     def render(self) -> np.ndarray:
         return np.zeros((16, 16, 3), dtype=np.uint8)
+
+
+class Filed(TinyEnv):
+    """An environment that is made from a file."""
+
+    def __init__(self, file: str, render_mode: str | None = None) -> None:
+        super().__init__(BOX_OBSERVATIONS, spaces.Discrete(2))
+        self.file = file

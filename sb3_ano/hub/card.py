@@ -1,9 +1,12 @@
 """Write what a repository says about its agent: names of files, the model card, and the settings that the RL Zoo reads."""
 
 import json
+import math
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import gymnasium as gym
 import yaml
@@ -13,8 +16,8 @@ from sb3_ano._io import versions, write_file
 from sb3_ano._registry import zoo_name
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.envs.atari import atari_protocol
-from sb3_ano.hub.codec import dotted_name, is_built_in, readable
 from sb3_ano.hub.evaluation import Task
+from sb3_ano.hub.recipe import Part, hyperparameters, import_path, is_plain, literal, strict, without_paths
 from sb3_ano.hub.safe_format import PACKAGES, SAFE_FILES
 
 CARD, RESULTS, LOGS, STATISTICS = "README.md", "results.json", "train_eval_metrics.zip", "vec_normalize.pkl"
@@ -33,10 +36,6 @@ _ENVIRONMENTS = {
 # Environments of these packages are registered without an import, or by a script that nobody else has.
 _SHIPPED = ("", "__main__", "gymnasium", "ale_py", "shimmy")
 _ATARI_WRAPPER = "stable_baselines3.common.atari_wrappers.AtariWrapper"
-# Arguments that say how and where a model runs, not what it learns from.
-_NOT_HYPERPARAMETERS = ("stats_window_size", "verbose", "seed", "torch_compile")
-# Arguments of VecNormalize that the RL Zoo writes.
-_NORMALIZATION = ("norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon")
 
 
 def environment_name(env_id: str) -> str:
@@ -59,24 +58,26 @@ def model_file(algorithm: str, env_id: str) -> str:
 
 def model_card(
     model: ShapedPolicyAlgorithm,
-    document: dict[str, Any],
-    objects: dict[str, Any],
+    config: dict[str, Any],
+    parts: Sequence[Part],
     repo_id: str,
     task: Task,
     results: dict[str, Any],
     has_video: bool,
     license: str | None,
+    revision: str | None = None,
 ) -> ModelCard:
     """Fill in the card: metadata by which the Hub finds the agent, and how to install, run and judge it.
 
     :param model: agent
-    :param document: its description from :func:`~sb3_ano.hub.safe_format.describe`
-    :param objects: its parts that only the reader can supply, by dotted name
+    :param config: settings of its training, from :func:`write_settings`
+    :param parts: its parts that are not built in
     :param repo_id: repository, ``"user/name"``
     :param task: environment that it was trained in
     :param results: evaluation from :func:`~sb3_ano.hub.evaluation.evaluate`
     :param has_video: whether there is a video next to the card
     :param license: license of the agent, an SPDX identifier in lower case; None states none
+    :param revision: branch of the agent; None is ``main``
     """
     name, env_id = model.algorithm, task.env_id
     words = [env_id, "deep-reinforcement-learning", "reinforcement-learning", "stable-baselines3", "sb3-ano", name.lower()]
@@ -86,14 +87,15 @@ def model_card(
     metrics = [
         EvalResult(**evaluation, metric_type=key, metric_name=key, metric_value=results[key], metric_args=arguments)
         for key in ("mean_reward", "std_reward")
+        if math.isfinite(results[key])  # the Hub rejects others
     ]
     metadata = ModelCardData(
-        model_name=f"{name}-{env_id}",
+        model_name=f"{name}-{env_id}" if metrics else None,
         library_name="stable-baselines3",
         pipeline_tag="reinforcement-learning",
         license=license,
         tags=words,
-        eval_results=metrics,
+        eval_results=metrics or None,
     )
     return ModelCard.from_template(
         metadata,
@@ -105,53 +107,78 @@ def model_card(
         video=VIDEO if has_video else None,
         repository=_REPOSITORY,
         install_line=install_line(task),
-        package=_package(env_id),
-        custom=_custom_parts(document, objects),
+        branch=quote(revision or "main", safe=""),
+        setup=_setup(task, parts),
+        env_kwargs=literal(task.published_kwargs),
+        load=_load_call(repo_id, revision, parts),
+        brought=_brought(task, parts),
+        stand_ins=[part for part in parts if part.is_stand_in],
         model_file=model_file(name, env_id),
-        hyperparameters=json.dumps(hyperparameters(document), indent=2),
+        hyperparameters=json.dumps(strict(config), indent=2, allow_nan=False),
         versions=task_versions(task),
     )
 
 
-def hyperparameters(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the algorithm, the number of environments, and how they were normalized.
-
-    :param document: description from :func:`~sb3_ano.hub.safe_format.describe`
-    :return: numbers, names, and lists and dictionaries of those
-    """
-    settings = {name: document[name] for name in ("policy", "n_envs")} | {"n_timesteps": document["progress"]["num_timesteps"]}
-    settings |= {name: value for name, value in document["arguments"].items() if name not in _NOT_HYPERPARAMETERS}
-    if document["shaping"] is not None:
-        settings["shaping"] = document["shaping"]["name"]
-    stored = document["vec_normalize"]
-    settings["normalize"] = {name: stored[name] for name in _NORMALIZATION} if stored else False
-    return readable(settings)
-
-
-def write_settings(folder: Path, document: dict[str, Any], task: Task) -> None:
+def write_settings(
+    folder: Path, document: dict[str, Any], task: Task, parts: Sequence[Part] = (), device: str = "auto"
+) -> dict[str, Any]:
     """Write ``config.yml``, ``args.yml`` and ``env_kwargs.yml``, as a training of the zoo would have left them.
 
     :param folder: directory to write to
     :param document: description from :func:`~sb3_ano.hub.safe_format.describe`
     :param task: environment that it was trained in
+    :param parts: parts of the agent that are not built in
+    :param device: device of the training
+    :return: content of ``config.yml``
     """
-    atari = {"env_wrapper": [_ATARI_WRAPPER], "frame_stack": 4} if "NoFrameskip" in task.env_id else {}
-    seed, settings = document["arguments"]["seed"], hyperparameters(document)
+    settings = task.settings
+    if not settings and "NoFrameskip" in task.env_id:
+        settings = {"env_wrapper": [_ATARI_WRAPPER], "frame_stack": 4}
+    seed = document["arguments"]["seed"]
+    config = hyperparameters(document, settings, task.published_kwargs)
     arguments = {
         "algo": zoo_name(document["algorithm"]),
+        "device": device,
         "env": task.env_id,
-        "env_kwargs": task.env_kwargs,
-        "n_timesteps": settings["n_timesteps"],
+        "env_kwargs": task.published_kwargs,
+        "n_timesteps": config["n_timesteps"],
         "seed": -1 if seed is None else seed,
     }
-    contents = {"config": settings | atari, "args": arguments, "env_kwargs": task.env_kwargs}
+    if packages := _packages(task):
+        arguments["gym_packages"] = packages
+    notes = _notes(task, parts)
+    contents = {"config": config, "args": arguments, "env_kwargs": task.published_kwargs}
     for name, content in contents.items():
-        write_file(folder / f"{name}.yml", yaml.safe_dump(content, sort_keys=False))
+        comment = "".join(f"# {note}\n" for note in notes) if name == "config" else ""
+        write_file(folder / f"{name}.yml", comment + yaml.safe_dump(_lists(content), sort_keys=False))
+    return config
+
+
+def _lists(value: Any) -> Any:
+    """Copy a plain value with lists for tuples, and no object twice, for which YAML would write an alias."""
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _notes(task: Task, parts: Sequence[Part]) -> list[str]:
+    """Say what a training from the settings lacks."""
+    notes = [f"Not in this file: {missing}." for missing in task.missing]
+    for part in parts:
+        if any(mark in part.shown for mark in ("__main__", "<")):
+            notes.append(f"{part.name} was {part.shown}, which cannot be imported: put MODULE:NAME of yours in its place.")
+        else:
+            notes.append(f"{part.name} is {part.shown} of the author's code, which has to be on Python's path.")
+    return [" ".join(note.split()) for note in notes]
 
 
 def task_versions(task: Task) -> dict[str, str]:
     """Return the versions of Python and of the installed packages that an agent and its task depend on."""
-    packages = [*PACKAGES, _package(task.env_id) or "gymnasium", *(package for _, package in _requirements(task))]
+    packages = [
+        *PACKAGES,
+        _package(task.env_id).partition(".")[0] or "gymnasium",
+        *(package for _, package in _requirements(task)),
+    ]
     return {"python": platform.python_version(), **versions(packages)}
 
 
@@ -161,14 +188,77 @@ def install_line(task: Task) -> str:
     return f'pip install "sb3-ano[{",".join(extras)}] @ git+{_REPOSITORY}"'
 
 
-def _custom_parts(document: dict[str, Any], objects: dict[str, Any]) -> dict[str, str]:
-    """Return the arguments that a reader has to pass to ``load_from_hub``, and their values in words."""
-    parts = {}
-    if document["shaping"] and not is_built_in(names := document["shaping"]["name"]):
-        parts["shaping"] = names if isinstance(names, str) else ", ".join(names)
+def _load_call(repo_id: str, revision: str | None, parts: Sequence[Part]) -> str:
+    """Write the call that loads the agent."""
+    arguments = [repr(repo_id)]
+    if revision is not None:
+        arguments.append(f"revision={revision!r}")
+    arguments.append("env=env")
+    objects = [f"{part.name!r}: {part.expression}" for part in parts if part.name != "shaping"]
+    arguments += [f"shaping={part.expression}" for part in parts if part.name == "shaping"]
     if objects:
-        parts["custom_objects"] = str({name: dotted_name(value) for name, value in objects.items()})
-    return parts
+        arguments.append(f"custom_objects={{{', '.join(objects)}}}")
+    return f"load_from_hub({', '.join(arguments)})"
+
+
+def _setup(task: Task, parts: Sequence[Part]) -> list[str]:
+    """Write the lines that import the author's code, and register the environment if importing does not."""
+    modules = {part.module for part in parts if part.module is not None}
+    registration = ""
+    if not task.additions:
+        registration = _registration(task.env_id)
+        modules.update(_packages(task))
+    lines = [f"import {module}" for module in sorted(modules)]
+    if registration:
+        lines = [*lines, "import gymnasium as gym", "", f"if {task.env_id!r} not in gym.registry:", f"    {registration}"]
+    return lines
+
+
+def _packages(task: Task) -> list[str]:
+    """List the modules that register the environment; those that everybody has are left out."""
+    if task.packages:
+        return list(task.packages)
+    package = _package(task.env_id)
+    return [package] if package else []
+
+
+def _registration(env_id: str) -> str:
+    """Write the call that registers an environment of the author's; empty if importing its package has to do."""
+    spec = gym.registry.get(env_id)
+    if not _package(env_id) or spec is None or spec.additional_wrappers or not is_plain(spec.kwargs):
+        return ""
+    entry_point = spec.entry_point
+    if not isinstance(entry_point, str):
+        path = import_path(entry_point)
+        if path is None:
+            return ""
+        entry_point = ":".join(path)
+    arguments = [repr(env_id), repr(entry_point)]
+    if spec.max_episode_steps is not None:
+        arguments.append(f"max_episode_steps={spec.max_episode_steps}")
+    if spec.kwargs:
+        arguments.append(f"kwargs={literal(without_paths(spec.kwargs, set()))}")
+    return f"gym.register({', '.join(arguments)})"
+
+
+def _brought(task: Task, parts: Sequence[Part]) -> list[tuple[str, str]]:
+    """List what the reader has to bring before the card's code runs: what, and what it is for."""
+    brought = []
+    for module in _packages(task):
+        if module != "rl_zoo3.import_envs":  # the extra installs it
+            brought.append((f"import {module}", f"the module of the environment {task.env_id}"))
+    for part in parts:
+        if part.is_stand_in:
+            continue
+        if part.module is not None:
+            brought.append((f"import {part.module}", f"the author's module with {part.shown}, for {part.name}"))
+        else:
+            brought.append(
+                (part.expression, f"{part.shown} of the author's code, for {part.name}; it cannot be imported by name")
+            )
+    for file in task.files:
+        brought.append((f"./{file}", "the author's file, in the current directory"))
+    return brought
 
 
 def _entry_point(env_id: str) -> str:
@@ -181,12 +271,9 @@ def _entry_point(env_id: str) -> str:
 
 
 def _package(env_id: str) -> str:
-    """Return what has to be imported to register an environment, a package or a function's module; or an empty string."""
-    module, _, name = _entry_point(env_id).partition(":")
-    package = module.partition(".")[0]
-    if package in _SHIPPED:
-        return ""
-    return package if name else module
+    """Return the module that has an environment, which its import registers in most packages; or an empty string."""
+    module = _entry_point(env_id).partition(":")[0]
+    return "" if module.partition(".")[0] in _SHIPPED else module
 
 
 def _requirements(task: Task) -> list[tuple[str, str]]:

@@ -65,7 +65,7 @@ _ZOO_LINEAR = ("rl_zoo3.utils", "SimpleLinearSchedule")
 # tensorboard_log is a path on the author's machine, to which training would write. The shape has its own entry.
 _NOT_STORED = {"policy", "env", "device", "tensorboard_log", "_init_setup_model", "shaping"}
 # Arguments that are used before the algorithm checks its arguments, or that it does not check.
-_UNCHECKED = ("n_steps", "use_sde", "verbose")
+_UNCHECKED = ("n_steps", "use_sde")
 # Attributes whose names differ from those of the arguments.
 _ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
 # Layers take time to build.
@@ -77,7 +77,10 @@ _LSTM = {"bias": True, "dropout": 0.0}
 def dotted_name(thing: Any) -> str:
     """Return ``"module:name"`` of a class or function, or of the class of any other object, for information only."""
     owner = thing if hasattr(thing, "__qualname__") else type(thing)
-    return f"{owner.__module__}:{owner.__qualname__}"
+    module = str(owner.__module__)
+    # A module that was loaded by its path may have any name, even that path.
+    is_name = all(part.isidentifier() for part in module.split("."))
+    return f"{module if is_name else '__main__'}:{owner.__qualname__}"
 
 
 def is_built_in(shaping_name: str | list[str]) -> bool:
@@ -173,6 +176,8 @@ def _decode_schedule(value: dict[str, Any], name: str) -> LinearSchedule:
     require_like(value, {"$schedule": None, "start": 1.0, "end": 0.0, "end_fraction": 1.0}, name)
     if not value["end_fraction"] > 0.0:
         raise rejected(f"{name}.end_fraction", value["end_fraction"], "numbers above 0")
+    if value["start"] < 0.0:
+        raise rejected(f"{name}.start", value["start"], "numbers from 0")
     return LinearSchedule(value["start"], value["end"], value["end_fraction"])
 
 
@@ -188,8 +193,13 @@ def encode_arguments(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> di
     :param model: algorithm that keeps its arguments as attributes
     :param custom: dictionary that collects, by dotted name, what only the caller of ``load_safe`` can supply
     """
-    names = stored_arguments(type(model))
-    return {name: encode(getattr(model, _ATTRIBUTES.get(name, name)), name, custom) for name in names}
+    encoded = {}
+    for name in stored_arguments(type(model)):
+        value = getattr(model, _ATTRIBUTES.get(name, name))
+        if name == "verbose":
+            value = int(value)  # SB3 takes booleans, too
+        encoded[name] = encode(value, name, custom)
+    return encoded
 
 
 def decode_arguments(document: Any, algorithm: type[ShapedPolicyAlgorithm], custom: dict[str, Any]) -> dict[str, Any]:
@@ -204,15 +214,42 @@ def decode_arguments(document: Any, algorithm: type[ShapedPolicyAlgorithm], cust
     defaults = stored_arguments(algorithm) | {"policy_kwargs": {}}
     stored = defaults | document if isinstance(document, dict) else document
     require_like(stored, {name: defaults[name] if name in _UNCHECKED else None for name in defaults}, "arguments")
+    supplied = set(custom)
     attributes = {_ATTRIBUTES.get(name, name): decode(stored[name], name, custom) for name in defaults}
     _require_cheap(attributes["policy_kwargs"])
+    if "verbose" not in supplied and type(attributes["verbose"]) is not int:
+        raise rejected("verbose", attributes["verbose"], "integers")
     return attributes
+
+
+def require_numbers(values: Any, taker: Any, name: str) -> None:
+    """Check the arguments of a class from a library whose defaults are numbers: they are finite numbers, too.
+
+    Many classes of PyTorch take NaN, infinity and booleans without an error.
+
+    :param values: arguments by name; anything else is left to the class
+    :param taker: class
+    :param name: dotted name of the arguments, for messages
+    :raises SafeFormatError: if one is not
+    """
+    if not isinstance(values, dict):
+        return
+    for key, parameter in inspect.signature(taker).parameters.items():
+        default = parameter.default
+        examples = default if isinstance(default, tuple) else (default,)
+        takes_numbers = all(type(example) in (int, float) for example in examples)
+        if not takes_numbers or key not in values:
+            continue
+        given = values[key]
+        for number in given if isinstance(given, tuple | list) else (given,):
+            if type(number) not in (int, float) or not math.isfinite(number):
+                raise rejected(f"{name}.{key}", given, "finite numbers")
 
 
 def _require_cheap(policy_kwargs: Any) -> None:
     """Reject what takes memory or minutes even where a policy is built without memory."""
     layers, options = policy_kwargs.get("n_lstm_layers", 1), policy_kwargs.get("lstm_kwargs") or {}
-    if not isinstance(layers, int) or layers > _MAX_ITEMS:
+    if type(layers) is not int or layers > _MAX_ITEMS:
         raise rejected("policy_kwargs.n_lstm_layers", layers, f"integers up to {_MAX_ITEMS}")
     require_like(options, {key: example for key, example in _LSTM.items() if key in options}, "policy_kwargs.lstm_kwargs")
 
@@ -231,13 +268,20 @@ def decode_policy(document: Any, custom: dict[str, Any]) -> type[BasePolicy]:
 
 
 def readable(encoded: Any) -> Any:
-    """Replace the tags in what :func:`encode` returned: schedules become the zoo's text, and classes their names."""
+    """Replace the tags in what :func:`encode` returned by what the zoo's files have for them.
+
+    Schedules become the zoo's text, or their numbers by name; classes become their names, and tuples lists.
+    """
 
     def without_tag(value: dict[str, Any]) -> Any:
         if "$schedule" in value:
             schedule = _decode_schedule(value, "schedule")
-            return f"lin_{schedule.start}" if (schedule.end, schedule.end_fraction) == (0.0, 1.0) else str(schedule)
+            if (schedule.end, schedule.end_fraction) == (0.0, 1.0) and schedule.start > 0.0:
+                return f"lin_{schedule.start}"
+            return {"start": schedule.start, "end": schedule.end, "end_fraction": schedule.end_fraction}
         tag = next((key for key in value if key.startswith("$")), None)
-        return value if tag is None else float(value[tag]) if tag == "$float" else value[tag]
+        if tag is None:
+            return value
+        return float(value[tag]) if tag == "$float" else value[tag]
 
     return json.loads(json.dumps(encoded), object_hook=without_tag)

@@ -120,8 +120,8 @@ def require_like(value: Any, example: Any, name: str) -> None:
         if not isinstance(value, bool):
             raise rejected(name, value, "true and false")
     elif isinstance(example, int | float):
-        # NumPy and PyTorch hold no larger integers.
-        is_integer = isinstance(value, int) and abs(value) < 2**63
+        # NumPy and PyTorch hold no larger integers. Booleans are integers in Python.
+        is_integer = type(value) is int and abs(value) < 2**63
         if not is_integer and not (isinstance(value, float) and not math.isnan(value)):
             raise rejected(name, value, "numbers")
 

@@ -2,8 +2,8 @@
 
 import contextlib
 import dataclasses
-import json
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from sb3_ano.envs import make_vec_env
 from sb3_ano.envs.batched import BatchedVecEnv
 from sb3_ano.envs.evaluation import evaluate_policy
 from sb3_ano.hub.documents import one_line, shown
+from sb3_ano.hub.recipe import environment_settings, is_plain, without_machine, without_paths
 from sb3_ano.hub.safe_format import load_normalization, load_safe
 
 # Wrappers that leave the task as it is. Instead of TimeLimit, and rl_zoo3's PatchedTimeLimit, max_episode_steps is compared.
@@ -38,17 +39,37 @@ class Task:
     :param env_kwargs: settings of the task, as ``make_vec_env`` takes them
     :param backend: backend of the environment that ``make`` returns
     :param additions: wrappers and settings of the agent's environment that ``make`` does not reproduce
+    :param settings: how the training's environments were built, in the keys of the zoo's hyperparameter files
+    :param missing: what ``settings`` leave out
+    :param packages: packages that register the environment, if the author's run tells them
     """
 
     env_id: str
     env_kwargs: dict[str, Any]
     backend: str = "gymnasium"
     additions: tuple[str, ...] = ()
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> list[str]:
+        """Names of files of this machine that the settings of the task name."""
+        found: set[str] = set()
+        without_paths(self.env_kwargs, found)
+        return sorted(found)
+
+    @property
+    def published_kwargs(self) -> dict[str, Any]:
+        """Settings of the task, with files by name instead of by their place on this machine."""
+        return without_paths(self.env_kwargs, set())
 
     def make(self, seed: int = 0) -> VecEnv:
         """Make one environment, which renders if gymnasium has the task and can render it."""
         for settings in ({**self.env_kwargs, "render_mode": "rgb_array"}, self.env_kwargs):
-            with contextlib.suppress(ValueError, TypeError):
+            with contextlib.suppress(ValueError, TypeError), warnings.catch_warnings():
+                # Of an environment that takes any mode and renders none; there is no video then.
+                warnings.filterwarnings("ignore", ".*render_mode='rgb_array' that is not in the possible render_modes")
                 return make_vec_env(self.env_id, 1, backend="gymnasium", seed=seed, env_kwargs=settings)
         return make_vec_env(self.env_id, 1, seed=seed, env_kwargs=self.env_kwargs)
 
@@ -74,13 +95,19 @@ def task_of(
         raise ValueError("env=None is not allowed for a model without an environment; pass the environment as env=")
     known_id, settings = _made_from(venv)
     env_id = env_id or known_id
+    if env_id is None and isinstance(venv.unwrapped, SubprocVecEnv):
+        raise ValueError(
+            "env=None is not allowed for a model whose environments are in a SubprocVecEnv, which cannot be inspected; pass "
+            "env=gym.make(id, render_mode='rgb_array')"
+        )
     if env_id is None or not re.fullmatch(r"[\w:./-]+", env_id):  # it goes into Markdown, YAML and Python
         raise ValueError(
             f"env_id={env_id!r} is not allowed; allowed are the ids by which others can make the environment, of letters, "
             "digits and any of _ : . / -; register it with gymnasium, or pass env= and env_id="
         )
-    task = Task(env_id, dict(settings if env_kwargs is None else env_kwargs))
-    json.dumps(task.env_kwargs)
+    built, missing = environment_settings(model.get_env() or venv, venv)
+    task = Task(env_id, dict(settings if env_kwargs is None else env_kwargs), settings=built, missing=tuple(missing))
+    _require_plain(task.env_kwargs)
     backend = task.backend
     try:
         with contextlib.closing(task.make()) as made:
@@ -88,12 +115,32 @@ def task_of(
     except Exception as error:  # constructors raise errors of any class for the arguments of another class
         shown_error = one_line(error) if env is None else type(error).__name__  # the card shows it; messages may hold paths
         additions = [f"what its id does not make ({shown_error})"]
+    additions = [without_machine(part) for part in additions]
+    if additions and env is None and isinstance(venv.unwrapped, SubprocVecEnv):
+        raise ValueError(
+            "env=None is not allowed for a model whose environments are in a SubprocVecEnv, which cannot be inspected; pass "
+            f"env=gym.make({env_id!r}, render_mode='rgb_array'), with the wrappers and settings of the training"
+        )
     if additions and env is None:
         raise ValueError(
             f"env={env_id!r} is not what the model was trained in, because the model's environment has "
             f"{', '.join(additions)}: the score would be that of another task; build that environment and pass it as env="
         )
     return dataclasses.replace(task, backend=backend, additions=tuple(additions))
+
+
+def _require_plain(env_kwargs: dict[str, Any]) -> None:
+    """Check that settings can be written down.
+
+    :raises TypeError: if one is no plain value
+    """
+    for name, value in env_kwargs.items():
+        if not is_plain(value):
+            allowed = "numbers, texts, and lists and dictionaries of those"
+            raise TypeError(
+                f"env_kwargs[{name!r}]={shown(value)} cannot be published; allowed are {allowed}; pass env=, and env_kwargs= "
+                "without it"
+            )
 
 
 def _made_from(venv: VecEnv) -> tuple[str | None, dict[str, Any]]:

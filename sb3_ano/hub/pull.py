@@ -1,24 +1,23 @@
 """Load an agent from the Hugging Face Hub."""
 
 import contextlib
-import math
 import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import torch
-from huggingface_hub import HfApi
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano._io import read_json
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.envs import DirectVecEnv, register_atari
 from sb3_ano.hub.card import RESULTS, environment_name, write_settings
+from sb3_ano.hub.connection import download
 from sb3_ano.hub.documents import new_folder, shown, translate_errors
 from sb3_ano.hub.evaluation import Task
 from sb3_ano.hub.safe_format import DOCUMENT, SAFE_FILES, describe, load_normalization, load_safe, open_document
@@ -36,11 +35,12 @@ def load_from_hub(
     token: str | None = None,
     device: torch.device | str = "auto",
     shaping: ShapingLike | None = None,
-    custom_objects: dict[str, Any] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
 ) -> ShapedPolicyAlgorithm:
     """Load an agent that :func:`~sb3_ano.hub.push_to_hub` pushed.
 
-    Nothing in the repository is run: the agent is read from JSON and safetensors.
+    Nothing in the repository is run: the agent is read from JSON and safetensors. With ``HF_HUB_OFFLINE=1``, or if the Hub
+    cannot be reached, an agent that was loaded before is taken from the cache.
 
     :param repo_id: repository, ``"user/name"``
     :param env: environments for the agent, or an id. They are normalized as in training, with statistics that no longer
@@ -51,7 +51,7 @@ def load_from_hub(
     :param shaping: shaping function of an agent that was trained with one that is not built in
     :param custom_objects: classes and functions of the agent that are not SB3's or this package's, as for ``load_safe``
     :raises ValueError: if the repository holds no agent in the safe format, or the agent is damaged
-    :raises Exception: huggingface_hub's or its HTTP client's, if the repository, a file or the connection fails
+    :raises OSError: huggingface_hub's errors, if the repository or a file is missing, or the connection fails
     """
     with _downloaded(repo_id, revision, token) as agent:
         return load_safe(agent, env, device=device, shaping=shaping, custom_objects=custom_objects)
@@ -59,24 +59,19 @@ def load_from_hub(
 
 @contextlib.contextmanager
 def _downloaded(repo_id: str, revision: str | None, token: str | None) -> Iterator[Path]:
-    """Download files by their fixed names to a temporary directory, all of one commit, whatever is pushed meanwhile."""
-    api = HfApi(token=token)
-    info = api.model_info(repo_id, revision=revision, files_metadata=True)
-    listed = {file.rfilename: math.inf if file.size is None else file.size for file in info.siblings or []}
-    sizes = {name: listed[name] for name in (*SAFE_FILES, RESULTS) if name in listed}
-    if DOCUMENT not in sizes:
+    """Yield a temporary directory with the files that loading reads, by their fixed names."""
+    paths = download(repo_id, (*SAFE_FILES, RESULTS), DOCUMENT, MAX_BYTES, revision, token)
+    if not paths:
         raise ValueError(
             f"{repo_id} holds no agent in the safe format (no {DOCUMENT}). An SB3 .zip runs any code that its author put in: "
             "if you trust the author, load it with huggingface_hub.hf_hub_download and ANO.load, or in the zoo use "
             "--trust-remote-code"
         )
-    if (size := sum(sizes.values())) > MAX_BYTES:
-        raise ValueError(f"{repo_id} has {size:,} bytes; allowed are {MAX_BYTES:,}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / repo_id  # errors name the repository
         folder.mkdir(parents=True)
-        for name in sizes:  # the cache holds links, which the safe format rejects
-            shutil.copyfile(api.hf_hub_download(repo_id, name, revision=info.sha), folder / name)
+        for name, path in paths.items():  # the cache holds links, which the safe format rejects
+            shutil.copyfile(path, folder / name)
         yield folder
 
 
@@ -103,7 +98,7 @@ def download_run(
     :raises ValueError: if the repository holds no agent in the safe format, the agent is damaged or has parts that only its
         author has, or its environment is not registered or is not ``env_id``
     :raises FileExistsError: if ``path`` is not new or empty
-    :raises Exception: as for :func:`load_from_hub`
+    :raises OSError: as for :func:`load_from_hub`, and if the directory cannot be written
     """
     with new_folder(path, ()) as run, _downloaded(repo_id, revision, token) as agent:
         trained_in = _read_env_id(agent)

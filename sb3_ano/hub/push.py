@@ -3,25 +3,34 @@
 Everything is made, and tried out, in a directory before anything goes online.
 """
 
+import dataclasses
+import io
+import json
+import math
 import os
-import shutil
 import tempfile
+import types
 import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
+from urllib.parse import quote
 
 import cloudpickle  # type: ignore[import-untyped]
 import gymnasium as gym
+import yaml
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ano._io import write_file, write_json
+from sb3_ano._io import write_file
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.hub import card
+from sb3_ano.hub.connection import require_no_secrets, safe_errors, without_login
 from sb3_ano.hub.documents import new_folder, one_line
 from sb3_ano.hub.evaluation import Task, evaluate, loaded_agent, task_of
+from sb3_ano.hub.recipe import custom_parts, strict, without_machine
 from sb3_ano.hub.safe_format import DOCUMENT, SAFE_FILES, describe, require_algorithm, save_safe
 from sb3_ano.hub.video import record
 
@@ -36,6 +45,7 @@ def package(
     repo_id: str,
     env: gym.Env | VecEnv | None = None,
     *,
+    revision: str | None = None,
     env_id: str | None = None,
     env_kwargs: dict[str, Any] | None = None,
     n_eval_episodes: int = 10,
@@ -58,6 +68,7 @@ def package(
     :param repo_id: repository that the card names, ``"user/name"``
     :param env: environments to evaluate in, which are left normalized as they were; None makes one by the id of the model's
         environment
+    :param revision: branch that the card names; None is ``main``
     :param env_id: id for the card, if the environment does not know it
     :param env_kwargs: settings of the task, if the environment does not know them
     :param n_eval_episodes: number of episodes of the evaluation
@@ -77,8 +88,10 @@ def package(
     require_algorithm(model)
     task = task_of(model, env, env_id, env_kwargs)
     files = [] if run is None else sorted(Path(run).iterdir())
+    task = dataclasses.replace(task, packages=_packages_of_run(files, task))
     objects: dict[str, Any] = {}
     document = describe(model, objects)
+    parts = custom_parts(document, objects)
     # Only next to our card are archives and settings ours: a user's own files may have such names.
     is_ours = all((Path(path) / name).is_file() for name in (card.CARD, DOCUMENT))
     with new_folder(path, _OWN if is_ours else SAFE_FILES) as work:
@@ -90,31 +103,74 @@ def package(
             _say(verbose, f"mean return {results['mean_reward']:.2f} +/- {results['std_reward']:.2f}")
             if video:
                 _record(agent, work / card.VIDEO, video_length, deterministic=deterministic, seed=seed)
-        card.write_settings(work, document, task)
+        config = card.write_settings(work, document, task, parts, model.device.type)
         _copy_run(files, work, task)
-        results |= {"env_id": task.env_id, "env_kwargs": task.env_kwargs, "versions": card.task_versions(task)}
-        write_json(work / card.RESULTS, results)
+        _write_results(work / card.RESULTS, results, task)
         has_video = (work / card.VIDEO).exists()
-        page = card.model_card(model, document, objects, repo_id, task, results, has_video, license)
+        page = card.model_card(model, config, parts, repo_id, task, results, has_video, license, revision)
         write_file(work / card.CARD, str(page))
     return Path(path)
+
+
+def _write_results(path: Path, results: dict[str, Any], task: Task) -> None:
+    """Write the evaluation as JSON, which has no NaN and no infinity: they become their names in settings, and else null."""
+    content: dict[str, Any] = {}
+    for name, value in results.items():
+        content[name] = _finite(value)
+    if not math.isfinite(results["mean_reward"]):
+        warnings.warn(
+            f"the mean return is {results['mean_reward']}; results.json has null in its place, and the Hub lists no result",
+            stacklevel=4,
+        )
+    content["env_id"] = task.env_id
+    content["env_kwargs"] = strict(task.published_kwargs)
+    content["versions"] = card.task_versions(task)
+    write_file(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class _Anonymous(cloudpickle.CloudPickler):
+    """Pickle functions that cannot be imported by name without the path of the file that defines them."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.FunctionType):
+            # What cloudpickle notes of a function's module, which has the path in __file__.
+            known = {name: obj.__globals__[name] for name in ("__package__", "__name__") if name in obj.__globals__}
+            self.globals_ref.setdefault(id(obj.__globals__), known)
+        elif isinstance(obj, types.CodeType):
+            return self.dispatch_table[types.CodeType](obj.replace(co_filename=f"<{obj.co_name}>"))
+        return super().reducer_override(obj)
+
+
+def _anonymous_pickle(value: Any, protocol: int | None = None, buffer_callback: Any = None) -> bytes:
+    """Do what ``cloudpickle.dumps`` does, without paths of this machine."""
+    with io.BytesIO() as file:
+        _Anonymous(file, protocol=protocol, buffer_callback=buffer_callback).dump(value)
+        return file.getvalue()
 
 
 def _save_for_sb3(model: ShapedPolicyAlgorithm, work: Path, task: Task) -> None:
     """Save a model with its statistics in SB3's formats, and warn of code in it."""
     name = card.model_file(model.algorithm, task.env_id)
-    # A path on the author's machine, and what its Monitor has logged of the last episodes.
-    model.save(work / name, exclude=["tensorboard_log", "ep_info_buffer", "ep_success_buffer"])
+    with mock.patch.object(cloudpickle, "dumps", _anonymous_pickle):
+        # A path on the author's machine, and what its Monitor has logged of the last episodes.
+        model.save(work / name, exclude=["tensorboard_log", "ep_info_buffer", "ep_success_buffer"])
     if (statistics := model.get_vec_normalize_env()) is not None:
         statistics.save(str(work / card.STATISTICS))
+
     # cloudpickle writes the code of what it cannot import by name.
     markers = (b"_make_function", b"_make_skeleton_class")
     parts = vars(model).keys() - {*model._excluded_save_params(), "policy"}
     code = [part for part in sorted(parts) if any(marker in cloudpickle.dumps(vars(model)[part]) for marker in markers)]
     if code:
         warnings.warn(
-            f"{name} holds the code of {', '.join(code)}, the path of its file and the values of the globals that it uses, "
-            "because it cannot be imported by name; if any of this is private, move it to a module",
+            f"{name} holds the code of {', '.join(code)} and the values of the globals that it uses, because it cannot be "
+            "imported by name; if any of this is private, move it to a module",
             stacklevel=3,
         )
 
@@ -141,8 +197,27 @@ def _copy_run(files: list[Path], work: Path, task: Task) -> None:
         for file in files:
             if any(map(file.match, _LOGS)):
                 archive.write(file, file.name)
-            elif file.name == card.environment_name(task.env_id) and (file / "config.yml").is_file():
-                shutil.copyfile(file / "config.yml", work / "config.yml")
+    config = _zoo_file(files, task, "config.yml")
+    if config is not None:
+        write_file(work / "config.yml", without_machine(config.read_text()))
+
+
+def _zoo_file(files: list[Path], task: Task, name: str) -> Path | None:
+    """Return a file of settings that the zoo wrote into a run, or None."""
+    for directory in files:
+        if directory.name == card.environment_name(task.env_id) and (directory / name).is_file():
+            return directory / name
+    return None
+
+
+def _packages_of_run(files: list[Path], task: Task) -> tuple[str, ...]:
+    """Return the packages that registered the environment in a training of the zoo."""
+    arguments = _zoo_file(files, task, "args.yml")
+    if arguments is None:
+        return ()
+    # The author's own. The zoo writes an ordered dictionary into it, which a plain loader rejects.
+    packages = yaml.unsafe_load(arguments.read_text()).get("gym_packages") or ()
+    return tuple(name for name in packages if isinstance(name, str) and all(map(str.isidentifier, name.split("."))))
 
 
 def push_to_hub(
@@ -150,46 +225,84 @@ def push_to_hub(
     repo_id: str,
     env: gym.Env | VecEnv | None = None,
     *,
+    revision: str | None = None,
     commit_message: str | None = None,
     private: bool | None = None,
     token: str | None = None,
-    **options: Any,
+    env_id: str | None = None,
+    env_kwargs: dict[str, Any] | None = None,
+    n_eval_episodes: int = 10,
+    deterministic: bool = True,
+    seed: int = 0,
+    video: bool = True,
+    video_length: int = 1000,
+    run: str | os.PathLike[str] | None = None,
+    license: str | None = None,
+    verbose: int = 1,
 ) -> str:
     """Evaluate an agent, record it, and push it to the Hub with a model card, in one commit.
 
     An existing repository is updated: files of an earlier push that this one does not have are removed, all others stay.
+    The arguments from ``env_id`` on are those of :func:`package`.
 
     :param model: agent
     :param repo_id: repository, ``"user/name"``, which is created first if it does not exist
     :param env: as for :func:`package`
+    :param revision: branch to push to, which is created if it does not exist; None pushes to ``main``
     :param commit_message: message of the commit; None names the algorithm
     :param private: whether a new repository is private; None takes the default of its owner, which is public unless an
         organization has set another
     :param token: token of the Hub; None takes the one of ``hf auth login`` or of the variable ``HF_TOKEN``
-    :param options: the other arguments of :func:`package`, from ``env_id`` to ``verbose``
     :return: address of the agent's page
-    :raises TypeError: if the model is not an algorithm of this package, or an option is unknown
+    :raises TypeError: if the model is not an algorithm of this package
     :raises ValueError: as for :func:`package`
-    :raises Exception: huggingface_hub's or its HTTP client's, if the Hub or the connection fails; the repository is then
-        as it was, or new and empty
+    :raises OSError: huggingface_hub's errors, if the Hub or the connection fails; the repository is then as it was, or new
+        and empty
     """
     require_algorithm(model)
     api = HfApi(token=token)
-    url = api.create_repo(repo_id, private=private, exist_ok=True)  # before minutes are spent on evaluation and video
+    with safe_errors(token):
+        url = api.create_repo(repo_id, private=private, exist_ok=True)  # before minutes are spent on evaluation and video
     repo_id = url.repo_id  # with the user's name
     with tempfile.TemporaryDirectory() as temporary:
-        folder = package(model, Path(temporary) / "agent", repo_id, env, **options)
-        before = api.model_info(repo_id)
-        files = {path.name: path for path in sorted(folder.iterdir())}
-        former = {file.rfilename for file in before.siblings or []}.intersection(card.FIXED_FILES)
-        # upload_folder would make several commits if hf_xet is installed.
-        api.create_commit(
+        folder = package(
+            model,
+            Path(temporary) / "agent",
             repo_id,
-            [
-                *(CommitOperationDelete(name) for name in sorted(former - files.keys())),
-                *(CommitOperationAdd(name, str(path)) for name, path in files.items()),
-            ],
-            commit_message=commit_message or f"{model.algorithm} agent",
-            parent_commit=before.sha,
+            env,
+            revision=revision,
+            env_id=env_id,
+            env_kwargs=env_kwargs,
+            n_eval_episodes=n_eval_episodes,
+            deterministic=deterministic,
+            seed=seed,
+            video=video,
+            video_length=video_length,
+            run=run,
+            license=license,
+            verbose=verbose,
         )
-    return str(url)
+        require_no_secrets(folder, token)
+        with safe_errors(token):
+            _commit(api, repo_id, folder, revision, commit_message or f"{model.algorithm} agent")
+
+    page = without_login(str(url))
+    return page if revision is None else f"{page}/tree/{quote(revision, safe='')}"
+
+
+def _commit(api: HfApi, repo_id: str, folder: Path, revision: str | None, message: str) -> None:
+    """Replace the files of an earlier push with those of a directory, in one commit."""
+    if revision is not None and not revision.startswith("refs/"):
+        api.create_branch(repo_id, branch=revision, exist_ok=True)
+    before = api.model_info(repo_id, revision=revision)
+    files = {path.name: path for path in sorted(folder.iterdir())}
+    former = {file.rfilename for file in before.siblings or []}.intersection(card.FIXED_FILES)
+
+    operations: list[CommitOperationAdd | CommitOperationDelete] = []
+    for name in sorted(former - files.keys()):
+        operations.append(CommitOperationDelete(name))
+    for name, path in files.items():
+        operations.append(CommitOperationAdd(name, str(path)))
+
+    # upload_folder would make several commits if hf_xet is installed.
+    api.create_commit(repo_id, operations, commit_message=message, revision=revision, parent_commit=before.sha)

@@ -44,6 +44,8 @@ _PROGRESS = (
     "num_timesteps", "_total_timesteps", "_num_timesteps_at_start", "_n_updates", "_episode_num",
     "_current_progress_remaining", "n_skipped_minibatches", "radius_factor", "_adapted_from",
 )  # fmt: skip
+# Ranges of those that are no counts.
+_RANGES = {"current_progress_remaining": (0.0, 1.0), "radius_factor": (1e-9, 1e9), "adapted_from": (0.0, 1e9)}
 #: Packages on whose versions agents depend.
 PACKAGES = ("sb3-ano", "stable-baselines3", "torch", "gymnasium", "numpy")
 
@@ -66,6 +68,7 @@ def save_safe(model: ShapedPolicyAlgorithm, path: str | os.PathLike[str]) -> Pat
     custom: dict[str, Any] = {}
     document = describe(model, custom)
     tensors = {POLICY: state.unique_tensors(getattr(model.policy, "_orig_mod", model.policy))}
+    state.require_finite(model, tensors[POLICY], "model.policy")
     if (venv := model.get_vec_normalize_env()) is not None:
         tensors[NORMALIZATION] = state.statistics_of(venv)
     with documents.new_folder(path, SAFE_FILES) as folder:
@@ -181,6 +184,7 @@ def load_safe(
             model._setup_model()
         # Again, because a custom policy may be known only now.
         state.require_specs(folder / POLICY, weights, state.specify(state.unique_tensors(model.policy)), "the built policy")
+        state.require_finite(model, weights, str(folder / POLICY))
         state.load_policy(model, weights)
     return model
 
@@ -256,6 +260,11 @@ def _read_model(
         model.n_envs = document["n_envs"]
         if type(model.n_envs) is not int or not 1 <= model.n_envs <= _MAX_ENVS:
             raise rejected("n_envs", model.n_envs, f"integers from 1 to {_MAX_ENVS}")
+        if not is_custom:
+            kwargs = model.policy_kwargs
+            codec.require_numbers(kwargs, model.policy_class, "policy_kwargs")
+            optimizer = kwargs.get("optimizer_class", torch.optim.Adam)
+            codec.require_numbers(kwargs.get("optimizer_kwargs"), optimizer, "policy_kwargs.optimizer_kwargs")
     weights = state.read_tensors(folder / POLICY, document["files"])
     try:
         expected = state.describe_policy(model)
@@ -271,10 +280,13 @@ def _set_progress(model: ShapedPolicyAlgorithm, document: Any) -> None:
     initial = {name.lstrip("_"): getattr(model, name) for name in _PROGRESS}
     stored = initial | document  # what the algorithm has got later is missing
     require_like(stored, dict.fromkeys(initial, 0), "progress")
-    if min(stored.values()) < 0:
-        raise rejected("progress", document, "numbers from 0")
-    if not 1e-9 <= (factor := stored["radius_factor"]) <= 1e9:
-        raise rejected("progress.radius_factor", factor, "numbers from 1e-9 to 1e9")
+    for name, value in stored.items():
+        if name in _RANGES:
+            low, high = _RANGES[name]
+            if not low <= value <= high:
+                raise rejected(f"progress.{name}", value, f"numbers from {low:g} to {high:g}")
+        elif type(value) is not int or value < 0:
+            raise rejected(f"progress.{name}", value, "integers from 0")
     vars(model).update({name: stored[name.lstrip("_")] for name in _PROGRESS})
 
 

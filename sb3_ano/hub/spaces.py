@@ -66,7 +66,22 @@ def decode_space(document: Any, name: str) -> spaces.Space:
         space = getattr(spaces, kind)(**attributes)
     if _width(space) > MAX_ELEMENTS:
         raise rejected(name, space, f"spaces of up to {MAX_ELEMENTS} elements")
+    _require_representable(space, name)
     return space
+
+
+def _require_representable(space: spaces.Space, name: str) -> None:
+    """Check that the type of a discrete space holds its largest value, which would wrap around."""
+    if isinstance(space, spaces.Discrete):
+        counts, starts, dtype = [int(space.n)], [int(space.start)], space.dtype
+    elif isinstance(space, spaces.MultiDiscrete):
+        counts, starts, dtype = space.nvec.ravel().tolist(), space.start.ravel().tolist(), space.dtype
+    else:
+        return
+    largest = np.iinfo(np.dtype(dtype)).max
+    for count, start in zip(counts, starts, strict=True):
+        if start + count - 1 > largest:
+            raise rejected(f"{name}.start", start, f"integers up to {largest - count + 1}, because of n={count}")
 
 
 def _decode_attribute(document: dict[str, Any], key: str, name: str) -> Any:
@@ -108,6 +123,8 @@ def _decode_array(value: Any, shape: list[int], dtype: np.dtype, name: str) -> n
     """Read an array that is stored as one number for all elements, or as a flat list."""
     items = value if isinstance(value, list) else [value]
     items = [float(item) if item in ("inf", "-inf") else item for item in items]
+    if dtype != np.bool_ and any(isinstance(item, bool) for item in items):
+        raise rejected(name, value, f"numbers that {dtype} holds exactly")
     with np.errstate(all="ignore"):
         array = np.array(items, dtype)
     if array.ndim != 1 or array.tolist() != items:  # text, null, lists, and what the type does not hold

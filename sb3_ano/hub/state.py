@@ -20,7 +20,7 @@ from sb3_ano._io import read_file
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.envs import VecNormalize as FastVecNormalize
 from sb3_ano.hub.codec import decode, encode
-from sb3_ano.hub.documents import NO_LINKS, SafeFormatError, require_like, shown, translate_errors
+from sb3_ano.hub.documents import NO_LINKS, SafeFormatError, rejected, require_like, shown, translate_errors
 
 MAX_TENSOR_BYTES = 2**31
 # safetensors takes up to 100 MB, with a minute and a gigabyte to read them.
@@ -126,6 +126,22 @@ def describe_policy(model: ShapedPolicyAlgorithm) -> dict[str, str]:
         return specify(unique_tensors(on_meta(model.observation_space, model.action_space, lambda _: 1e-3, **keywords)))
 
 
+def require_finite(model: ShapedPolicyAlgorithm, tensors: Mapping[str, torch.Tensor], owner: str) -> None:
+    """Check that a policy has no parameter with NaN or Inf, with which it does not act.
+
+    :param model: algorithm with a policy, whose buffers may hold anything
+    :param tensors: the policy's tensors, shared ones once
+    :param owner: owner of the tensors, for messages
+    :raises SafeFormatError: if it has
+    """
+    policy = getattr(model.policy, "_orig_mod", model.policy)
+    for name, _ in policy.named_parameters():
+        if name in tensors and not tensors[name].isfinite().all():
+            raise SafeFormatError(
+                f"{owner}: the parameter {name} holds NaN or Inf, so that the policy cannot act; train again"
+            )
+
+
 def load_policy(model: ShapedPolicyAlgorithm, tensors: Mapping[str, torch.Tensor]) -> None:
     """Load the parameters of a policy.
 
@@ -175,10 +191,26 @@ def restore_normalization(venv: VecEnv, document: Any, path: Path, tensors: Mapp
     with translate_errors(f"the observations of env cannot be normalized as they were, with norm_obs_keys={keys}"):
         normalized = FastVecNormalize(venv, **settings)
     require_specs(path, tensors, specify(statistics_of(normalized)), "the observations of env")
-    for name, value in {**tensors, "epsilon": torch.tensor(settings["epsilon"])}.items():
-        if not value.isfinite().all() or (not name.endswith(".mean") and (value < 0).any()):
-            raise SafeFormatError(f"{path} is damaged: {name} cannot normalize; it is not finite, or below 0")
+    _require_normalizing(path, tensors, settings)
     for name, running in _running(normalized).items():
         running.mean, running.var = (tensors[f"{name}.{part}"].numpy().copy() for part in ("mean", "var"))
         running.count = float(tensors[f"{name}.count"])
     return normalized
+
+
+def _require_normalizing(path: Path, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> None:
+    """Check settings and statistics of VecNormalize for values with which it returns NaN, or always the same.
+
+    :raises SafeFormatError: if there is one
+    """
+    for name in ("clip_obs", "clip_reward"):
+        if settings[name] <= 0:
+            raise rejected(f"vec_normalize.{name}", settings[name], "numbers above 0")
+    if not 0 <= settings["gamma"] <= 1:
+        raise rejected("vec_normalize.gamma", settings["gamma"], "numbers from 0 to 1")
+
+    for name, value in {**tensors, "epsilon": torch.tensor(settings["epsilon"])}.items():
+        if not value.isfinite().all() or (not name.endswith(".mean") and (value < 0).any()):
+            raise SafeFormatError(f"{path} is damaged: {name} cannot normalize; it is not finite, or below 0")
+        if name.endswith(".var") and (value + settings["epsilon"] <= 0).any():
+            raise SafeFormatError(f"{path} is damaged: {name} cannot normalize; it is 0, and so is epsilon")

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -38,9 +39,26 @@ def record(model: BaseAlgorithm, path: Path, length: int = 1000, *, deterministi
         agent, states, starts = with_masks(model, env), None, np.ones(env.num_envs, dtype=bool)
         observations: Any = env.reset()
         for _ in range(length):
-            writer.append_data(np.asarray(env.get_images()[0]))
+            writer.append_data(_frame(env))
             actions, states = agent.predict(observations, states, starts, deterministic)
             observations, _, starts, _ = env.step(actions)
+
+
+def _frame(env: VecEnv) -> np.ndarray:
+    """Return the frame of the first environment.
+
+    :raises ValueError: if it has none
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # SB3's and gymnasium's, which say the same in more lines
+        frames = list(env.get_images())
+    frame = None if not frames else frames[0]
+    if frame is None:
+        raise ValueError(
+            "the environment was made without render_mode='rgb_array'; make it with gym.make(id, render_mode='rgb_array') and "
+            "pass it as env="
+        )
+    return np.asarray(frame)
 
 
 def software_rendering() -> contextlib.AbstractContextManager[Any]:

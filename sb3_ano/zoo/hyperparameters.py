@@ -1,10 +1,12 @@
 """The zoo-format hyperparameter files that come with the package, and the check of hyperparameters."""
 
+import importlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ano._io import constructor_arguments
 from sb3_ano.algorithms.schedules import as_schedule
@@ -14,6 +16,8 @@ from sb3_ano.cli import hint
 _ZOO_KEYS = {"backend", "callback", "env_kwargs", "env_wrapper", "frame_stack", "monitor_kwargs", "n_envs", "n_timesteps"}
 _ZOO_KEYS |= {"normalize", "vec_env_wrapper"}
 _NOISE_KEYS = {"noise_type", "noise_std"}
+#: Arguments that may be schedules of the remaining progress.
+SCHEDULES = ("learning_rate", "clip_range", "clip_range_high", "clip_range_vf", "desired_kl")
 # Arguments that the zoo passes in addition to the hyperparameters.
 _RESERVED = {"env", "seed", "verbose", "device", "tensorboard_log", "_init_setup_model"}
 
@@ -26,6 +30,39 @@ def hyperparameter_file(algo: str) -> Path:
     package = Path(__file__).resolve().parents[1]
     installed, source = (directory / "hyperparams" / f"{algo}.yml" for directory in (package, package.parent))
     return installed if installed.is_file() else source
+
+
+def resolve_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return hyperparameters with objects for what only this package's files have words for.
+
+    These are schedules other than the zoo's ``lin_x``, as ``MODULE:FUNCTION`` or the numbers of SB3's ``LinearSchedule``, and
+    rollout buffers by the names of their classes.
+
+    :param settings: hyperparameters of one environment
+    :raises ValueError: if a name leads nowhere
+    """
+    resolved = dict(settings)
+    for name in SCHEDULES:
+        value = settings.get(name)
+        if isinstance(value, Mapping):
+            if set(value) != {"start", "end", "end_fraction"}:
+                raise ValueError(f"{name}={dict(value)} is not allowed; its keys are start, end and end_fraction")
+            resolved[name] = LinearSchedule(**value)
+        elif isinstance(value, str) and ":" in value:
+            resolved[name] = _imported(name, value)
+
+    buffer = settings.get("rollout_buffer_class")
+    if isinstance(buffer, str):
+        resolved["rollout_buffer_class"] = _imported("rollout_buffer_class", ":".join(buffer.rsplit(".", 1)))
+    return resolved
+
+
+def _imported(name: str, path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{name}={path!r} cannot be imported: {error}; allowed is MODULE:NAME on Python's path") from error
 
 
 def check_hyperparameters(

@@ -30,7 +30,7 @@ from sb3_ano.envs import VecNormalize
 from sb3_ano.envs.make import prepare_env
 from sb3_ano.zoo.backends import Backend, register_backends, take_backend
 from sb3_ano.zoo.fixes import replace
-from sb3_ano.zoo.hyperparameters import check_hyperparameters, hyperparameter_file
+from sb3_ano.zoo.hyperparameters import SCHEDULES, check_hyperparameters, hyperparameter_file, resolve_names
 from sb3_ano.zoo.parsing import Options
 from sb3_ano.zoo.search import Search, no_empty_directories
 from sb3_ano.zoo.search_spaces import register_search_spaces
@@ -52,6 +52,7 @@ class Manager(ExperimentManager):
     """
 
     custom_hyperparams: dict[str, Any] | None  # set by the zoo's constructor
+    normalize_kwargs: dict[str, Any]
 
     def __init__(self, *args: Any, record: dict[str, Any] | None = None, resumed: Path | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -177,8 +178,23 @@ class OwnManager(Search, Manager):
         :raises ValueError: if a key is unknown or missing, or a value is invalid
         """
         hyperparameters, saved = super().read_hyperparameters()
+        hyperparameters = resolve_names(hyperparameters)
         check_hyperparameters(hyperparameters, rl_zoo3.ALGOS[self.algo], self.config, required=("policy", "n_timesteps"))
         return hyperparameters, saved
+
+    @staticmethod
+    def _preprocess_schedules(hyperparams: dict[str, Any]) -> dict[str, Any]:
+        # The zoo takes numbers and texts only.
+        resolved = {name: hyperparams.pop(name) for name in SCHEDULES if callable(hyperparams.get(name))}
+        return {**ExperimentManager._preprocess_schedules(hyperparams), **resolved}
+
+    def _preprocess_normalization(self, hyperparams: dict[str, Any]) -> dict[str, Any]:
+        normalize = hyperparams.get("normalize")
+        own = dict(normalize) if isinstance(normalize, dict) else {}
+        hyperparams = super()._preprocess_normalization(hyperparams)
+        # The zoo overwrites a discount factor of the returns' own by that of the algorithm.
+        self.normalize_kwargs.update(own)
+        return hyperparams
 
     def _maybe_normalize(self, env: vec_env.VecEnv, eval_env: bool) -> vec_env.VecEnv:
         env = super()._maybe_normalize(env, eval_env)

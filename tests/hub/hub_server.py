@@ -37,6 +37,9 @@ class FakeHub:
     def __init__(self, url):
         self.url = url
         self.repositories: dict[str, list[dict[str, bytes]]] = {}  # commits by "user/name", each a whole set of files
+        self.branches: dict[str, dict[str, list[dict[str, bytes]]]] = {}  # the same of other branches, by their names
+        self.tags: dict[str, dict[str, str]] = {}  # commits by name, by "user/name"
+        self.lists_sizes = True
         self.visibility: dict[str, str] = {}
         self.requests: list[str] = []  # method and path of each
         self.fail: dict[str, int] = {}  # status to answer with, by a pattern of the request
@@ -70,13 +73,23 @@ class FakeHub:
         repo_id, rest = "/".join(path[:2]), path[2:]
         if repo_id not in self.repositories:
             refuse(404, "Repository not found", "RepoNotFound")
-        commits = {f"{number:040x}": files for number, files in enumerate(self.repositories[repo_id])}
-        head = list(commits)[-1]
+        branches = {"main": self.repositories[repo_id], **self.branches.get(repo_id, {})}
+        commits, heads = {}, dict(self.tags.get(repo_id, {}))
+        for index, (name, history) in enumerate(branches.items()):
+            for number, files in enumerate(history):
+                heads[name] = f"{index:08x}{number:032x}"
+                commits[heads[name]] = files
         match rest:
+            case ["branch", name]:
+                if name in branches:
+                    refuse(409, "Reference already exists")
+                self.branches.setdefault(repo_id, {})[name] = [dict(branches["main"][-1])]
+                return {}
             case ["preupload", _]:
                 regular = {"uploadMode": "regular", "shouldIgnore": False, "oid": None}
                 return {"files": [{"path": file["path"], **regular} for file in request.json["files"]]}
-            case ["commit", _]:
+            case ["commit", branch]:
+                head = heads[branch]
                 changes = [(line["key"], line["value"]) for line in map(json.loads, request.data.splitlines())]
                 if changes[0][1].get("parentCommit", head) != head:
                     refuse(412, "A commit has happened since. Please refresh and try again.")
@@ -85,10 +98,10 @@ class FakeHub:
                     files[value["path"]] = base64.b64decode(value.get("content", ""))
                     if key == "deletedFile":
                         del files[value["path"]]
-                self.add(repo_id, files)
+                branches[branch].append(files)
                 return {"commitUrl": f"{self.url}/{repo_id}/commit/{head}", "commitOid": head}
         kind, revision, *name = rest if len(rest) > 1 else ("", "main")
-        commit = head if revision == "main" else revision
+        commit = heads.get(revision, revision)
         if commit not in commits:
             refuse(404, f"Invalid rev id: {revision}", "RevisionNotFound")
         files = commits[commit]
@@ -99,7 +112,7 @@ class FakeHub:
             return Response(content, headers={"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": commit})
         if kind == "tree":  # which upload_folder asks for
             return [{"type": "file", "path": name, "size": len(files[name]), "oid": "0" * 40} for name in files]
-        siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
+        siblings = [{"rfilename": name, **({"size": len(data)} if self.lists_sizes else {})} for name, data in files.items()]
         return {"id": repo_id, "sha": commit, "siblings": siblings}
 
     def add(self, repo_id, files):

@@ -233,32 +233,47 @@ def test_no_name_writes_code_or_markdown_into_the_card(cartpole, pack):
         assert (folder / "README.md").read_text().count("\n```") == 8, "two fences for each of four blocks"
 
 
-def run_snippet(folder, monkeypatch, supplied: str = "", env=None) -> dict:
-    """Run a card's Python with the agent taken from the directory instead of the Hub, and the reader's parts filled in."""
-    code = code_of(folder).replace("env=env", f"env=env, {supplied}").replace("env = ...", "env = given")
+def run_snippet(folder, monkeypatch, env=None) -> dict:
+    """Run a card's Python as printed, with the agent taken from the directory instead of the Hub."""
     monkeypatch.setattr("sb3_ano.hub.load_from_hub", lambda repo_id, env, **options: load_safe(folder, env, **options))
-    names: dict = {"given": env, "pseudo_huber": pseudo_huber, "CustomPolicy": CustomPolicy}
-    exec(code, names)
+    names: dict = {} if env is None else {"env": env}
+    exec(code_of(folder), names)
     assert names["mean"] == pytest.approx(json.loads((folder / "results.json").read_text())["mean_reward"])
     return names
 
 
 CUSTOM = {"learning_rate": lambda progress: 1e-3, "policy": CustomPolicy, "shaping": ("ano", pseudo_huber)}
-SUPPLIED = "custom_objects={'learning_rate': 1.0, 'policy': CustomPolicy}, shaping=('ano', pseudo_huber)"
-PARTS = "`ano, tests.common:pseudo_huber`\n- `custom_objects=`: `{'policy': 'tests.hub.agents:CustomPolicy', 'learning_rate'"
-CODE = "^ano-CartPole-v1.zip holds the code of learning_rate, .*the path of its file"
-# Neither a shape without a name nor a schedule matters for acting.
-NAMELESS = {"shaping": lambda x: x - x * x}, "shaping='ano'", f"`shaping=`: `{__name__}:<lambda>`", "cannot be imported"
+NEEDS = "- `import tests.hub.agents`: the author's module with tests.hub.agents:CustomPolicy, for policy\n"
+PARTS = f"- `shaping`: `ano, tests.common:pseudo_huber`\n- `learning_rate`: `{__name__}:<lambda>`\n"
+CODE = "^ano-CartPole-v1.zip holds the code of learning_rate, .*the values of the globals"
+NAMELESS = {"shaping": lambda x: x - x * x}, f"- `shaping`: `{__name__}:<lambda>`\n", "cannot be imported"
 
 
 @pytest.mark.filterwarnings("ignore:.*(stored by name only|cannot be imported|is another function):UserWarning")
-@pytest.mark.parametrize(("options", "supplied", "remark", "warning"), [NAMELESS, (CUSTOM, SUPPLIED, PARTS, CODE)])
-def test_the_card_names_what_only_the_author_has(options, supplied, remark, warning, pack, monkeypatch):
+@pytest.mark.parametrize(("options", "remarks", "warning"), [NAMELESS, (CUSTOM, (NEEDS, PARTS), CODE)])
+def test_the_card_names_what_only_the_author_has(options, remarks, warning, pack, monkeypatch):
     """Safety H6: what cannot be imported by name is pickled as code, with the globals that it uses."""
     with pytest.warns(UserWarning, match=warning):
         folder = pack(trained(steps=0, **options))
-    assert remark in (folder / "README.md").read_text()
-    assert isinstance(run_snippet(folder, monkeypatch, supplied)["model"].policy, options.get("policy", object))
+    for remark in [remarks] if isinstance(remarks, str) else remarks:
+        assert remark in (folder / "README.md").read_text()
+    assert isinstance(run_snippet(folder, monkeypatch)["model"].policy, options.get("policy", object))
+
+
+class OfThisScript(CustomPolicy):
+    """A policy of the script that the author runs."""
+
+
+@pytest.mark.filterwarnings("ignore:stored by name only:UserWarning", "ignore:.*holds the code of:UserWarning")
+def test_what_cannot_be_imported_has_to_be_defined_first(pack, monkeypatch):
+    monkeypatch.setattr(OfThisScript, "__module__", "__main__")
+    monkeypatch.setattr("__main__.OfThisScript", OfThisScript, raising=False)
+    folder = pack(trained(steps=0, policy=OfThisScript, policy_kwargs={"anything": {"part": object()}}))
+    card = (folder / "README.md").read_text()
+    assert "- `OfThisScript`: __main__:OfThisScript of the author's code, for policy, which cannot be imported" in card
+    assert "- `part`: builtins:object of the author's code, for policy_kwargs.anything.part, which" in card
+    assert "custom_objects={'policy': OfThisScript, 'policy_kwargs.anything.part': part})" in code_of(folder)
+    assert " at 0x" not in card
 
 
 def test_the_snippet_leaves_the_reader_only_what_an_id_and_settings_cannot_make(pack, monkeypatch):
@@ -303,7 +318,8 @@ def test_the_run_is_published_without_anything_of_the_authors_machine(pack, tmp_
     assert not [data for data in (*found.values(), *map(base64.b64decode, pickles)) if any(text in data for text in private)]
     assert (folder / "config.yml").read_text() == config
     arguments = yaml.safe_load((folder / "args.yml").read_text())
-    assert arguments == {"algo": "ano", "env": "CartPole-v1", "env_kwargs": {}, "n_timesteps": 256, "seed": 0}
+    expected = {"algo": "ano", "device": model.device.type, "env": "CartPole-v1", "env_kwargs": {}, "n_timesteps": 256}
+    assert arguments == expected | {"seed": 0}
     logs = {"0.monitor.csv", "1.monitor.csv", "evaluations.npz", "progress.csv"}
     assert {path.name for path in tmp_path.glob("unpacked/train_eval_metrics.zip/*")} == logs
 
@@ -330,8 +346,8 @@ def test_hyperparameters_are_plain_values(pack):
     folder = pack(model)
     found = json.loads((folder / "README.md").read_text().split("```json\n")[1].split("```")[0])
     assert yaml.safe_load((folder / "config.yml").read_text()) == found
-    expected = {"clip_range": "lin_0.2", "clip_range_high": 0.3, "policy_kwargs": {"activation_fn": "torch.nn.ReLU"}}
-    expected |= {"learning_rate": "LinearSchedule(start=0.001, end=0.0001, end_fraction=0.5)"}
+    expected = {"clip_range": "lin_0.2", "clip_range_high": 0.3, "policy_kwargs": "dict(activation_fn=nn.ReLU)"}
+    expected |= {"learning_rate": {"start": 0.001, "end": 0.0001, "end_fraction": 0.5}}
     expected |= {"shaping": "ano", "normalize": False, "policy": "MlpPolicy", "n_envs": 1, "n_steps": SMALL["n_steps"]}
     assert found == found | expected
     assert not {"env", "device", "verbose", "seed"} & set(found)
@@ -347,7 +363,7 @@ def test_the_card_of_an_agent_with_masks_evaluates_it_with_masks(cls, policy, pa
         torch.nn.init.normal_(parameter)
     folder = pack(model)
     run_snippet(folder, monkeypatch)
-    assert code_of(folder).startswith("import tests  # or the module that registers the environment\n")
+    assert code_of(folder).startswith("import tests.tiny_envs\nimport gymnasium as gym\n\nif 'TwoAllowed-v0' not in gym.reg")
     assert "masks" not in (pack(trained(steps=0)) / "README.md").read_text()
 
 

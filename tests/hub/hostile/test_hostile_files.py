@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -282,11 +283,18 @@ def test_the_files_together_have_a_limit(share, packed, monkeypatch):
     monkeypatch.setattr("sb3_ano.hub.pull.MAX_BYTES", total - 1)
     with one_line(ValueError, f"{REPOSITORY} has [0-9,]+ bytes; allowed are "):
         load_from_hub(REPOSITORY)
-    info = HfApi().model_info(REPOSITORY)
-    for file in info.siblings:
-        file.size = None
-    monkeypatch.setattr(HfApi, "model_info", lambda *_, **__: info)
-    with one_line(ValueError, "has inf bytes"):
+
+
+def test_sizes_that_the_hub_does_not_list_are_asked_for(share, packed, hub, monkeypatch):
+    hub.lists_sizes = False
+    share(b"{}")
+    assert load_from_hub(REPOSITORY).get_env() is None
+    monkeypatch.setattr("sb3_ano.hub.pull.MAX_BYTES", 1000)
+    with one_line(ValueError, f"{REPOSITORY} has [0-9,]+ bytes; allowed are 1,000"):
+        load_from_hub(REPOSITORY)
+    unknown = mock.Mock(size=None)
+    monkeypatch.setattr(HfApi, "get_hf_file_metadata", lambda *_, **__: unknown)
+    with one_line(ValueError, "does not tell the size of policy.safetensors; .* set HF_ENDPOINT to a Hub that tells it"):
         load_from_hub(REPOSITORY)
 
 
