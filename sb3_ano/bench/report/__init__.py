@@ -70,7 +70,7 @@ def _write_files(out: Path, section: Section) -> str:
     if not section.table.empty:
         file = out / "tables" / section.name
         safe_for_spreadsheets(section.table).to_csv(file.with_suffix(".csv"), index=False)
-        file.with_suffix(".tex").write_text(latex(section.table), encoding="utf-8")
+        file.with_suffix(".tex").write_text(latex(section.wide), encoding="utf-8")
     if section.figure is None:
         return ""
     file = out / "figures" / section.name

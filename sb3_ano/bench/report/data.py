@@ -207,38 +207,47 @@ class Chapter:
         values = self.values(rows, column)
         return estimate(METRICS[metric], values.reshape(len(values), -1), reps=self.settings.reps)
 
-    def complete(self, variants: Iterable[Variant]) -> tuple[dict[Variant, pd.DataFrame], list[str]]:
+    def complete(
+        self, variants: Iterable[Variant], tasks: Sequence[str] | None = None
+    ) -> tuple[dict[Variant, pd.DataFrame], list[str]]:
         """Return the runs that can be aggregated, and notes on those that are left out.
 
-        Aggregated are the tasks with reference scores that all variants have, and for each variant the seeds that have all
-        of these tasks.
+        Aggregated are the tasks that all variants have, and for each variant the seeds that have all of these tasks.
 
         :param variants: variants to compare
+        :param tasks: tasks to aggregate; by default, those with reference scores
         :return: row numbers of runs by seed and task, for each variant that has any; and the notes
         """
+        candidates = self.scored if tasks is None else tasks
         tables = {}
         for variant in variants:
             runs = self.runs.iloc[list(variant.rows)]
             tables[variant] = runs.assign(row=runs.index).pivot(index="seed", columns="env_id", values="row")
-        missing = {task: [variant.label for variant in tables if task not in tables[variant]] for task in self.scored}
-        tasks = [task for task in self.scored if not missing[task]]
+
+        missing = {task: [variant.label for variant in tables if task not in tables[variant]] for task in candidates}
+        common = [task for task in candidates if not missing[task]]
         tables_read = ", ".join(self.references.tables)
-        reasons = {task: f"no scores in {tables_read}" for task in self.tasks if task not in self.scored}
+        reasons = {task: f"no scores in {tables_read}" for task in self.tasks if task not in candidates}
         reasons |= {task: f"no runs of {', '.join(labels)}" for task, labels in missing.items() if labels}
         notes = [f"{task} is not aggregated: {reason}." for task, reason in reasons.items()]
+
         blocks = {}
-        for variant, table in tables.items() if tasks else ():
-            blocks[variant] = table[tasks].dropna().astype(int)
-            if len(unused := table[tasks].drop(blocks[variant].index).stack()):
+        for variant, table in tables.items() if common else ():
+            blocks[variant] = table[common].dropna().astype(int)
+            if len(unused := table[common].drop(blocks[variant].index).stack()):
                 names = ", ".join(self.runs["name"].iloc[int(row)] for row in unused.to_numpy())
                 notes.append(f"Not aggregated, because their seed has no run of another task: {names}.")
         blocks = {variant: rows for variant, rows in blocks.items() if len(rows)}
+
         single = [variant.label for variant, rows in blocks.items() if len(rows) == 1]
         notes += [f"One seed only, and therefore no interval: {', '.join(single)}."] if single else []
         return blocks, notes if blocks or not tables else [*notes, "No algorithm has a seed with runs of all tasks."]
 
     def _choose(self) -> dict[Variant, int]:
-        """Choose the best variant of each algorithm at the suite's learning rate, or at the lowest if that was not run."""
+        """Choose one variant of each algorithm at the suite's learning rate, or at the lowest if that was not run.
+
+        The best by IQM is chosen. Without an IQM, it is the one with the fewest changed settings, which is selected from one.
+        """
         chosen = {}
         for _, group in itertools.groupby(self.variants, key=lambda variant: variant.algorithm):
             rates = {variant: variant.value(LEARNING_RATE) or 0.0 for variant in group}
@@ -246,7 +255,10 @@ class Chapter:
             candidates = candidates or [variant for variant in rates if rates[variant] == min(rates.values())]
             blocks, _ = self.complete(candidates)
             scores = {variant: float(interquartile_mean(self.values(rows))) for variant, rows in blocks.items()}
-            chosen[max(scores, key=scores.__getitem__, default=candidates[0])] = len(candidates)
+            if scores:
+                chosen[max(scores, key=scores.__getitem__)] = len(candidates)
+            else:
+                chosen[min(candidates, key=lambda variant: len(variant.changed))] = 1
         return chosen
 
 
