@@ -52,8 +52,8 @@ def write_results(directory: Path, runs, episodes: int = 200) -> Path:
 
     :param directory: directory of the results
     :param runs: ``env_id``, ``algorithm``, ``seed`` and ``final`` of each; where not the default, ``changed``, ``suite``,
-        ``hyperparameters`` of the suite, ``steps``, ``evaluated`` (episodes), ``curve`` (steps and returns), ``updates`` (columns
-        of progress.csv) and ``details``
+        ``hyperparameters`` of the suite, ``steps``, ``evaluated`` (episodes), ``curve`` (steps and returns), ``updates``
+        (columns of progress.csv) and ``details``
     :param episodes: number of training episodes
     """
     for run in runs:
@@ -68,7 +68,9 @@ def write_results(directory: Path, runs, episodes: int = 200) -> Path:
     return directory
 
 
-def write_run_files(directory: Path, made: Run, final: float, episodes: int = 200, curve=None, details=None, updates=None) -> None:
+def write_run_files(
+    directory: Path, made: Run, final: float, episodes: int = 200, curve=None, details=None, updates=None
+) -> None:
     """Write a finished run, see :func:`write_results`."""
     path, steps = directory / "runs" / made.name, made.total_timesteps
     path.mkdir(parents=True)

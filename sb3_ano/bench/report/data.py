@@ -1,6 +1,7 @@
 """The data of a report: a row, a learning curve and the diagnostics of each run, and the variants that are compared."""
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,11 +69,12 @@ class Variant:
         return " ".join([title(self.algorithm), *texts])
 
     def value(self, name: str) -> float | None:
-        """Return the value of a setting, or None if the runs do not differ in it, or it is not a number.
+        """Return the value of a setting, or None if the runs do not differ in it, or it is not a finite number.
 
         :param name: name of the setting
         """
-        return number(dict(self.settings).get(name))
+        value = number(dict(self.settings).get(name))
+        return None if value is None or math.isinf(value) else value
 
     def without(self, name: str) -> "Variant":
         """Return the algorithm with all settings but one, of which it keeps a schedule, and no runs.
@@ -142,10 +144,12 @@ class Chapter:
         #: For each run, rows of ``timesteps`` and :data:`DIAGNOSTICS`.
         self.curves: list[pd.DataFrame] = []
         self.updates: list[pd.DataFrame] = []
+        #: Notes on the runs.
+        self.run_notes: list[str] = []
         rows = {run.path.name: self._read(run) for run in files}
         empty = ", ".join(name for name, row in rows.items() if row is None)
-        #: Notes on the runs.
-        self.run_notes = [f"Without a finite final return of {settings.returns}, and in no figure: {empty}."] if empty else []
+        if empty:
+            self.run_notes.append(f"Without a finite final return of {settings.returns}, and in no figure: {empty}.")
         #: ``run.json`` as columns, with ``final`` (final return), ``score`` (the same, normalized), ``steps_per_second`` and
         #: the means of :data:`DIAGNOSTICS`.
         self.runs = pd.DataFrame([row for row in rows.values() if row is not None])
@@ -174,17 +178,25 @@ class Chapter:
         last = curve["value"].tail(settings.last if settings.returns == "evaluation" else 1)
         if not np.isfinite(last.mean()):
             return None
+        finite = np.isfinite(curve["value"].to_numpy(float))
+        if not finite.all():
+            odd = f"{(~finite).sum()} of {len(finite)} returns of {run.path.name} are not finite"
+            self.run_notes.append(f"{odd}, and are left out of curves.")
+            curve = curve[finite].copy()
         # Rounded, so that equal steps of different tasks are equal numbers.
         curve["percent"] = (100.0 * curve["timesteps"] / run.document[LENGTH]).round(6)
         curve["score"] = self.references.normalize(run.document["env_id"], curve["value"].to_numpy(float))
-        diagnostics = {key: sign * progress.get(column, pd.Series(dtype=float)) for key, (column, sign) in DIAGNOSTICS.items()}
+        diagnostics = {
+            key: sign * progress.get(column, pd.Series(dtype=float)).astype(float)
+            for key, (column, sign) in DIAGNOSTICS.items()
+        }
         update = pd.DataFrame({"timesteps": progress["time/total_timesteps"], **diagnostics})
         self.curves.append(curve)
         self.updates.append(update)
         return {
             **run.document,
             "final": last.mean(),
-            "score": curve["score"].tail(len(last)).mean(),
+            "score": float(self.references.normalize(run.document["env_id"], last.mean())),
             "steps_per_second": run.document.get("timesteps", 0) / seconds if seconds else float("nan"),
             **update[list(DIAGNOSTICS)].mean(),
         }
@@ -272,8 +284,8 @@ def load_chapters(results: Results, settings: Settings) -> list[Chapter]:
     references = ReferenceScores(settings.tables)
     groups: dict[str, list[RunFiles]] = {}
     for run in sorted(results.runs(), key=_order):
-        steps = run.document["changed"].get(LENGTH)
-        groups.setdefault(run.document["suite"] + (f", {steps:,} steps" if steps else ""), []).append(run)
+        steps = f", {run.document[LENGTH]:,} steps" if LENGTH in run.document["changed"] else ""
+        groups.setdefault(run.document["suite"] + steps, []).append(run)
     chapters = [Chapter(name, groups[name], references, settings) for name in sorted(groups)]
     chapters = [chapter for chapter in chapters if len(chapter.runs)]
     if not chapters:

@@ -1,11 +1,12 @@
 """Figures: one color, line style and marker per algorithm throughout, in a palette for color-blind readers.
 
 The data of a figure is a DataFrame with a row per point: ``panel``, ``algorithm``, ``line`` (text of the legend), ``x``,
-``value`` with its interval from ``low`` to ``high``, NaN if there is none, and ``seed``, which is missing where the value is that
-of all seeds. A line that has points of single seeds is drawn with these instead of its intervals.
+``value`` with its interval from ``low`` to ``high``, NaN if there is none, and ``seed``, if the value is that of one seed. A
+line that has points of single seeds is drawn with these instead of its intervals.
 """
 
 import io
+import textwrap
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -46,6 +47,10 @@ _FILLS = ("full", "none", "left", "right", "top", "bottom")
 _ROOM_FOR_INTERVALS = 0.5
 # Part of the distance between neighboring points that is used to draw lines next to each other.
 _DODGE = 0.12
+# Most letters of a line of a panel's title.
+_TITLE_LETTERS = 40
+# Most letters of a line of the legend, and inches of a letter and of what is next to the text.
+_LEGEND_LETTERS, _LETTER_WIDTH, _LEGEND_HANDLE_WIDTH = 100, 0.08, 0.6
 # Part of a logarithmic axis that a tick's text needs.
 _TICK_WIDTH = 0.1
 
@@ -116,7 +121,7 @@ def draw_intervals(
                 axis.hlines(height, row["low"], row["high"], color=color, linewidth=2.2)
 
         axis.set_yticks(range(len(together)), together["line"] if index % 2 == 0 else [""] * len(together))
-        axis.set(ylim=(len(together) - 0.5, -0.5), title=panel, xlabel=xlabel)
+        axis.set(ylim=(len(together) - 0.5, -0.5), title=textwrap.fill(panel, _TITLE_LETTERS), xlabel=xlabel)
         axis.xaxis.set_major_locator(MaxNLocator(5))
         if limits is None:
             _limit_by_values(axis, "x", rows, room=3.0)
@@ -217,7 +222,7 @@ def draw_lines(
                 band = {"color": color, "alpha": 0.15, "linewidth": 0, "step": "post" if steps else None}
                 axis.fill_between(x, line["low"], line["high"], **band)
 
-        axis.set(title=name, ylabel=ylabel)
+        axis.set(title=textwrap.fill(name, _TITLE_LETTERS), ylabel=ylabel)
         if is_logarithmic:
             _make_logarithmic(axis, "x", rows["x"], ticks_at_values=joined)
         if name.startswith(tuple(logarithmic_y)):
@@ -229,9 +234,18 @@ def draw_lines(
     for axis, _, _ in panels[-columns:]:
         axis.set_xlabel(xlabel)
 
-    fitting = max(1, int(figure.get_figwidth() / (0.6 + 0.08 * max(map(len, handles)))))
-    figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=min(3, len(handles), fitting))
+    _add_legend(figure, handles)
     return figure
+
+
+def _add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
+    """Add a legend above the panels, and make the figure wide enough for its texts."""
+    texts = [textwrap.fill(text, _LEGEND_LETTERS) for text in handles]
+    longest = max(len(line) for text in texts for line in text.splitlines())
+    width = _LEGEND_HANDLE_WIDTH + _LETTER_WIDTH * longest
+    figure.set_figwidth(max(figure.get_figwidth(), width))
+    fitting = max(1, int(figure.get_figwidth() / width))
+    figure.legend(list(handles.values()), texts, loc="outside upper center", ncols=min(3, len(texts), fitting))
 
 
 def _looks_of_lines(data: pd.DataFrame, looks: Looks) -> dict[tuple[str, str], dict[str, Any]]:

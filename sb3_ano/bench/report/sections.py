@@ -24,6 +24,8 @@ _SEEDS_FOR_INTERVALS = 5
 _TASKS_WITH_DYNAMICS = 6
 # Points of a curve of training dynamics.
 _PARTS = 50
+# Letters of a suite's or a setting's name in the names of files.
+_LONGEST_NAME = 60
 # Tasks that are listed for a value of a hyperparameter.
 _LISTED_TASKS = 3
 
@@ -54,7 +56,9 @@ class Section:
     ) -> None:
         texts = _filled(_TEXTS[kind], {"of": of, "unit": chapter.unit})
         self.title = texts["title"].strip()
-        self.name = "-".join(re.findall(r"[^\W_]+", f"{chapter.name} {kind} {of}".lower()))
+        # Names of files: in letters that every file system has, and not too long for any.
+        words = re.findall(r"[a-z0-9]+", f"{chapter.name[:_LONGEST_NAME]} {kind} {of[:_LONGEST_NAME]}".lower())
+        self.name = "-".join(words)
         self.text, self.notes = [*filter(None, [texts.get("text")]), *text], list(notes)
         self.caption, self.table_caption = texts.get("figure"), texts.get("table")
         self.table = pd.DataFrame([_cells(row) for row in rows])
