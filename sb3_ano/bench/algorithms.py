@@ -1,6 +1,9 @@
 """The algorithms that experiments compare, by name and options."""
 
 import ast
+import functools
+import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -57,8 +60,10 @@ class Algorithm:
 
         :param name: name of the hyperparameter
         """
+        if self.name not in CLASSES:  # of an imported run
+            return None
         name = _SHORTHANDS.get((self.name, name), (name,))[0]
-        parameter = constructor_parameters(CLASSES[self.name]).get(name)
+        parameter = _parameters(self.name).get(name)
         return None if parameter is None or parameter.default is parameter.empty else parameter.default
 
     def constructor_arguments(self, hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,6 +82,12 @@ class Algorithm:
                 value = evaluated(value)
             values |= dict.fromkeys(_SHORTHANDS.get((self.name, name), (name,)), value)
         return values
+
+
+@functools.cache
+def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a constructor, which plans of thousands of runs ask for."""
+    return constructor_parameters(CLASSES[name])
 
 
 def title(label: str) -> str:
@@ -124,10 +135,14 @@ def number(value: Any) -> float | None:
 
     :param value: value of the hyperparameter
     """
-    try:
-        return None if isinstance(value, bool) else float(value.removeprefix(_LINEAR) if isinstance(value, str) else value)
-    except (TypeError, ValueError):
+    if isinstance(value, bool):
         return None
+    text = value.removeprefix(_LINEAR) if isinstance(value, str) else value
+    try:
+        converted = float(text)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return None if math.isnan(converted) else converted
 
 
 def replaced(value: Any, new: Any) -> Any:

@@ -1,6 +1,7 @@
 """Results in other formats: CSV, TensorBoard and Weights & Biases; and runs of other programs as results."""
 
 import importlib
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pandas as pd
 from sb3_ano._io import now, replace_files, write_file
 from sb3_ano.bench.algorithms import number
 from sb3_ano.bench.plan import Run
-from sb3_ano.bench.results import Results, ResultsWriter, RunFiles
+from sb3_ano.bench.results import Results, ResultsWriter, RunFiles, named_errors
 from sb3_ano.bench.training import MONITOR, RUN, write_run
 
 _SETTINGS = ["clip_range", "desired_kl", "learning_rate", "n_epochs"]
@@ -27,6 +28,8 @@ _DIAGNOSTICS = {
     "discarded": ("train/ppo_discarded_gradient", "mean"),
     "radius": ("train/clip_range", "mean"),
 }
+# Signs that a spreadsheet takes for the beginning of a formula, also in their full width.
+_FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 # Training episodes and evaluations that a final return averages.
 _LAST_EPISODES, _LAST_EVALUATIONS = 100, 3
 #: Tag of returns in the TensorBoard logs of CleanRL, which openrlbenchmark reads, too.
@@ -86,6 +89,20 @@ def _summary(run: RunFiles) -> dict[str, Any]:
     }
 
 
+def safe_for_spreadsheets(table: pd.DataFrame) -> pd.DataFrame:
+    """Put an apostrophe before texts that a spreadsheet would take for formulas; numbers stay numbers.
+
+    :param table: table with texts, whose column names may be a stranger's, too
+    """
+    return table.map(_safe_cell).rename(columns=_safe_cell)
+
+
+def _safe_cell(cell: Any) -> Any:
+    if not isinstance(cell, str) or not _FORMULA.match(cell):
+        return cell
+    return cell if number(cell) is not None else f"'{cell}"
+
+
 def merge_csv(table: pd.DataFrame, file: Path, key: list[str]) -> int:
     """Merge rows into a CSV file.
 
@@ -94,9 +111,17 @@ def merge_csv(table: pd.DataFrame, file: Path, key: list[str]) -> int:
     :param key: columns that identify a row
     :return: number of rows in the file
     """
+    # Texts in the file are safe already; a row is found there by the same texts.
+    table = safe_for_spreadsheets(table)
     if file.exists():
+        with named_errors(file):
+            rows = pd.read_csv(file, dtype=_TEXTS, encoding="utf-8")
+            for name in key:
+                # Rows without an identity are merged by the other columns.
+                if name not in rows and name != "identity":
+                    raise ValueError(f"column {name!r} is missing")
         # pandas warns of columns without values unless all are objects.
-        table = pd.concat([frame.astype(object) for frame in (pd.read_csv(file, dtype=_TEXTS), table)]).infer_objects()
+        table = pd.concat([frame.astype(object) for frame in (rows, table)]).infer_objects()
     if not table.empty:
         # A row without an identity may be of any run that is equal in the other columns.
         table = table[table["identity"].notna() | ~table.duplicated([name for name in key if name != "identity"], keep="last")]
@@ -180,7 +205,11 @@ def _require_numbers(path: Path, episodes: pd.DataFrame) -> pd.DataFrame:
 def _read_episodes(path: Path) -> pd.DataFrame:
     """Return episodes in the columns of Monitor; their environment steps are those of all environments together."""
     if files := sorted(path.glob("*monitor.csv")):
-        frames = [_require_numbers(file, pd.read_csv(file, comment="#")) for file in files]
+        frames = []
+        for file in files:
+            with named_errors(file):
+                episodes = pd.read_csv(file, comment="#", encoding="utf-8")
+            frames.append(_require_numbers(file, episodes))
         # Environments step together: a step of each is as many steps of the training.
         steps = [frame["l"].cumsum() * len(frames) if "timesteps" not in frame else frame["timesteps"] for frame in frames]
         together = pd.concat([frame.assign(timesteps=done) for frame, done in zip(frames, steps, strict=True)])

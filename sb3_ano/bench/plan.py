@@ -1,6 +1,7 @@
 """The runs of an experiment: suite x algorithms x seeds x grid."""
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -51,7 +52,7 @@ class Run:
     imports: tuple[str, ...] = ()
     changed: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
-    @property
+    @functools.cached_property
     def identity(self) -> str:
         """Return the hash of all settings that results depend on, except the seed.
 
@@ -65,14 +66,21 @@ class Run:
         for name, value in self.hyperparameters.items():
             if name not in ("policy", "n_envs") and _canonical(value) == _canonical(algorithm.default(name)):
                 del specification["hyperparameters"][name]
-        text = json.dumps(_canonical(specification), sort_keys=True)
+        try:
+            text = json.dumps(_canonical(specification), sort_keys=True)
+        except TypeError as error:
+            advice = "write it as a number, a text, a list or a mapping"
+            raise ValueError(
+                f"suite {self.suite!r} has a value for {self.env_id} that JSON lacks: {error}; {advice}"
+            ) from error
         return hashlib.sha256(text.encode()).hexdigest()[:_IDENTITY_LETTERS]
 
     @property
     def name(self) -> str:
         """Return the name of the run's directory: task, algorithm, identity and seed."""
         name = f"{self.env_id}__{self.algorithm.partition(':')[0]}__{self.identity}__seed{self.seed}"
-        return re.sub(r"[^\w.+-]", "-", name)
+        # File systems and locales differ in what they take for other letters.
+        return re.sub(r"[^\w.+-]", "-", name, flags=re.ASCII)
 
 
 def _canonical(value: Any) -> Any:

@@ -1,14 +1,16 @@
 """Directories of results: one directory per run, which is complete or missing."""
 
 import contextlib
+import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from tqdm import tqdm
 
 from sb3_ano._io import DirectoryLock, now, read_json, write_file, write_json
 from sb3_ano.bench.training import CHECKPOINTS, EVALUATIONS, FILES, FORMAT, MONITOR, PROGRESS, RUN, checksum
@@ -20,6 +22,17 @@ _REQUIRED = {
     **dict.fromkeys(("seed", "total_timesteps"), int),
     **dict.fromkeys(("hyperparameters", "changed", "evaluation", "sha256"), dict),
 }
+# Circumstances of a training, which imported runs lack.
+_OPTIONAL = {
+    **dict.fromkeys(("finished", "commit", "backend_used"), str),
+    **dict.fromkeys(("versions", "machine"), dict),
+    "seconds": (int, float),
+    "timesteps": int,
+}
+_LARGEST_INTEGER = 2**63 - 1
+_STEPS_OF_UPDATES = "time/total_timesteps"
+# Seconds after which reading shows a bar.
+_SILENT_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -34,21 +47,84 @@ class RunFiles:
     document: Mapping[str, Any] = field(hash=False)
 
     def evaluations(self) -> pd.DataFrame:
-        """Return one row per evaluation: ``timesteps``, and ``mean`` and ``std`` of the returns; no rows if imported."""
-        if not (self.path / EVALUATIONS).is_file():
+        """Return one row per evaluation: ``timesteps``, and ``mean`` and ``std`` of the returns; no rows if imported.
+
+        :raises ValueError: if the file has another content, with its name
+        """
+        file = self.path / EVALUATIONS
+        if not file.is_file():
             return pd.DataFrame(columns=["timesteps", "mean", "std"], dtype=float)
-        with np.load(self.path / EVALUATIONS) as content:
-            steps, results = content["timesteps"], content["results"]
-        return pd.DataFrame({"timesteps": steps, "mean": results.mean(axis=1), "std": results.std(axis=1)})
+        with named_errors(file), np.load(file) as content, np.errstate(invalid="ignore"):
+            steps = content["timesteps"]
+            results = content["results"].astype(float)
+            if steps.ndim != 1 or results.ndim != 2 or len(steps) != len(results) or not results.shape[1]:
+                raise ValueError(
+                    f"timesteps has shape {steps.shape}, and results {results.shape} instead of (evaluations, episodes)"
+                )
+            table = pd.DataFrame({"timesteps": steps, "mean": results.mean(axis=1), "std": results.std(axis=1)})
+            return _checked_rows(table, "timesteps")
 
     def episodes(self) -> pd.DataFrame:
-        """Return one row per episode of the training: ``r`` (return), ``l`` (length), ``t`` (seconds), ``timesteps``."""
-        return pd.read_csv(self.path / MONITOR, comment="#")
+        """Return one row per episode of the training: ``r`` (return), ``l`` (length), ``t`` (seconds), ``timesteps``.
+
+        :raises ValueError: if the file has another content, with its name
+        """
+        with named_errors(self.path / MONITOR):
+            table = pd.read_csv(self.path / MONITOR, comment="#", encoding="utf-8")
+            # Environments that end an episode in the same step have the same steps.
+            return _checked_rows(table, "timesteps", ("r", "l", "t"), strictly=False)
 
     def updates(self) -> pd.DataFrame:
-        """Return one row per update, with the columns of SB3's logger and of :func:`measure_update`; no rows if imported."""
+        """Return one row per update, with the columns of SB3's logger and of :func:`measure_update`; no rows if imported.
+
+        :raises ValueError: if the file has another content, with its name
+        """
         file = self.path / PROGRESS
-        return pd.read_csv(file) if file.is_file() else pd.DataFrame(columns=["time/total_timesteps"], dtype=float)
+        if not file.is_file():
+            return pd.DataFrame(columns=[_STEPS_OF_UPDATES], dtype=float)
+        with named_errors(file):
+            return _checked_rows(pd.read_csv(file, encoding="utf-8"), _STEPS_OF_UPDATES)
+
+
+@contextlib.contextmanager
+def named_errors(file: Path) -> Iterator[None]:
+    """Turn any error of reading a file, which may be a stranger's, into one that names it.
+
+    :param file: file that the block reads
+    :raises ValueError: instead of the error
+    """
+    try:
+        yield
+    # NumPy, pandas and zipfile raise many kinds of errors on bytes that they do not expect.
+    except Exception as error:
+        raise ValueError(f"{file} cannot be read: {' '.join(str(error).split()) or repr(error)}") from error
+
+
+def _checked_rows(table: pd.DataFrame, steps: str, columns: Collection[str] = (), strictly: bool = True) -> pd.DataFrame:
+    """Return a table of numbers with increasing steps.
+
+    :param table: table to check
+    :param steps: column of the environment steps
+    :param columns: further columns that must be there
+    :param strictly: whether rows may not have the same steps
+    :raises ValueError: naming the column that is missing or invalid
+    """
+    for name in (steps, *columns):
+        if name not in table:
+            raise ValueError(f"column {name!r} is missing")
+    for name, column in table.items():
+        # A column without values has no numbers that it could be told by.
+        is_number = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_complex_dtype(column)
+        if not is_number and not column.isna().all():
+            raise ValueError(f"column {name!r} has values that are not numbers")
+
+    counts = table[steps].to_numpy(float)
+    if not np.isfinite(counts).all() or (counts < 0).any() or (counts > _LARGEST_INTEGER).any():
+        raise ValueError(f"column {steps!r} has values that are not numbers of environment steps")
+    growth = np.diff(counts)
+    if (growth < 0).any() or (strictly and (growth == 0).any()):
+        raise ValueError(f"column {steps!r} does not increase")
+    return table
 
 
 def read_run(path: Path) -> RunFiles:
@@ -62,8 +138,21 @@ def read_run(path: Path) -> RunFiles:
     if document.get("format") != FORMAT:
         raise ValueError(f"{path}: format {document.get('format')!r}; this version of sb3_ano reads format {FORMAT}")
     for key, kind in _REQUIRED.items():
-        if not isinstance(document.get(key), kind):
+        # Python takes True for an integer.
+        if not isinstance(document.get(key), kind) or isinstance(document[key], bool):
             raise ValueError(f"{path}: {RUN} has {key}={document.get(key)!r}, not a value of type {kind.__name__}")
+    for key, kinds in _OPTIONAL.items():
+        value = document.get(key)
+        if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+            raise ValueError(f"{path}: {RUN} has {key}={value!r}, which is of type {type(value).__name__}")
+    if not 1 <= document["total_timesteps"] <= _LARGEST_INTEGER or abs(document["seed"]) > _LARGEST_INTEGER:
+        raise ValueError(f"{path}: {RUN} has an impossible number of total_timesteps or seed")
+    if not 0 <= (document.get("seconds") or 0) < float("inf") or not 0 <= (document.get("timesteps") or 0) <= _LARGEST_INTEGER:
+        raise ValueError(f"{path}: {RUN} has an impossible number of seconds or timesteps")
+    try:
+        json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError as error:
+        raise ValueError(f"{path}: {RUN} has NaN, Infinity or text that is not Unicode: {error}") from error
     if document["name"] != path.name:  # a copy would count twice
         raise ValueError(f"{path}: {RUN} is that of {document['name']}")
     for name, expected in document["sha256"].items():
@@ -97,7 +186,7 @@ class Results:
         :raises ValueError: if runs are damaged, with the names of all of them, or if ``names`` is None and no run has finished
         """
         runs, damaged = [], []
-        for name in self.names():
+        for name in tqdm(self.names(), "Reading runs", unit="run", delay=_SILENT_SECONDS, leave=False):
             if names is None or name in names:
                 try:
                     runs.append(read_run(self.path / _RUNS / name))

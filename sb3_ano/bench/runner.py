@@ -10,37 +10,83 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 import rich.table
+import rich.text
+from stable_baselines3.common.vec_env import VecEnv
 from tqdm import tqdm
 
 from sb3_ano.bench.plan import Run
 from sb3_ano.bench.pool import Pool, WorkerError
 from sb3_ano.bench.results import ResultsWriter
 from sb3_ano.bench.training import make_env, make_model, wrapped
-from sb3_ano.envs.atari import require_integer
+from sb3_ano.envs.atari import atari_protocol, require_integer
+from sb3_ano.envs.vec_env import existing_game
 
 # Seconds between two looks at the progress of the runs, and between two states of the bar in a terminal and in a file.
 _LOOK, _IN_TERMINAL, _IN_FILE = 1.0, 1.0, 60.0
+# Seconds after which a check shows a bar.
+_SILENT_SECONDS = 2.0
 
 
 def check_runs(runs: Sequence[Run]) -> None:
-    """Make each task and each configuration once, because an error should not show up after hours.
+    """Make each task once, and a model of each configuration, because an error should not show up after hours.
+
+    Atari games with the same settings differ in nothing but the game, so one of them is made.
 
     :param runs: runs of a plan
     :raises ValueError: naming what cannot be made
     """
-    samples: dict[object, Run] = {(run.env_id, run.backend, run.imports): run for run in runs}
-    samples |= {repr((run.algorithm, run.hyperparameters)): run for run in runs}
-    for run in dict.fromkeys(samples.values()):
+    tasks: dict[str, list[Run]] = {}
+    for run in runs:
+        tasks.setdefault(_task_key(run), []).append(run)
+
+    checked: set[str] = set()
+    bar = tqdm(total=len(runs), desc="Checking the plan", unit="run", delay=_SILENT_SECONDS, leave=False)
+    for group in tasks.values():
+        run = group[0]
         try:
             for module in run.imports:
                 importlib.import_module(module)
+            for env_id in dict.fromkeys(run.env_id for run in group):
+                if env_id != run.env_id and existing_game(env_id) is None:
+                    raise ValueError(f"{env_id} is no Atari game")
             require_integer("n_envs", run.hyperparameters["n_envs"])
-            require_integer("frame_stack", run.hyperparameters.get("frame_stack") or 1)
-            with contextlib.closing(make_env(run, 1)) as env, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about the size of a rollout with one environment
-                make_model(run, wrapped(run, env, env)[0])
+            with warnings.catch_warnings():
+                _ignore_upstream_warnings()
+                with contextlib.closing(make_env(run, 1)) as env:
+                    for run in group:
+                        _check_model(run, env, checked)
+                        bar.update()
         except Exception as error:  # a task is a user's code
             raise ValueError(f"{run.algorithm} cannot be trained on {run.env_id}: {error or repr(error)}") from error
+    bar.close()
+
+
+def _task_key(run: Run) -> str:
+    """Return what the environments of a run depend on."""
+    protocol = atari_protocol(run.env_id)
+    # With a backend of the user's choice, a game may be missing in it.
+    task: object = run.env_id if protocol is None or run.backend != "auto" else dataclasses.replace(protocol, game="")
+    return repr((task, run.backend, run.imports, run.env_kwargs, run.hyperparameters.get("env_wrapper")))
+
+
+def _check_model(run: Run, env: VecEnv, checked: set[str]) -> None:
+    """Make a model, unless one with the same settings was made for spaces of the same kinds."""
+    spaces = (type(env.observation_space), env.observation_space.shape is None or len(env.observation_space.shape))
+    key = repr((run.algorithm, run.hyperparameters, spaces, type(env.action_space)))
+    if key in checked:
+        return
+    checked.add(key)
+    require_integer("n_envs", run.hyperparameters["n_envs"])
+    require_integer("frame_stack", run.hyperparameters.get("frame_stack") or 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the size of a rollout with one environment
+        make_model(run, wrapped(run, env, env)[0])
+
+
+def _ignore_upstream_warnings() -> None:
+    """Ignore gymnasium's warnings, which contain terminal codes, such as those about old versions of a task."""
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", "\x1b")
 
 
 def show_plan(runs: Sequence[Run], finished: Collection[str]) -> None:
@@ -49,16 +95,25 @@ def show_plan(runs: Sequence[Run], finished: Collection[str]) -> None:
     :param runs: all runs of the plan
     :param finished: names of the finished runs
     """
-    titles = ("algorithm", "changed", "tasks", "runs", "to train", "environment steps to train")
-    table = rich.table.Table(*(rich.table.Column(title, overflow="fold") for title in titles), box=None)
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         changed = ", ".join(f"{name}={value}" for name, value in run.changed.items())
         groups.setdefault((run.algorithm, changed), []).append(run)
+
+    rows: list[list[str]] = []
     for names, group in [*groups.items(), (("all", ""), runs)]:
         missing = [run.total_timesteps for run in group if run.name not in finished]
         tasks = len({run.env_id for run in group})
-        table.add_row(*names, *map(str, (tasks, len(group), len(missing))), f"{sum(missing):,}")
+        rows.append([*names, f"{tasks:,}", f"{len(group):,}", f"{len(missing):,}", f"{sum(missing):,}"])
+
+    table = rich.table.Table(box=None)
+    for title in ("algorithm", "changed"):
+        table.add_column(title, overflow="fold")
+    for index, title in enumerate(("tasks", "runs", "to train", "steps to train"), start=2):
+        # Numbers are never broken over lines: texts are, instead.
+        table.add_column(title, justify="right", min_width=max(len(row[index]) for row in rows))
+    for row in rows:
+        table.add_row(*map(rich.text.Text, row))  # names are not markup
     rich.print(table)
 
 

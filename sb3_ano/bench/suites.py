@@ -112,7 +112,8 @@ class Suite(Task, frozen=True):
         if unsupported := [key for key in _UNSUPPORTED if entry.get(key) is not None]:
             raise ValueError(f"{env_id} needs {', '.join(unsupported)} of the zoo's file, which experiments do not support")
         shared = {**entry, **self.hyperparameters, **task.hyperparameters}
-        hyperparameters = {name: value for name, value in shared.items() if name in algorithm.hyperparameters}
+        known = algorithm.hyperparameters
+        hyperparameters = {name: value for name, value in shared.items() if name in known}
         for settings in (self, task):
             own = {parse_algorithm(label).label: values for label, values in settings.algorithms.items()}
             hyperparameters |= own.get(algorithm.name, {}) | own.get(algorithm.label, {})

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,18 @@ def write_run(run: Run, directory: Path, details: Mapping[str, Any]) -> None:
     """
     specification = {"format": FORMAT, "name": run.name, "identity": run.identity, **dataclasses.asdict(run)}
     sha256 = {name: checksum(directory / name) for name in FILES if (directory / name).is_file()}
-    write_json(directory / RUN, specification | dict(details) | {"sha256": sha256})
+    write_json(directory / RUN, _strict({**specification, **details, "sha256": sha256}))
+
+
+def _strict(value: Any) -> Any:
+    """Return a value that JSON has: infinity, such as that of ``max_grad_norm``, is the text that a suite can have for it."""
+    if isinstance(value, Mapping):
+        return {str(key): _strict(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
 
 
 def checksum(file: Path) -> str:

@@ -90,7 +90,7 @@ def make_vec_env(
     only_gymnasium = {name: value for name, value in only_gymnasium.items() if value}
     settings = dict(env_kwargs or {})
     env_id = _registered_id(env_id) if isinstance(env_id, str) else env_id
-    atari = _existing_game(env_id) if wrapper_class is None else None
+    atari = existing_game(env_id) if wrapper_class is None else None
     backend = _chosen_backend(backend, env_id, n_envs, num_threads, atari, settings, only_gymnasium)
     if atari is not None:
         atari, settings = atari.changed(settings)
@@ -138,8 +138,11 @@ def _installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def _existing_game(env_id: _EnvId) -> AtariProtocol | None:
-    """Return the protocol of the Atari game that an id names, if an installed package has the game."""
+def existing_game(env_id: _EnvId) -> AtariProtocol | None:
+    """Return the protocol of the Atari game that an id names, or None if no installed package has the game.
+
+    :param env_id: id, or a class or function that returns an environment
+    """
     atari = atari_protocol(env_id) if isinstance(env_id, str) else None
     if atari is None:
         return None

@@ -52,7 +52,8 @@ def write_results(directory: Path, runs, episodes: int = 200) -> Path:
 
     :param directory: directory of the results
     :param runs: ``env_id``, ``algorithm``, ``seed`` and ``final`` of each; where not the default, ``changed``, ``suite``,
-        ``hyperparameters`` of the suite, ``steps``, ``evaluated`` (episodes), ``curve`` (steps and returns) and ``details``
+        ``hyperparameters`` of the suite, ``steps``, ``evaluated`` (episodes), ``curve`` (steps and returns), ``updates``
+        (columns of progress.csv) and ``details``
     :param episodes: number of training episodes
     """
     for run in runs:
@@ -63,11 +64,13 @@ def write_results(directory: Path, runs, episodes: int = 200) -> Path:
         key = (run.get("suite", "mujoco"), run["env_id"], run["algorithm"], run["seed"], steps)
         evaluation = {"points": 20, "episodes": run.get("evaluated", 3), "deterministic": True}
         made = Run(*key, hyperparameters, evaluation, changed=changed)
-        write_run_files(directory, made, final, episodes, run.get("curve"), run.get("details", {}))
+        write_run_files(directory, made, final, episodes, run.get("curve"), run.get("details", {}), run.get("updates"))
     return directory
 
 
-def write_run_files(directory: Path, made: Run, final: float, episodes: int = 200, curve=None, details=None) -> None:
+def write_run_files(
+    directory: Path, made: Run, final: float, episodes: int = 200, curve=None, details=None, updates=None
+) -> None:
     """Write a finished run, see :func:`write_results`."""
     path, steps = directory / "runs" / made.name, made.total_timesteps
     path.mkdir(parents=True)
@@ -77,9 +80,9 @@ def write_run_files(directory: Path, made: Run, final: float, episodes: int = 20
     np.savez(path / "evaluations.npz", timesteps=np.asarray(at), results=results, ep_lengths=np.full(results.shape, 7))
     monitor = pd.DataFrame({"r": final * done / steps, "l": 7, "t": done / 1000.0, "timesteps": done})
     (path / "monitor.csv").write_text('#{"t_start": 0.0}\n' + monitor.to_csv(index=False))
-    updates = {"time/total_timesteps": ends, "time/seconds": ends / 1000.0, "train/entropy_loss": -2.0}
-    updates |= {"update/ratio_max": 1.5, "update/clip_fraction": 0.1, "update/approx_kl": 1e-3 + 1e-6 * final}
-    pd.DataFrame(updates).to_csv(path / "progress.csv", index=False)
+    columns = {"time/total_timesteps": ends, "time/seconds": ends / 1000.0, "train/entropy_loss": -2.0}
+    columns |= {"update/ratio_max": 1.5, "update/clip_fraction": 0.1, "update/approx_kl": 1e-3 + 1e-6 * final}
+    pd.DataFrame(updates or columns).to_csv(path / "progress.csv", index=False)
     circumstances = {
         "seconds": steps / 1000.0,
         "timesteps": steps,

@@ -36,7 +36,9 @@ def cells(out, table: str, index: str | None = None) -> pd.DataFrame:
 
 
 def drawn(out) -> dict[str, pd.DataFrame]:
-    return {file.stem.removeprefix("mujoco-"): pd.read_csv(file) for file in (out / "figures").glob("*.csv")}
+    """Return the points of all seeds together."""
+    files = {file.stem.removeprefix("mujoco-"): pd.read_csv(file) for file in (out / "figures").glob("*.csv")}
+    return {name: rows[rows["seed"].isna()] for name, rows in files.items()}
 
 
 @pytest.fixture
@@ -70,9 +72,10 @@ def test_numbers_are_those_of_the_normalized_scores(written):
     assert curve["x"].tolist() == pytest.approx(list(range(5, 101, 5)))
     assert curve["value"].iloc[-1] == pytest.approx(row["IQM"])
     assert profile[profile["x"] > 0.2]["value"].iloc[0] == 0.5  # all runs of Hopper, none of HalfCheetah
-    assert cells(written[0], "improvement")["P(X > Y)"].tolist() == pytest.approx([6 / 9])
+    assert cells(written[0], "improvement")[["Tasks", "P(X > Y)"]].to_numpy().tolist() == [pytest.approx([3, 6 / 9])]
     own = cells(written[0], "tasks", "Task").loc["Own-v0"]
-    assert own[["Return", "Steps per second"]].to_numpy().flatten().tolist() == pytest.approx([1010.0, 1000.0, 1015.0, 1000.0])
+    columns = ["Return", "Worst seed", "Steps per second"]
+    assert own[columns].to_numpy().tolist() == [[1010.0, 1000.0, 1000.0], [1015.0, 1005.0, 1000.0]]
     hyperparameters = cells(written[0], "hyperparameters", "Hyperparameter")
     assert hyperparameters.loc["learning_rate"].to_dict() == {"PPO": "lin_0.0003", "ANO": "lin_0.0003"}
     listed = cells(written[0], "runs")
@@ -83,16 +86,18 @@ def test_numbers_are_those_of_the_normalized_scores(written):
 def test_the_points_of_figures_have_intervals_and_are_those_of_the_tables_and_updates(written):
     files = drawn(written[0])
     for rows in files.values():
-        assert set(rows) == {"panel", "algorithm", "line", "x", "value", "low", "high"}
+        assert set(rows) == {"panel", "algorithm", "line", "x", "value", "low", "high", "seed"}
         assert rows[rows["low"].notna()].eval("low <= value <= high").all()
     (point,) = files["aggregates"].query("algorithm == 'ano' and panel == 'IQM'").to_dict("records")
     row = cells(written[0], "aggregates", "Algorithm").loc["ANO learning_rate=0.0003"]
     assert [point[name] for name in ("value", "low", "high")] == row[["IQM", "IQM low", "IQM high"]].tolist()
     dynamics = files["dynamics-at-learning-rate-0-0003"].query("line == 'PPO'").groupby("panel")["value"].agg(["min", "max"])
     expected = {"Entropy": 2.0, "Fraction outside": 0.1, "KL divergence": 2.01e-3, "Largest ratio": 1.5}
-    assert dynamics["min"].to_dict() == dynamics["max"].to_dict() == pytest.approx(expected)
+    of_tasks = {f"{name}, {task}": value for name, value in expected.items() for task in (*BOTH, "Own-v0")}
+    assert dynamics["min"].to_dict() == dynamics["max"].to_dict() == pytest.approx(of_tasks)
     diagnostics = cells(written[0], "diagnostics", "Algorithm").loc["PPO learning_rate=0.001"]
-    assert diagnostics[list(expected)].tolist() == pytest.approx([2.0, 0.1, 3.01e-3, 1.5])
+    assert diagnostics["Task"].tolist() == BOTH
+    assert diagnostics[list(expected)].to_numpy().tolist() == [pytest.approx([2.0, 0.1, 3.01e-3, 1.5])] * 2
     matched = files["matched-kl"].sort_values("x")
     assert matched["x"].tolist() == pytest.approx([2.01e-3, 2.015e-3, 2.015e-3, 3.01e-3])
     assert matched["value"].iloc[-1] == cells(written[0], "all-settings", "Algorithm")["IQM"]["PPO learning_rate=0.001"]
@@ -137,7 +142,7 @@ def test_every_figure_and_table_is_a_file_and_the_page_needs_none_of_them(writte
 def test_curves_are_drawn_at_the_steps_where_they_were_measured(tmp_path):
     curve = {"curve": (np.array([4096, 8192]), np.array([100.0, 200.0])), "steps": 6000}
     (section,) = tasks(load(write_results(tmp_path, runs(**curve))))
-    line = section.data[(section.data["panel"] == "Hopper-v4") & (section.data["line"] == "PPO")]
+    line = section.data.query("panel == 'Hopper-v4' and line == 'PPO' and seed.isna()")
     assert line[["x", "value"]].to_numpy().tolist() == [[4096, 100.0], [8192, 200.0]]
     assert b"CreationDate" not in render(section.figure, "pdf")  # equal figures are equal files
 
@@ -204,7 +209,7 @@ def test_a_schedule_and_its_constant_are_two_settings_if_a_task_has_both(tmp_pat
     grid = [run for rate in rates for task in BOTH for run in of_grid(task, rate)]
     assert variants(write_results(tmp_path, grid)) == {f"learning_rate={rate}": BOTH for rate in rates}
     section = next(part for part in make_sections(load(tmp_path)) if part.name == "mujoco-sensitivity-learning-rate")
-    lines = section.data.groupby("line")["x"].agg(list)
+    lines = section.data.query("seed.isna()").groupby("line")["x"].agg(list)
     assert lines.to_dict() == {"PPO": [0.0003, 0.001], "PPO learning_rate=linear": [0.0003, 0.001]}
 
 
@@ -276,7 +281,7 @@ def test_numbers_have_three_significant_digits_and_their_intervals_the_same_deci
     rows = [["x_3", 0.148, 0.0, 0.37, 70.4, -26.0, 167.5], ["x_4", 991.2, 524.1, 1458.3, np.nan, np.nan, np.nan]]
     table, first = pd.DataFrame(rows, columns=names), ["x_3", "0.148 (0.000 to 0.370)", "70 (-26 to 168)"]
     assert shown(table).to_numpy().tolist() == [first, ["x_4", "991 (524 to 1,458)", "-"]]
-    assert " & ".join(first).replace("_", r"\_") in latex(table)
+    assert r"x\_3 & 0.148 (0.000 to 0.370) & 70 ($-$26 to 168) \\" in latex(table)
     assert r"\bottomrule" in latex(table)
 
 

@@ -6,6 +6,7 @@ have three significant digits, and intervals are next to their values.
 
 import base64
 import math
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from sb3_ano._io import now, remove_leftovers, replace_files
+from sb3_ano.bench.exchange import safe_for_spreadsheets
 from sb3_ano.bench.report.data import Chapter, Settings, load_chapters
 from sb3_ano.bench.report.figures import render
 from sb3_ano.bench.report.sections import ENDS, Section, make_sections
@@ -26,8 +28,7 @@ __all__ = ["Settings", "write_report"]
 _PAGE = "index.html"
 _MARK = 'content="sb3_ano.bench report"'
 _MISSING = "-"
-# Signs that a spreadsheet takes for the beginning of a formula.
-_FORMULA = re.compile(r"[=+\-@\t\r]")
+_NEGATIVE = re.compile(r"-(\d)")
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|&$~#])")
 
 
@@ -72,7 +73,7 @@ def _write_files(out: Path, section: Section) -> str:
     if not section.table.empty:
         file = out / "tables" / section.name
         safe_for_spreadsheets(section.table).to_csv(file.with_suffix(".csv"), index=False)
-        file.with_suffix(".tex").write_text(latex(section.table), encoding="utf-8")
+        file.with_suffix(".tex").write_text(latex(section.wide), encoding="utf-8")
     if section.figure is None:
         return ""
     file = out / "figures" / section.name
@@ -88,12 +89,12 @@ def _facts(results: Results, chapters: Sequence[Chapter], settings: Settings) ->
     kind = f"means of the last evaluations ({settings.last}; {' and '.join(sorted(actions))} actions)"
     known = [part for run in runs for part in (run.get("versions"), run.get("machine")) if isinstance(part, dict)]
     return {
-        "Results": str(results.path),
+        "Results": readable(str(results.path)),
         "Runs": "; ".join(f"{chapter.name}: {len(chapter.runs)}" for chapter in chapters),
         "Written": now(),
-        "Command": settings.command or _MISSING,
+        "Command": readable(settings.command) or _MISSING,
         "Returns": kind if settings.returns == "evaluation" else "means of the last 100 training episodes",
-        "Reference scores": ", ".join(settings.tables),
+        "Reference scores": readable(", ".join(settings.tables)),
         "Intervals": f"95 %, Student's t with a stratified bootstrap ({settings.reps:,} resamples)",
         "Made with": ", ".join(dict.fromkeys(f"{key} {value}" for part in known for key, value in part.items())),
     }
@@ -134,12 +135,25 @@ def text(value: Any, *interval: float, whole: bool = False) -> str:
 
 
 def latex(table: pd.DataFrame) -> str:
-    """Return a table as LaTeX (booktabs).
+    """Return a table as LaTeX (booktabs), with numbers to the right.
 
     :param table: table in full precision
     """
-    styler = shown(table).style.hide(axis="index").format(escape="latex").format_index(axis=1, escape="latex")
-    return styler.to_latex(hrules=True)
+    texts = shown(table)
+    numeric = [name for name in texts if name in table and pd.api.types.is_numeric_dtype(table[name])]
+    columns = "".join("r" if name in numeric else "l" for name in texts)
+    styler = texts.style.hide(axis="index").format(escape="latex").format_index(axis=1, escape="latex")
+    # A hyphen is no minus sign.
+    styler = styler.format(lambda cell: _NEGATIVE.sub(r"$-$\1", cell), subset=numeric)
+    return styler.to_latex(hrules=True, column_format=columns)
+
+
+def readable(path: str) -> str:
+    """Return a text with the name of a file as UTF-8 has it, which may be another than that of the locale.
+
+    :param path: text from the command line, in which bytes that the locale lacks are surrogates
+    """
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def escaped(content: Any) -> str:
@@ -148,11 +162,3 @@ def escaped(content: Any) -> str:
     :param content: text, or an object with a text
     """
     return _MARKDOWN.sub(r"\\\1", " ".join(str(content).split()))
-
-
-def safe_for_spreadsheets(table: pd.DataFrame) -> pd.DataFrame:
-    """Put an apostrophe before texts that a spreadsheet would take for formulas.
-
-    :param table: table with texts
-    """
-    return table.map(lambda cell: f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell)

@@ -1,6 +1,7 @@
 """The data of a report: a row, a learning curve and the diagnostics of each run, and the variants that are compared."""
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,11 +69,12 @@ class Variant:
         return " ".join([title(self.algorithm), *texts])
 
     def value(self, name: str) -> float | None:
-        """Return the value of a setting, or None if the runs do not differ in it, or it is not a number.
+        """Return the value of a setting, or None if the runs do not differ in it, or it is not a finite number.
 
         :param name: name of the setting
         """
-        return number(dict(self.settings).get(name))
+        value = number(dict(self.settings).get(name))
+        return None if value is None or math.isinf(value) else value
 
     def without(self, name: str) -> "Variant":
         """Return the algorithm with all settings but one, of which it keeps a schedule, and no runs.
@@ -142,10 +144,12 @@ class Chapter:
         #: For each run, rows of ``timesteps`` and :data:`DIAGNOSTICS`.
         self.curves: list[pd.DataFrame] = []
         self.updates: list[pd.DataFrame] = []
+        #: Notes on the runs.
+        self.run_notes: list[str] = []
         rows = {run.path.name: self._read(run) for run in files}
         empty = ", ".join(name for name, row in rows.items() if row is None)
-        #: Notes on the runs.
-        self.run_notes = [f"Without a finite final return of {settings.returns}, and in no figure: {empty}."] if empty else []
+        if empty:
+            self.run_notes.append(f"Without a finite final return of {settings.returns}, and in no figure: {empty}.")
         #: ``run.json`` as columns, with ``final`` (final return), ``score`` (the same, normalized), ``steps_per_second`` and
         #: the means of :data:`DIAGNOSTICS`.
         self.runs = pd.DataFrame([row for row in rows.values() if row is not None])
@@ -174,17 +178,25 @@ class Chapter:
         last = curve["value"].tail(settings.last if settings.returns == "evaluation" else 1)
         if not np.isfinite(last.mean()):
             return None
+        finite = np.isfinite(curve["value"].to_numpy(float))
+        if not finite.all():
+            odd = f"{(~finite).sum()} of {len(finite)} returns of {run.path.name} are not finite"
+            self.run_notes.append(f"{odd}, and are left out of curves.")
+            curve = curve[finite].copy()
         # Rounded, so that equal steps of different tasks are equal numbers.
         curve["percent"] = (100.0 * curve["timesteps"] / run.document[LENGTH]).round(6)
         curve["score"] = self.references.normalize(run.document["env_id"], curve["value"].to_numpy(float))
-        diagnostics = {key: sign * progress.get(column, pd.Series(dtype=float)) for key, (column, sign) in DIAGNOSTICS.items()}
+        diagnostics = {
+            key: sign * progress.get(column, pd.Series(dtype=float)).astype(float)
+            for key, (column, sign) in DIAGNOSTICS.items()
+        }
         update = pd.DataFrame({"timesteps": progress["time/total_timesteps"], **diagnostics})
         self.curves.append(curve)
         self.updates.append(update)
         return {
             **run.document,
             "final": last.mean(),
-            "score": curve["score"].tail(len(last)).mean(),
+            "score": float(self.references.normalize(run.document["env_id"], last.mean())),
             "steps_per_second": run.document.get("timesteps", 0) / seconds if seconds else float("nan"),
             **update[list(DIAGNOSTICS)].mean(),
         }
@@ -207,38 +219,47 @@ class Chapter:
         values = self.values(rows, column)
         return estimate(METRICS[metric], values.reshape(len(values), -1), reps=self.settings.reps)
 
-    def complete(self, variants: Iterable[Variant]) -> tuple[dict[Variant, pd.DataFrame], list[str]]:
+    def complete(
+        self, variants: Iterable[Variant], tasks: Sequence[str] | None = None
+    ) -> tuple[dict[Variant, pd.DataFrame], list[str]]:
         """Return the runs that can be aggregated, and notes on those that are left out.
 
-        Aggregated are the tasks with reference scores that all variants have, and for each variant the seeds that have all
-        of these tasks.
+        Aggregated are the tasks that all variants have, and for each variant the seeds that have all of these tasks.
 
         :param variants: variants to compare
+        :param tasks: tasks to aggregate; by default, those with reference scores
         :return: row numbers of runs by seed and task, for each variant that has any; and the notes
         """
+        candidates = self.scored if tasks is None else tasks
         tables = {}
         for variant in variants:
             runs = self.runs.iloc[list(variant.rows)]
             tables[variant] = runs.assign(row=runs.index).pivot(index="seed", columns="env_id", values="row")
-        missing = {task: [variant.label for variant in tables if task not in tables[variant]] for task in self.scored}
-        tasks = [task for task in self.scored if not missing[task]]
+
+        missing = {task: [variant.label for variant in tables if task not in tables[variant]] for task in candidates}
+        common = [task for task in candidates if not missing[task]]
         tables_read = ", ".join(self.references.tables)
-        reasons = {task: f"no scores in {tables_read}" for task in self.tasks if task not in self.scored}
+        reasons = {task: f"no scores in {tables_read}" for task in self.tasks if task not in candidates}
         reasons |= {task: f"no runs of {', '.join(labels)}" for task, labels in missing.items() if labels}
         notes = [f"{task} is not aggregated: {reason}." for task, reason in reasons.items()]
+
         blocks = {}
-        for variant, table in tables.items() if tasks else ():
-            blocks[variant] = table[tasks].dropna().astype(int)
-            if len(unused := table[tasks].drop(blocks[variant].index).stack()):
+        for variant, table in tables.items() if common else ():
+            blocks[variant] = table[common].dropna().astype(int)
+            if len(unused := table[common].drop(blocks[variant].index).stack()):
                 names = ", ".join(self.runs["name"].iloc[int(row)] for row in unused.to_numpy())
                 notes.append(f"Not aggregated, because their seed has no run of another task: {names}.")
         blocks = {variant: rows for variant, rows in blocks.items() if len(rows)}
+
         single = [variant.label for variant, rows in blocks.items() if len(rows) == 1]
         notes += [f"One seed only, and therefore no interval: {', '.join(single)}."] if single else []
         return blocks, notes if blocks or not tables else [*notes, "No algorithm has a seed with runs of all tasks."]
 
     def _choose(self) -> dict[Variant, int]:
-        """Choose the best variant of each algorithm at the suite's learning rate, or at the lowest if that was not run."""
+        """Choose one variant of each algorithm at the suite's learning rate, or at the lowest if that was not run.
+
+        The best by IQM is chosen. Without an IQM, it is the one with the fewest changed settings, which is selected from one.
+        """
         chosen = {}
         for _, group in itertools.groupby(self.variants, key=lambda variant: variant.algorithm):
             rates = {variant: variant.value(LEARNING_RATE) or 0.0 for variant in group}
@@ -246,7 +267,10 @@ class Chapter:
             candidates = candidates or [variant for variant in rates if rates[variant] == min(rates.values())]
             blocks, _ = self.complete(candidates)
             scores = {variant: float(interquartile_mean(self.values(rows))) for variant, rows in blocks.items()}
-            chosen[max(scores, key=scores.__getitem__, default=candidates[0])] = len(candidates)
+            if scores:
+                chosen[max(scores, key=scores.__getitem__)] = len(candidates)
+            else:
+                chosen[min(candidates, key=lambda variant: len(variant.changed))] = 1
         return chosen
 
 
@@ -260,8 +284,8 @@ def load_chapters(results: Results, settings: Settings) -> list[Chapter]:
     references = ReferenceScores(settings.tables)
     groups: dict[str, list[RunFiles]] = {}
     for run in sorted(results.runs(), key=_order):
-        steps = run.document["changed"].get(LENGTH)
-        groups.setdefault(run.document["suite"] + (f", {steps:,} steps" if steps else ""), []).append(run)
+        steps = f", {run.document[LENGTH]:,} steps" if LENGTH in run.document["changed"] else ""
+        groups.setdefault(run.document["suite"] + steps, []).append(run)
     chapters = [Chapter(name, groups[name], references, settings) for name in sorted(groups)]
     chapters = [chapter for chapter in chapters if len(chapter.runs)]
     if not chapters:

@@ -1,10 +1,13 @@
 """Figures: one color, line style and marker per algorithm throughout, in a palette for color-blind readers.
 
-The data of a figure is a DataFrame with a row per point: ``panel``, ``algorithm``, ``line`` (text of the legend), ``x``, and
-``value`` with its interval from ``low`` to ``high``, NaN if there is none.
+The data of a figure is a DataFrame with a row per point: ``panel``, ``algorithm``, ``line`` (text of the legend), ``x``,
+``value`` with its interval from ``low`` to ``high``, NaN if there is none, and ``seed``, if the value is that of one seed. A
+line that has points of single seeds is drawn with these instead of its intervals.
 """
 
 import io
+import textwrap
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from sb3_ano.bench.algorithms import title
 from sb3_ano.bench.statistics import Estimate
@@ -36,6 +39,20 @@ _OTHERS = [
 ]
 _PANEL_WIDTH, _PANEL_HEIGHT = 3.3, 2.3
 _LARGEST_SPAN, _MOST_TICKS = 1e4, 6
+# Ratios of the ends of a logarithmic axis below which powers of ten alone, or with 2 and 5, are too few ticks.
+_FEW_DECADES, _HALF_DECADE = 100.0, 3.0
+# Markers of an algorithm's lines that differ in their settings, because its color and line style are the same.
+_FILLS = ("full", "none", "left", "right", "top", "bottom")
+# Part of the range of the values by which an axis may extend beyond them, so that intervals do not set its scale.
+_ROOM_FOR_INTERVALS = 0.5
+# Part of the distance between neighboring points that is used to draw lines next to each other.
+_DODGE = 0.12
+# Most letters of a line of a panel's title.
+_TITLE_LETTERS = 40
+# Most letters of a line of the legend, and inches of a letter and of what is next to the text.
+_LEGEND_LETTERS, _LETTER_WIDTH, _LEGEND_HANDLE_WIDTH = 100, 0.08, 0.6
+# Part of a logarithmic axis that a tick's text needs.
+_TICK_WIDTH = 0.1
 
 #: Decorates functions that draw: matplotlib reads its settings whenever an artist is made.
 styled = mpl.rc_context(mpl.rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=False))
@@ -50,7 +67,9 @@ def looks(algorithms: Iterable[str] = ()) -> Looks:
     return {**_LOOKS, **{label: _OTHERS[index % len(_OTHERS)] for index, label in enumerate(others)}}
 
 
-def points(algorithm: str, x: Any, estimate: Estimate, panel: str = "", line: str = "") -> pd.DataFrame:
+def points(
+    algorithm: str, x: Any, estimate: Estimate, panel: str = "", line: str = "", seed: int | None = None
+) -> pd.DataFrame:
     """Return the points of a line, one if ``x`` is a number.
 
     :param algorithm: label of the algorithm, which determines the look
@@ -58,9 +77,11 @@ def points(algorithm: str, x: Any, estimate: Estimate, panel: str = "", line: st
     :param estimate: values and intervals, each of shape ``(points,)``
     :param panel: title of the panel
     :param line: text of the legend, by default the title of the algorithm
+    :param seed: seed of the only run that the points come from
     """
     numbers = {name: np.atleast_1d(part) for name, part in zip(("x", *Estimate._fields), (x, *estimate), strict=True)}
-    return pd.DataFrame({"panel": panel, "algorithm": algorithm, "line": line or title(algorithm), **numbers})
+    table = pd.DataFrame({"panel": panel, "algorithm": algorithm, "line": line or title(algorithm), **numbers})
+    return table.assign(seed=pd.Series(seed, table.index, "Int64"))
 
 
 def _new_figure(data: pd.DataFrame, columns: int, height: float) -> tuple[Figure, list[tuple[Axes, str, pd.DataFrame]]]:
@@ -74,27 +95,71 @@ def _new_figure(data: pd.DataFrame, columns: int, height: float) -> tuple[Figure
 
 
 @styled
-def draw_intervals(data: pd.DataFrame, looks: Looks, xlabel: str, mark: float | None = None) -> Figure:
+def draw_intervals(
+    data: pd.DataFrame, looks: Looks, xlabel: str, mark: float | None = None, limits: Sequence[float] | None = None
+) -> Figure:
     """Draw values with their intervals, one below the other, each with its text.
 
     :param data: points
     :param looks: color, line style and marker of each algorithm
     :param xlabel: label of the horizontal axes
     :param mark: position of a vertical line
+    :param limits: ends of the horizontal axes, by default those of the data
     """
-    figure, panels = _new_figure(data, 2, 0.7 + 0.27 * data.groupby("panel").size().max())
+    figure, panels = _new_figure(data, 2, 0.7 + 0.27 * data.groupby("panel")["line"].nunique().max())
     figure.set_figwidth(figure.get_figwidth() + 0.07 * max(0, data["line"].str.len().max() - 12))
     for index, (axis, panel, rows) in enumerate(panels):
-        for height, row in enumerate(rows.to_dict("records")):
+        together = rows[rows["seed"].isna()]
+        for height, row in enumerate(together.to_dict("records")):
             color, _, marker = looks[row["algorithm"]]
             axis.plot(row["value"], height, color=color, marker=marker)
-            axis.hlines(height, row["low"], row["high"], color=color, linewidth=2.2)
-        axis.set_yticks(range(len(rows)), rows["line"] if index % 2 == 0 else [""] * len(rows))
-        axis.set(ylim=(len(rows) - 0.5, -0.5), title=panel, xlabel=xlabel)
+
+            seeds = _seeds_of(rows, row["algorithm"], row["line"])
+            if len(seeds):
+                axis.plot(seeds["value"], np.full(len(seeds), height), "|", color=color, markersize=9)
+            else:
+                axis.hlines(height, row["low"], row["high"], color=color, linewidth=2.2)
+
+        axis.set_yticks(range(len(together)), together["line"] if index % 2 == 0 else [""] * len(together))
+        axis.set(ylim=(len(together) - 0.5, -0.5), title=textwrap.fill(panel, _TITLE_LETTERS), xlabel=xlabel)
         axis.xaxis.set_major_locator(MaxNLocator(5))
+        if limits is None:
+            _limit_by_values(axis, "x", rows, room=3.0)
+        else:
+            axis.set_xlim(*limits)
         if mark is not None:
             axis.axvline(mark, color="black", linewidth=0.8, linestyle="--", zorder=1)
     return figure
+
+
+def _seeds_of(rows: pd.DataFrame, algorithm: str, line: str) -> pd.DataFrame:
+    """Return the points of the single seeds of a line."""
+    return rows[rows["seed"].notna() & (rows["algorithm"] == algorithm) & (rows["line"] == line)]
+
+
+def _limit_by_values(axes: Axes, which: str, rows: pd.DataFrame, room: float = _ROOM_FOR_INTERVALS) -> None:
+    """Limit a linear axis to the values, and to their intervals as far as these leave the values a readable scale.
+
+    :param axes: axes of the panel
+    :param which: ``"x"`` or ``"y"``
+    :param rows: points of the panel
+    :param room: part of the range of the values by which the axis may extend beyond them
+    """
+    values = rows["value"][np.isfinite(rows["value"])]
+    if values.empty:
+        return
+    lowest = values.min()
+    highest = values.max()
+    # Values that are all equal have no range.
+    span = highest - lowest or 0.1 * abs(highest) or 1.0
+
+    # Intervals of lines with points of single seeds are not drawn.
+    with_seeds = rows.loc[rows["seed"].notna(), "line"].unique()
+    intervals = rows.loc[~rows["line"].isin(with_seeds), ["low", "high"]].replace([np.inf, -np.inf], np.nan)
+    low = max(np.nanmin([lowest, intervals["low"].min()]), lowest - room * span)
+    high = min(np.nanmax([highest, intervals["high"].max()]), highest + room * span)
+    margin = 0.05 * (high - low) or 0.5 * span
+    axes.set(**{f"{which}lim": (low - margin, high + margin)})
 
 
 @styled
@@ -107,6 +172,9 @@ def draw_lines(
     columns: int = 2,
     steps: bool = False,
     markers: bool = False,
+    joined: bool = True,
+    dodge: bool = False,
+    limits: Sequence[float] | None = None,
     logarithmic_y: Sequence[str] = (),
 ) -> Figure:
     """Draw lines with intervals, and one legend for all panels.
@@ -114,51 +182,123 @@ def draw_lines(
     :param data: points
     :param looks: color, line style and marker of each algorithm
     :param xlabel: label of the horizontal axes
-    :param ylabel: label of the vertical axes, by default the titles
+    :param ylabel: label of the vertical axes
     :param columns: most panels side by side
     :param steps: whether values last until the next point
     :param markers: whether to mark the points, with error bars instead of bands, on logarithmic horizontal axes
-    :param logarithmic_y: titles of the panels whose vertical axes are logarithmic
+    :param joined: whether to draw lines between the points
+    :param dodge: whether to draw lines next to each other, because they have their points at the same places
+    :param limits: ends of the vertical axes, by default those of the data
+    :param logarithmic_y: beginnings of the titles of the panels whose vertical axes are logarithmic
     """
     figure, panels = _new_figure(data, columns, _PANEL_HEIGHT)
     handles: dict[str, Any] = {}
+    looks_of_lines = _looks_of_lines(data, looks)
     for axis, name, rows in panels:
-        for (algorithm, text), line in rows.groupby(["algorithm", "line"], sort=False):
-            line, (color, style, marker) = line.sort_values("x"), looks[str(algorithm)]
-            kind = {"color": color, "linestyle": style, "marker": marker if markers else None}
+        is_logarithmic = markers and (rows["x"] > 0).all()
+        offsets = _offsets(rows, is_logarithmic) if dodge else {}
+        for (algorithm, text), line in rows[rows["seed"].isna()].groupby(["algorithm", "line"], sort=False):
+            line = line.sort_values("x")
+            style = dict(looks_of_lines[str(algorithm), str(text)])
+            if not markers:
+                style["marker"] = ""
+            if not joined:
+                style["linestyle"] = "none"
             drawstyle = "steps-post" if steps else "default"
-            handles.setdefault(str(text), axis.plot(line["x"], line["value"], drawstyle=drawstyle, **kind)[0])
-            ends = line["x"], line["low"], line["high"]
-            if markers:
-                axis.vlines(*ends, color=color, linewidth=1.3)
+            x = _moved(line["x"], offsets.get(str(text), 0.0), is_logarithmic)
+            handles.setdefault(str(text), axis.plot(x, line["value"], drawstyle=drawstyle, **style)[0])
+
+            color = style["color"]
+            seeds = _seeds_of(rows, str(algorithm), str(text))
+            if len(seeds) and markers:
+                moved = _moved(seeds["x"], offsets.get(str(text), 0.0), is_logarithmic)
+                axis.plot(moved, seeds["value"], "_", color=color, markersize=6)
+            elif len(seeds):
+                for _, one in seeds.groupby("seed"):
+                    axis.plot(one["x"], one["value"], color=color, linestyle=style["linestyle"], linewidth=0.7, alpha=0.6)
+            elif markers:
+                axis.vlines(x, line["low"], line["high"], color=color, linewidth=1.3)
             else:
-                axis.fill_between(*ends, color=color, alpha=0.15, linewidth=0, step="post" if steps else None)
-        axis.set(title=name, ylabel=ylabel or name)
-        if markers and (rows["x"] > 0).all():
-            _make_logarithmic(axis, "x", rows["x"])
-        if name in logarithmic_y:
+                band = {"color": color, "alpha": 0.15, "linewidth": 0, "step": "post" if steps else None}
+                axis.fill_between(x, line["low"], line["high"], **band)
+
+        axis.set(title=textwrap.fill(name, _TITLE_LETTERS), ylabel=ylabel)
+        if is_logarithmic:
+            _make_logarithmic(axis, "x", rows["x"], ticks_at_values=joined)
+        if name.startswith(tuple(logarithmic_y)):
             _make_logarithmic(axis, "y", rows["value"])
+        elif limits is None:
+            _limit_by_values(axis, "y", rows)
+        else:
+            axis.set_ylim(*limits)
     for axis, _, _ in panels[-columns:]:
         axis.set_xlabel(xlabel)
-    fitting = max(1, int(figure.get_figwidth() / (0.6 + 0.08 * max(map(len, handles)))))
-    figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=min(3, len(handles), fitting))
+
+    _add_legend(figure, handles)
     return figure
 
 
-def _make_logarithmic(axes: Axes, which: str, column: pd.Series) -> None:
-    """Make an axis logarithmic, with plain numbers at its ticks."""
-    values = np.unique(column[column > 0])
+def _add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
+    """Add a legend above the panels, and make the figure wide enough for its texts."""
+    texts = [textwrap.fill(text, _LEGEND_LETTERS) for text in handles]
+    longest = max(len(line) for text in texts for line in text.splitlines())
+    width = _LEGEND_HANDLE_WIDTH + _LETTER_WIDTH * longest
+    figure.set_figwidth(max(figure.get_figwidth(), width))
+    fitting = max(1, int(figure.get_figwidth() / width))
+    figure.legend(list(handles.values()), texts, loc="outside upper center", ncols=min(3, len(texts), fitting))
+
+
+def _looks_of_lines(data: pd.DataFrame, looks: Looks) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the style of each line: the look of its algorithm, and a fill of the markers that tells its lines apart."""
+    styles = {}
+    pairs = data[["algorithm", "line"]].drop_duplicates().sort_values("algorithm", kind="stable")
+    for algorithm, lines in pairs.groupby("algorithm", sort=False)["line"]:
+        color, linestyle, marker = looks[str(algorithm)]
+        for index, text in enumerate(lines):
+            fill = _FILLS[index % len(_FILLS)]
+            styles[str(algorithm), str(text)] = {
+                "color": color,
+                "linestyle": linestyle,
+                "marker": marker,
+                "fillstyle": fill,
+                "markerfacecoloralt": "white",
+            }
+    return styles
+
+
+def _offsets(rows: pd.DataFrame, is_logarithmic: bool) -> dict[str, float]:
+    """Return by how much each line is moved to the right, in decades on a logarithmic axis, so that none hides another."""
+    lines = rows["line"].drop_duplicates().tolist()
+    places = np.unique(np.log10(rows["x"]) if is_logarithmic else rows["x"])
+    distance = np.diff(places).min() if len(places) > 1 else 1.0
+    step = _DODGE * distance / len(lines)
+    return {line: step * (index - (len(lines) - 1) / 2) for index, line in enumerate(lines)}
+
+
+def _moved(x: pd.Series, offset: float, is_logarithmic: bool) -> pd.Series:
+    """Return places on an axis, moved by an offset."""
+    return x * 10.0**offset if is_logarithmic else x + offset
+
+
+def _make_logarithmic(axes: Axes, which: str, column: pd.Series, ticks_at_values: bool = False) -> None:
+    """Make an axis logarithmic, with plain numbers at its ticks, which are the values themselves if their texts fit."""
+    values = np.unique(column[(column > 0) & np.isfinite(column)])
     if not len(values):
         return
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
+    ratio = values[-1] / values[0]
+    if ratio < _FEW_DECADES:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter("{x:g}" if values[-1] < 8 * values[0] else NullFormatter())
-    if which == "x" and len(values) <= _MOST_TICKS and np.all(values[1:] > 1.15 * values[:-1]):
+    axis.set_minor_formatter("{x:g}" if ratio < _HALF_DECADE else NullFormatter())
+
+    distances = np.diff(np.log(values))
+    if ticks_at_values and len(values) <= _MOST_TICKS and np.all(distances > _TICK_WIDTH * np.log(ratio)):
         axis.set_ticks(values.tolist(), [f"{value:.3g}" for value in values])
         axis.set_minor_locator(NullLocator())
     # A learning rate that ends at 0 leaves rounding errors, which would take up most of the axis.
-    if values[0] < values[-1] / _LARGEST_SPAN:
+    if ratio > _LARGEST_SPAN:
         axes.set(**{f"{which}lim": (values[-1] / _LARGEST_SPAN, None)})
 
 
@@ -170,5 +310,9 @@ def render(figure: Figure, kind: str) -> bytes:
     :param kind: ``"png"`` or ``"pdf"``
     """
     file = io.BytesIO()
-    figure.savefig(file, format=kind, dpi=200, metadata={"Software": None} if kind == "png" else {"CreationDate": None})
+    metadata = {"Software": None} if kind == "png" else {"CreationDate": None}
+    with warnings.catch_warnings():
+        # A name of a task may have letters that the font lacks.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+        figure.savefig(file, format=kind, dpi=200, metadata=metadata)
     return file.getvalue()
