@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from sb3_ano._secrets import hide
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -32,14 +34,14 @@ def write_file(path: Path, content: bytes | str) -> None:
     """Write a file so that, whenever process or machine fail, either the old or the new content is there.
 
     :param path: file to write; missing parent directories are made
-    :param content: new content; text is encoded as UTF-8
+    :param content: new content; text is encoded as UTF-8, without the keys and passwords of this process
     :raises OSError: if the file cannot be written
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(hide(content).encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
@@ -80,7 +82,7 @@ def replace_directory(path: Path) -> Iterator[Path]:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object with :func:`write_file`."""
-    write_file(path, json.dumps(content, indent=1) + "\n")
+    write_file(path, json.dumps(hide(dict(content)), indent=1) + "\n")
 
 
 def read_file(path: Path, longest: int, flags: int = 0) -> bytes:
@@ -222,6 +224,7 @@ def require_reachable(option: str, address: str) -> None:
     :raises OSError: if nothing answers
     """
     host, _, port = address.rpartition(":")
+    address = hide(address)
     if "//" in address or not host or not port.isdecimal():
         raise ValueError(f"{option} {address} is not allowed; allowed are auto, and HOST:PORT of a cluster's head")
     try:

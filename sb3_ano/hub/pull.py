@@ -16,6 +16,7 @@ from huggingface_hub import HfApi
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano._io import read_json
+from sb3_ano._secrets import remember
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.envs import DirectVecEnv, register_atari
 from sb3_ano.hub.card import RESULTS, environment_name, write_settings
@@ -60,6 +61,7 @@ def load_from_hub(
 @contextlib.contextmanager
 def _downloaded(repo_id: str, revision: str | None, token: str | None) -> Iterator[Path]:
     """Download files by their fixed names to a temporary directory, all of one commit, whatever is pushed meanwhile."""
+    remember({"hub_token": token})
     api = HfApi(token=token)
     info = api.model_info(repo_id, revision=revision, files_metadata=True)
     listed = {file.rfilename: math.inf if file.size is None else file.size for file in info.siblings or []}

@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano._io import write_file, write_json
 from sb3_ano._registry import ALGORITHMS
+from sb3_ano._secrets import hide, remember
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.hub import card
 from sb3_ano.hub.documents import new_folder, one_line
@@ -129,7 +130,7 @@ def _record(agent: ShapedPolicyAlgorithm, path: Path, length: int, **options: An
 
 def _say(verbose: int, line: str) -> None:
     if verbose >= 1:
-        print(line, flush=True)
+        print(hide(line), flush=True)
 
 
 def _copy_run(files: list[Path], work: Path, task: Task) -> None:
@@ -174,6 +175,7 @@ def push_to_hub(
         as it was, or new and empty
     """
     require_algorithm(model)
+    remember({"hub_token": token})
     api = HfApi(token=token)
     url = api.create_repo(repo_id, private=private, exist_ok=True)  # before minutes are spent on evaluation and video
     repo_id = url.repo_id  # with the user's name
@@ -189,7 +191,7 @@ def push_to_hub(
                 *(CommitOperationDelete(name) for name in sorted(former - files.keys())),
                 *(CommitOperationAdd(name, str(path)) for name, path in files.items()),
             ],
-            commit_message=commit_message or f"{model.algorithm} agent",
+            commit_message=hide(commit_message or f"{model.algorithm} agent"),
             parent_commit=before.sha,
         )
     return str(url)
