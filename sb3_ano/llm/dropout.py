@@ -1,5 +1,6 @@
 """Dropout, which makes log-probabilities of the same tokens differ between generation and loss."""
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,3 +51,18 @@ def disable_dropout(model: Any) -> list[tuple[Any, str, float]]:
     for owner, name, _ in parts:
         setattr(owner, name, 0.0)
     return [part for part in parts if not isinstance(part[0], torch.nn.Module)]
+
+
+@contextlib.contextmanager
+def restored(parts: list[tuple[Any, str, float]]) -> Iterator[None]:
+    """Put dropout back while a model is saved, so that its configuration is that of the model it was made from.
+
+    :param parts: what :func:`disable_dropout` returned
+    """
+    for owner, name, value in parts:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, _ in parts:
+            setattr(owner, name, 0.0)

@@ -47,6 +47,8 @@ _LARGEST_REPLY = 1_000_000
 # Characters of a reply that are kept: half of them from its end, where the verdict is.
 _KEPT = 20_000
 _LONGEST_ERROR = 1_000
+# Characters at the end of a line in which a verdict is looked for
+_LONGEST_LINE = 300
 
 
 class Ledger:
@@ -302,7 +304,8 @@ def parse_reply(reply: str) -> str | None:
     if verdict is not None:
         return verdict
 
-    lines = [line for line in reply.splitlines() if line.strip() and not line.strip().startswith("```")]
+    lines = [line.strip()[-_LONGEST_LINE:] for line in reply.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("```")]
     if not lines:
         return None
     verdict = _verdict_of_line(lines[-1])
@@ -317,12 +320,12 @@ _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}|\[\[([^\[\]]*)\]\]")
 _OBJECT = re.compile(r"\{[^{}]*\}")
 _LABELS = r"(?:answer|verdict|winner|choice|decision|conclusion|result|better|best|preferred|preference|judge?ment)"
 _NOUNS = r"(?:answer|option|response|completion|assistant|summary)"
-# Bounded repetitions, because a reply may have a million dashes.
 _SEPARATOR = r"(?:\s{0,4}[:=\u2013\u2014-]{1,3}>?\s{0,4}|\s+(?:is|would be)\s{0,4}:?\s{0,4})"
 _CHOSEN = rf"\b(?:{_LABELS}{_SEPARATOR}|(?:choose|pick|prefer|select|go with)\s+)(?:{_NOUNS}\s+|an?\s+)?"
 _LABELED = re.compile(rf"(?i:{_CHOSEN})\W{{0,4}}((?i:[AB]|TIE)(?=\W*$)|(?:A|B|TIE)\b)")
 _BETTER = r"(?:is\s+(?:\w+\s+){0,2}(?:better|best|preferable|winner)|wins)\b"
 _COMPARED = re.compile(rf"^\W*(?i:{_NOUNS}\W+)?([AB])\W+(?i:{_BETTER})")
+_TIES = {"a tie", "it is a tie", "it s a tie", "this is a tie", "they are tied", "tied"}
 _NEGATED = re.compile(r"(?i)\b(?:not|neither|nor|cannot|worse|worst|wrong|incorrect|loser|loses|less)\b|n't\b")
 _FIELDS = re.compile(rf"(?i)^(?:final_?|overall_?|the_?)?{_LABELS}(?:_?{_NOUNS})?$")
 
@@ -351,7 +354,8 @@ def _verdict_of_line(line: str) -> str | None:
     found = _COMPARED.match(re.sub(r"[*_`]", "", line))
     if found is not None:
         return _bare(found[1])
-    return "tie" if re.fullmatch(r"(?i)\W*(?:it is|it's|this is|they are)?\W*(?:a\W+tie|tied)\W*", line) else None
+    words = " ".join(re.findall(r"\w+", line.lower()))
+    return "tie" if words in _TIES else None
 
 
 def _is_undecided(line: str) -> bool:

@@ -240,7 +240,7 @@ class Server(socketserver.ThreadingTCPServer):
         self.requests = []
 
         class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(handler):  # noqa: N802, N805
+            def do_POST(handler):  # noqa: N805
                 body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
                 self.requests.append((handler.path, dict(handler.headers), body))
                 with contextlib.suppress(OSError):
