@@ -24,6 +24,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from sb3_ano._secrets import hide
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -361,10 +363,11 @@ def write_file(path: Path, content: bytes | str) -> None:
     link. What is no regular file, such as ``/dev/stdout``, is written to and not replaced.
 
     :param path: file to write; missing parent directories are made
-    :param content: new content; text is encoded as UTF-8
+    :param content: new content; text is encoded as UTF-8, without the keys and passwords of this process
     :raises OSError: if the file cannot be written
     """
-    content = content.encode() if isinstance(content, str) else content
+    if isinstance(content, str):
+        content = hide(content).encode()
     try:
         old = os.stat(path)
     except FileNotFoundError:
@@ -536,7 +539,7 @@ def write_figure(path: Path, figure: Any, **options: Any) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object with :func:`write_file`."""
-    write_file(path, json.dumps(content, indent=1) + "\n")
+    write_file(path, json.dumps(hide(dict(content)), indent=1) + "\n")
 
 
 def read_file(path: Path, longest: int, flags: int = 0) -> bytes:
@@ -682,6 +685,7 @@ def require_reachable(option: str, address: str) -> None:
     :raises OSError: if nothing answers
     """
     host, _, port = address.rpartition(":")
+    address = hide(address)
     if "//" in address or not host or not port.isdecimal():
         raise ValueError(f"{option} {address} is not allowed; allowed are auto, and HOST:PORT of a cluster's head")
     try:

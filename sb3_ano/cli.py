@@ -4,9 +4,11 @@ import argparse
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
+from sb3_ano._secrets import hidden_output, hide, remember_arguments
 from sb3_ano.extras import hint, printable
 
 #: Commands of ``sb3-ano`` that are not RL Zoo's: summary by name. ``sb3_ano.NAME.cli`` has the ``main`` of each.
@@ -40,15 +42,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(command: Callable[[list[str]], int], arguments: Sequence[str] | None = None, interrupted: str = "interrupted") -> int:
-    """Run a command and report an error in one line.
+    """Run a command and report an error in one line. Keys and passwords are hidden in everything that is printed.
 
     :param command: function from the command line to the exit status
     :param arguments: command line, by default that of the process
     :param interrupted: message after Ctrl-C
     :return: exit status: the command's, 2 after an error, 130 after an interrupt
     """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    remember_arguments(given)
+    with hidden_output():
+        return _run(command, given, interrupted)
+
+
+def _run(command: Callable[[list[str]], int], arguments: list[str], interrupted: str) -> int:
     try:
-        return command(list(sys.argv[1:] if arguments is None else arguments))
+        return command(arguments)
     except SystemExit as finished:  # argparse, after help
         if finished.code is None or isinstance(finished.code, int):
             return finished.code or 0
@@ -61,7 +70,8 @@ def run(command: Callable[[list[str]], int], arguments: Sequence[str] | None = N
         return 0
     except Exception as error:
         if os.environ.get("SB3_ANO_TRACEBACK"):
-            raise
+            traceback.print_exc()
+            return 2
         # Only these two are surely about the input.
         hint = "" if isinstance(error, ValueError | OSError) else " (SB3_ANO_TRACEBACK=1 shows where it comes from)"
         return complain(f"{error if str(error) else repr(error)}{hint}")
@@ -87,5 +97,5 @@ def complain(message: str) -> int:
     :param message: text of the error, which may come from a stranger's file
     :return: exit status 2
     """
-    print(f"error: {printable(message)}", file=sys.stderr)
+    print(f"error: {printable(hide(message))}", file=sys.stderr)
     return 2

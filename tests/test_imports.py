@@ -14,15 +14,16 @@ HUB |= {"sb3_contrib"}
 ZOO = HUB | {"rl_zoo3", "optuna", "huggingface_sb3"}
 SCIENCE = {"numpy", "pandas", "scipy", "matplotlib", "tqdm"}
 LLM = SCIENCE | {"torch", "trl", "transformers", "datasets", "safetensors", "peft", "openai"}
-BASE = {"_io", "_compat", "extras"}
+BASE = {"_io", "_compat", "_secrets", "extras"}
 AGENTS = BASE | {"_registry", "algorithms", "shaping", "envs", "checkpoints"}
 
 # Layer: (other layers, and other distributions, that it may import).
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
-    "_io": (set(), set()),
+    "_io": ({"_secrets"}, set()),
     "_compat": (set(), {"torch"}),
+    "_secrets": (set(), set()),
     "extras": (set(), set()),
-    "cli": ({"extras"}, set()),
+    "cli": ({"_secrets", "extras"}, set()),
     "shaping": (set(), {"torch"}),
     "reference": (set(), SB3),
     "envs": (BASE, SB3 | {"envpool", "ale_py"}),

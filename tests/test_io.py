@@ -52,10 +52,11 @@ def test_an_error_is_one_line_and_an_exit_status(error, status, message, capsys)
     assert capsys.readouterr().err.strip() == message
 
 
-def test_the_traceback_is_shown_on_request(monkeypatch):
+def test_the_traceback_is_shown_on_request(monkeypatch, capsys):
     monkeypatch.setenv("SB3_ANO_TRACEBACK", "1")
-    with pytest.raises(ValueError, match="wrong"):
-        cli.run(mock.Mock(side_effect=ValueError("wrong")))
+    assert cli.run(mock.Mock(side_effect=ValueError("wrong"))) == 2
+    shown = capsys.readouterr().err.splitlines()
+    assert (shown[0], shown[-1]) == ("Traceback (most recent call last):", "ValueError: wrong")
 
 
 @pytest.mark.parametrize(("command", "message"), [("bench rum", "'sb3-ano bench --"), ("trian", "did you mean 'train'?")])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sb3_ano._io import cores
+from sb3_ano._secrets import hide
 from sb3_ano.cli import Parser, complain, run
 from sb3_ano.extras import missing_extra, printable
 
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_a
 
     def command(rest: list[str]) -> int:
         options = _parser(program).parse_args(rest or ["--help"])
-        options.command = shlex.join([*program.split(), *rest])
+        options.command = hide(shlex.join([*program.split(), *rest]))
         try:
             return options.function(options) or 0
         except ModuleNotFoundError as error:

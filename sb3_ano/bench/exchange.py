@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from sb3_ano._io import now, replace_files, write_file
+from sb3_ano._secrets import hide
 from sb3_ano.bench.algorithms import number
 from sb3_ano.bench.plan import Run
 from sb3_ano.bench.results import Results, ResultsWriter, RunFiles, named_errors
@@ -154,7 +155,7 @@ def _to_tensorboard(run: RunFiles, out: Path) -> None:
 def _to_wandb(run: RunFiles, out: Path) -> None:
     wandb = importlib.import_module("wandb")
     out.mkdir(parents=True, exist_ok=True)
-    with wandb.init(name=run.path.name, id=run.path.name, dir=str(out), config=run.document) as started:
+    with wandb.init(name=run.path.name, id=run.path.name, dir=str(out), config=hide(run.document)) as started:
         for tag, value, step in _scalars(run):
             started.log({tag: value, "global_step": int(step)})
 

@@ -25,6 +25,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano._io import write_file
 from sb3_ano._registry import ALGORITHMS
+from sb3_ano._secrets import hide, remember
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.hub import card
 from sb3_ano.hub.connection import require_no_secrets, safe_errors, without_login
@@ -185,7 +186,7 @@ def _record(agent: ShapedPolicyAlgorithm, path: Path, length: int, **options: An
 
 def _say(verbose: int, line: str) -> None:
     if verbose >= 1:
-        print(line, flush=True)
+        print(hide(line), flush=True)
 
 
 def _copy_run(files: list[Path], work: Path, task: Task) -> None:
@@ -260,6 +261,7 @@ def push_to_hub(
         and empty
     """
     require_algorithm(model)
+    remember({"hub_token": token})
     api = HfApi(token=token)
     with safe_errors(token):
         url = api.create_repo(repo_id, private=private, exist_ok=True)  # before minutes are spent on evaluation and video
@@ -284,7 +286,7 @@ def push_to_hub(
         )
         require_no_secrets(folder, token)
         with safe_errors(token):
-            _commit(api, repo_id, folder, revision, commit_message or f"{model.algorithm} agent")
+            _commit(api, repo_id, folder, revision, hide(commit_message or f"{model.algorithm} agent"))
 
     page = without_login(str(url))
     return page if revision is None else f"{page}/tree/{quote(revision, safe='')}"

@@ -118,6 +118,8 @@ def _prepare(stack: ExitStack, options: Options) -> argparse.Namespace:
         print("There is no display to show the agent on, so only its returns are printed; record_video makes a video")
         values.no_render = True
     elif command == "train":
+        if values.track:
+            fixes.apply_fixes(stack, [fixes.secrets_in_wandb])
         plan = plan_training(options)
         manager = functools.partial(make_manager, own=_own_manager(options), others=Manager, **plan)
         fixes.replace(stack, rl_zoo3.train, "ExperimentManager", manager)

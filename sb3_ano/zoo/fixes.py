@@ -5,6 +5,7 @@ has changed, is left out with a warning.
 """
 
 import importlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from huggingface_hub.errors import RemoteEntryNotFoundError
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common import callbacks
 
+from sb3_ano._secrets import hide
 from sb3_ano.algorithms import MaskableANO
 from sb3_ano.algorithms.contrib import with_masks
 from sb3_ano.envs.evaluation import evaluate_policy
@@ -75,6 +77,20 @@ def replace_everywhere(stack: ExitStack, owner: Any, name: str, value: Any) -> N
     for module_name, module in list(sys.modules.items()):
         if module_name.partition(".")[0] == "rl_zoo3" and vars(module).get(name) is original:
             replace(stack, module, name, value)
+
+
+def secrets_in_wandb(stack: ExitStack) -> None:
+    """Hide keys and passwords in what ``train --track`` sends to Weights & Biases: its options and the command line."""
+    if importlib.util.find_spec("wandb") is None:  # the zoo says so
+        return
+    wandb = importlib.import_module("wandb")
+    init = wandb.init
+
+    def init_without_secrets(*, config: Any = None, **options: Any) -> Any:
+        with mock.patch.object(sys, "argv", hide(sys.argv)):
+            return init(config=hide(config), **options)
+
+    replace(stack, wandb, "init", init_without_secrets)
 
 
 def unsafe_settings(stack: ExitStack) -> None:

@@ -11,6 +11,7 @@ import functools
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from sb3_ano._io import read_json, write_json
 from sb3_ano._registry import ALGORITHMS
+from sb3_ano._secrets import hide
 from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
 from sb3_ano.checkpoints.files import remove_checkpoints
 from sb3_ano.envs import VecNormalize
@@ -56,6 +58,9 @@ class Manager(ExperimentManager):
 
     def __init__(self, *args: Any, record: dict[str, Any] | None = None, resumed: Path | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
+        # The zoo has read its options, and stores them as they are.
+        settings: dict[str, Any] = self.args.__dict__
+        settings.update(hide(settings))
         self.backend: Backend | None = None
         self.record = {**record, "seed": self.seed, "finished": False} if record else {}
         self.resumed = resumed
@@ -152,7 +157,11 @@ class Manager(ExperimentManager):
         if self.resumed is None:  # otherwise the files are there, with the command that started the run
             # The zoo would write the steps of the file, whatever -n is, and its benchmark reports them.
             saved_hyperparams["n_timesteps"] = self.n_timesteps
-            super()._save_config(saved_hyperparams)
+            with contextlib.ExitStack() as stack:
+                # The zoo stores the command line.
+                replace(stack, sys, "argv", hide(sys.argv))
+                replace(stack, sys, "orig_argv", hide(sys.orig_argv))
+                super()._save_config(hide(saved_hyperparams))
 
     def save_trained_model(self, model: BaseAlgorithm) -> None:
         """Save the model, and remove the checkpoints of a finished run.
@@ -261,7 +270,7 @@ def plan_training(options: Options) -> dict[str, Any]:
     given = {name: value for name, value in options.given().items() if name not in _WHICH}
     free = _SHOWN | ({"cluster", "env_runners"} if started.get("cluster") is not None else set())  # another cluster may do
     for name, value in given.items():
-        if name not in free and value != started[name]:  # it would be another run
+        if name not in free and hide(value) != hide(started[name]):  # it would be another run
             kept = f"is not what {run} was started with ({' '.join(record['arguments'])}); a resumed run keeps its options"
             raise ValueError(f"--{name.replace('_', '-')} {value} {kept}; to train its agent further, start a new run with -i")
     if record["finished"]:

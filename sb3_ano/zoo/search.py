@@ -24,6 +24,7 @@ from rl_zoo3.hyperparams_opt import HYPERPARAMS_SAMPLER
 from rl_zoo3.utils import ALGOS, get_callback_list
 
 from sb3_ano._io import DirectoryLock, write_figure, write_file
+from sb3_ano._secrets import hide
 
 #: Attribute of a trial: all hyperparameters that it was trained with, in RL Zoo's format.
 HYPERPARAMETERS = "hyperparameters"
@@ -87,7 +88,7 @@ class Search(ExperimentManager):
             study = optuna.load_study(study_name=study_name, storage=open_storage(storage))
             return dict({trial.number: trial for trial in study.trials}[trial_id].user_attrs[HYPERPARAMETERS])
         except KeyError as error:
-            raise ValueError(f"--trial-id {trial_id} of --study-name {study_name} is not in {storage}") from error
+            raise ValueError(f"--trial-id {trial_id} of --study-name {study_name} is not in {hide(storage)}") from error
 
     def hyperparameters_optimization(self) -> None:
         """Run trials of a study until the budget is spent, and write the report.
@@ -284,7 +285,8 @@ def open_storage(storage: str) -> storages.BaseStorage:
             heartbeat_stale_trial_callback=storages.RetryHeartbeatStaleTrialCallback(max_retry=1),
         )
     except Exception as error:  # each database's driver has errors of its own
-        raise ValueError(f"--storage {storage} cannot be opened: {str(error).splitlines()[0]}") from error
+        reason = hide(str(error).splitlines()[0])
+        raise ValueError(f"--storage {hide(storage)} cannot be opened: {reason}") from None
 
 
 def merge(unsearched: Mapping[str, Any], sampled: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,348 @@
+"""Keys, tokens and passwords of this process, and their removal from texts that are printed, raised or stored."""
+
+import base64
+import binascii
+import contextlib
+import copy
+import functools
+import html
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote, quote_plus, unquote
+
+T = TypeVar("T")
+
+#: What stands for a secret. Without brackets, which are markup in terminals and hosts in addresses.
+MASK = "***"
+
+# Words that end the name of a secret, as in api_key, hub_token, DB_PASSWORD and X-Api-Key.
+_SECRET_WORDS = {"auth", "authorization", "cookie", "credential", "credentials", "pass", "passphrase", "passwd", "pwd"}
+_SECRET_ENDINGS = ("apikey", "password", "secret")
+_KINDS_OF_KEYS = {"access", "account", "admin", "api", "auth", "master", "private", "secret", "shared", "signing"}
+# Names that something else may have, too, such as a row of a table.
+_AMBIGUOUS = {"auth", "key", "pass", "token"}
+# A tokenizer has tokens of these names.
+_TOKENS_OF_TEXT = {"audio", "bos", "cls", "eos", "image", "mask", "pad", "sep", "special", "stop", "unk", "video"}
+# Variables of shells with a directory.
+_DIRECTORIES = {"PWD", "OLDPWD"}
+
+# Secrets of less are not looked for.
+_SHORTEST = 4
+# Parts of long secrets are hidden. Shorter ones are hidden as a whole, between other characters than these.
+_PART = 8
+_LONG = 12
+_ALPHANUMERIC = "[A-Za-z0-9]"
+# Repeated characters, such as the dashes of a PEM file, give nothing away and occur everywhere.
+_FEWEST_CHARACTERS = 5
+
+# User and password of an address. A database takes a slash in its password, so what follows a colon may contain one, unless
+# the colon starts a port.
+_USER = re.compile(r"""(\b[A-Za-z][\w+.-]*://)(?:[^\s/?#"'<>]+|[^\s/?#"'<>@:]*:(?!\d+(?:[/?#]|$))[^\s"'<>@]*)@""")
+_QUERY = re.compile(r"""([?&])([\w.%-]+)=([^&#\s"'<>]+)""")
+_SCHEME = r"(?:\s|%20|\+|\\u0020)+"
+_HEADER = re.compile(rf"(?i)\b(bearer{_SCHEME})(?=[\w.~+/=-]*[\d_.-])[\w.~+/=-]{{6,}}")
+_BASIC = re.compile(rf"\b((?i:basic){_SCHEME})(?=[A-Za-z0-9+/]*(?:[\d=]|[a-z][A-Z]))[A-Za-z0-9+/]{{6,}}={{0,2}}")
+# Keys of well-known services, whoever they belong to.
+_KEY = re.compile(
+    r"\b(?:[spr]k-(?=[A-Za-z_-]*\d)[\w-]{16,}|hf_[A-Za-z0-9]{20,}|gh[opsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|AKIA[A-Z0-9]{16})"
+)
+# Servers show the ends of a key: sk-ab***wxyz.
+_SHORTENED = re.compile(r"(?<![\w-])([\w-]{0,64})(?:\*{3,}|\.{3}|…)([\w-]{0,64})")
+_SHOWN = 3
+
+_remembered: set[str] = set()
+
+
+def hide(value: T) -> T:
+    """Replace the secrets of this process in a text, or in the texts of a dictionary, list or tuple.
+
+    Secrets are the values of environment variables and of arguments with names such as ``HF_TOKEN`` and ``--api_key``, users
+    and passwords in addresses, the token of ``hf auth login``, and what :func:`remember` was given. Encodings and parts of
+    them are replaced, too, and so are keys of well-known services, whoever they belong to.
+
+    :param value: text, or dictionary, list or tuple; anything else is returned as it is
+    """
+    hidden: Any = value
+    if isinstance(value, str):
+        hidden = _hide_in_text(value)
+    elif isinstance(value, Path):
+        hidden = Path(_hide_in_text(str(value)))
+    elif isinstance(value, dict):
+        hidden = copy.copy(value)
+        hidden.clear()
+        hidden.update((hide(key), _hide_field(key, part)) for key, part in value.items())
+    elif type(value) in (list, tuple):  # a named tuple has another constructor
+        hidden = type(value)(hide(part) for part in value)  # type: ignore[call-arg, attr-defined]
+    return hidden
+
+
+def remember(value: Any, name: str = "") -> None:
+    """Keep the secrets of a value until the process ends, so that :func:`hide` replaces them.
+
+    :param value: text, or dictionary or list of values; texts are secrets if their names say so, or in addresses
+    :param name: name of the value
+    """
+    _remembered.update(_secrets_of(name, value))
+
+
+def remember_arguments(arguments: Sequence[str]) -> None:
+    """Keep the secrets of a command line until the process ends.
+
+    :param arguments: arguments such as ``--api_key KEY``, ``--token=TOKEN``, ``password:TEXT`` or an address with a password
+    """
+    option = ""
+    for argument in arguments:
+        if argument.startswith("-"):
+            option, _, argument = argument.lstrip("-").partition("=")
+            if not argument:
+                continue
+        remember(argument, option)
+
+        # JSON, as for --request
+        with contextlib.suppress(ValueError, RecursionError):
+            remember(json.loads(argument), option)
+
+        # NAME:VALUE and NAME=VALUE, as for --env-kwargs and --grid
+        pair = re.match(r"([\w.-]+)[:=](.+)", argument)
+        if pair is not None and pair[1].lower() not in _AMBIGUOUS:
+            remember(pair[2].strip("\"' "), pair[1])
+        option = ""
+
+
+@contextlib.contextmanager
+def hidden_output() -> Iterator[None]:
+    """Replace secrets in everything that Python prints in the block: logs, warnings, tracebacks and progress bars, too."""
+    streams: Any = _HidingStream(sys.stdout), _HidingStream(sys.stderr)
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+        yield
+
+
+class _HidingStream:
+    """A stream of text that hides secrets."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(hide(text))
+        return len(text)
+
+    def writelines(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _hide_field(name: Any, value: Any) -> Any:
+    # The name says what the value is, however short it is.
+    if isinstance(name, str) and isinstance(value, str) and value and name.lower() not in _AMBIGUOUS and is_secret(name):
+        return MASK
+    return hide(value)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_secret(name: str) -> bool:
+    """Return whether something with this name is a key, a token or a password.
+
+    :param name: name of an argument, a field, a header or an environment variable
+    """
+    words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+    if not words:
+        return False
+    kind = words[-2] if len(words) > 1 else ""
+    if words[-1] == "key":
+        return kind in {"", *_KINDS_OF_KEYS}
+    if words[-1] == "token":
+        return kind not in _TOKENS_OF_TEXT
+    return words[-1] in _SECRET_WORDS or words[-1].endswith(_SECRET_ENDINGS)
+
+
+def _secrets_of(name: str, value: Any) -> Iterator[str]:
+    """Yield the secrets of a value, by its name and by the addresses in it."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _secrets_of(str(key), part)
+    elif isinstance(value, list | tuple | set):
+        for part in value:
+            yield from _secrets_of(name, part)
+    elif isinstance(value, str):
+        if is_secret(name):
+            yield from _spellings(value)
+        yield from _secrets_of_addresses(value)
+
+
+def _spellings(secret: str) -> Iterator[str]:
+    """Yield a secret, without the scheme of a header, and decoded if the scheme is Basic."""
+    yield secret
+    scheme, _, rest = secret.partition(" ")
+    if rest and scheme.lower() in ("bearer", "basic", "token"):
+        yield rest
+    if rest and scheme.lower() == "basic":
+        with contextlib.suppress(ValueError, binascii.Error):
+            pair = base64.b64decode(rest, validate=True).decode()
+            yield from (pair, pair.partition(":")[2])
+
+
+def _secrets_of_addresses(text: str) -> Iterator[str]:
+    """Yield passwords, and values of the query that are secrets."""
+    if "://" not in text:
+        return
+    for match in _USER.finditer(text):
+        pair = match[0].removeprefix(match[1]).removesuffix("@")
+        user, _, password = pair.partition(":")
+        for spelled in (pair, password or user):
+            yield from (spelled, unquote(spelled))
+    for _, name, secret in _QUERY.findall(text):
+        if is_secret(unquote(name)):
+            yield from (secret, unquote(secret))
+
+
+def _secrets() -> set[str]:
+    """Return the secrets that are known now."""
+    secrets = set(_remembered)
+    for name, value in os.environ.items():
+        secrets.update(_secrets_of_variable(name, value))
+    directory = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
+    secrets.add(_stored_token(os.environ.get("HF_TOKEN_PATH") or os.path.join(directory, "token")))
+    return secrets
+
+
+@functools.lru_cache(maxsize=4096)
+def _secrets_of_variable(name: str, value: str) -> tuple[str, ...]:
+    """Return the secrets of an environment variable."""
+    is_path = os.sep in value and os.path.exists(value)
+    if is_path or name in _DIRECTORIES:
+        return ()
+    secrets = list(_secrets_of(name, value))
+
+    # Any key, such as WANDB_KEY
+    if name.endswith("_KEY"):
+        secrets += _spellings(value)
+
+    # Headers, a line each, as in OPENAI_CUSTOM_HEADERS
+    if name.endswith("_HEADERS"):
+        for line in value.splitlines():
+            header, _, content = line.partition(":")
+            secrets += _secrets_of(header.strip(), content.strip())
+    return tuple(secrets)
+
+
+@functools.lru_cache(maxsize=4)
+def _stored_token(path: str) -> str:
+    """Return the token that ``hf auth login`` has stored, or an empty text."""
+    with contextlib.suppress(OSError, ValueError):
+        return Path(path).read_text().strip()
+    return ""
+
+
+def _hide_in_text(text: str) -> str:
+    if len(text) < _SHORTEST:
+        return text
+    known = _patterns(frozenset(_secrets()))
+
+    if "://" in text:
+        text = _USER.sub(rf"\1{MASK}@", text)
+    if "=" in text:
+        text = _QUERY.sub(lambda found: f"{found[1]}{found[2]}={MASK if is_secret(unquote(found[2])) else found[3]}", text)
+
+    for encoded, pattern in known.whole:
+        if encoded in text:  # which is faster than the pattern
+            text = pattern.sub(MASK, text)
+    if known.long:
+        text = _SHORTENED.sub(lambda found: MASK if _is_shortened(found, known.long) else found[0], text)
+    if known.parts:
+        text = _hide_parts(text, known.parts)
+
+    for pattern in (_HEADER, _BASIC):
+        text = pattern.sub(rf"\1{MASK}", text)
+    text = _KEY.sub(MASK, text)
+    return text
+
+
+def _is_shortened(found: re.Match[str], secrets: Sequence[str]) -> bool:
+    start = found[1]
+    end = found[2]
+    for secret in secrets:
+        if len(start) >= _SHOWN and secret.startswith(start):
+            return True
+        if len(end) >= _SHOWN and secret.endswith(end):
+            return True
+    return False
+
+
+def _hide_parts(text: str, parts: frozenset[str]) -> str:
+    """Replace each stretch of a text that consists of parts."""
+    kept = []
+    start = position = 0
+    while position <= len(text) - _PART:
+        if text[position : position + _PART] not in parts:
+            position += 1
+            continue
+        kept += [text[start:position], MASK]
+        start = position + _PART
+        while text[start - _PART + 1 : start + 1] in parts and start < len(text):
+            start += 1
+        position = start
+    return "".join([*kept, text[start:]])
+
+
+class _Patterns(NamedTuple):
+    """What to look for in a text."""
+
+    #: Secrets in all encodings, and patterns that find them between other characters.
+    whole: tuple[tuple[str, re.Pattern[str]], ...]
+    #: Parts of the long ones.
+    parts: frozenset[str]
+    #: Long secrets, whose ends servers show.
+    long: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=4)
+def _patterns(secrets: frozenset[str]) -> _Patterns:
+    """Return what to look for in a text.
+
+    :param secrets: secrets that are known
+    """
+    # Short words are placeholders, such as "none" and "EMPTY", and occur in any text.
+    known = {secret for secret in secrets if len(secret) >= _PART or (len(secret) >= _SHORTEST and not secret.isalpha())}
+    encodings = {encoded for secret in known for encoded in _encodings(secret)}
+    whole = []
+    parts: set[str] = set()
+    for encoded in sorted(encodings, key=len, reverse=True):
+        escaped = re.escape(encoded)
+        if len(encoded) < _LONG:
+            whole.append((encoded, re.compile(f"(?<!{_ALPHANUMERIC}){escaped}(?!{_ALPHANUMERIC})")))
+            continue
+        whole.append((encoded, re.compile(escaped)))
+        for index in range(len(encoded) - _PART + 1):
+            part = encoded[index : index + _PART]
+            if len(set(part)) >= _FEWEST_CHARACTERS:
+                parts.add(part)
+    return _Patterns(tuple(whole), frozenset(parts), tuple(secret for secret in known if len(secret) >= _LONG))
+
+
+def _encodings(secret: str) -> Iterator[str]:
+    """Yield a secret as it may occur in addresses, JSON, HTML, Base64 and hexadecimal numbers."""
+    quoted = json.dumps(secret)[1:-1]
+    yield from (secret, quote(secret), quote(secret, safe=""), quote_plus(secret), html.escape(secret), repr(secret)[1:-1])
+    yield from (quoted, json.dumps(quoted)[1:-1], quoted.replace("/", r"\/"), json.dumps(secret, ensure_ascii=False)[1:-1])
+    yield re.sub("%[0-9A-F]{2}", lambda code: code[0].lower(), quote(secret, safe=""))
+    yield re.sub("[^A-Za-z0-9]", lambda character: f"\\u{ord(character[0]):04x}", secret)
+    content = secret.encode()
+    yield content.hex()
+    if len(content) < 6:  # a few letters of Base64 are a word
+        return
+    # Base64 of a text depends on the position of the secret in it. Letters that other bytes share are left out.
+    for offset, first in ((0, 0), (1, 2), (2, 3)):
+        encoded = base64.b64encode(bytes(offset) + content).decode()
+        shared = (offset + len(content)) % 3
+        last = len(encoded.rstrip("=")) - (1 if shared else 0)
+        yield encoded[first:last]
+        yield encoded[first:last].translate(str.maketrans("+/", "-_"))
