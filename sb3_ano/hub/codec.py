@@ -9,6 +9,7 @@ Plain values stand for themselves. An object with a key that starts with ``$`` s
 - ``$custom``: the name of something that only the caller of ``load_safe`` can supply. It is never imported.
 """
 
+import inspect
 import json
 import math
 from typing import Any
