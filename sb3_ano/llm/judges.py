@@ -37,7 +37,7 @@ _BATCH = 64
 class Ledger:
     """Keep what has been paid for in a JSONL file, each row written as soon as it is known.
 
-    A line that a killed process has left unfinished is removed. One that only lacks its end, as some editors leave it, is kept.
+    A line that a killed process has left unfinished is removed. One that only lacks its end, as editors leave it, is kept.
 
     :param path: file; missing parent directories are made
     """
