@@ -55,8 +55,7 @@ _LONGEST_LINE = 300
 class Ledger:
     """Keep what has been paid for in a JSONL file, each row written as soon as it is known, without keys and passwords.
 
-    A line that a killed process has left unfinished is removed. One that only lacks its end, as some editors leave it, is
-    kept.
+    A line that a killed process has left unfinished is removed. One that only lacks its end, as editors leave it, is kept.
 
     :param path: file; missing parent directories are made
     :param columns: columns that each row has
