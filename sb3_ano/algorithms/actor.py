@@ -32,23 +32,34 @@ def make_actor(model: Any, n_envs: int) -> "Actor":
     """
     if model.precision == "float32" and NumpyActor.supports(model.policy, n_envs):
         return NumpyActor(model.policy, n_envs)
-    return TorchActor(model.policy, model.precision, n_envs)
+    return TorchActor(model.policy, model.precision, n_envs, acts_with_copies(model))
+
+
+# Parameters up to which copies of a policy take little memory. A step of a larger one gains a few percent from them.
+_COPIED = 2**21
+
+
+def acts_with_copies(model: Any) -> bool:
+    """Tell whether a policy may act with copies of its parameters, which have to be compared with them at each step."""
+    size = sum(parameter.numel() for parameter in model.policy.parameters())
+    return size <= _COPIED or model.precision == "bfloat16"  # which would convert all weights at each step
 
 
 class Snapshot:
     """Keep modules, their attributes, hooks, parameters and buffers of a policy at one moment.
 
     :param policy: actor and critic
+    :param numbers: whether to keep copies of parameters and buffers; a policy that acts with its own needs none
     """
 
-    def __init__(self, policy: ActorCriticPolicy) -> None:
+    def __init__(self, policy: ActorCriticPolicy, numbers: bool = True) -> None:
         self._policy, self._action_dist = policy, policy.action_dist
         registered = [registries(module) for module in policy.modules()]
         self._known = None not in registered
         held = [*map(vars, policy.modules()), *(registry for module in registered for registry in module or [])]
         self._held = [(now, [*now.values()]) for now in held]
         # Values, because no version counter shows what was written through ``parameter.data``.
-        tensors = itertools.chain(policy.parameters(), policy.buffers())
+        tensors = itertools.chain(policy.parameters(), policy.buffers()) if numbers else ()
         self._values = [(tensor, tensor.detach().clone()) for tensor in tensors]
 
     def is_current(self, policy: ActorCriticPolicy) -> bool:
@@ -79,14 +90,16 @@ class TorchActor(_Actor):
     :param policy: actor and critic
     :param precision: precision of its layers
     :param n_envs: number of observations per step
+    :param copied: whether to act with copies of its layers, laid out for it
     """
 
-    def __init__(self, policy: ActorCriticPolicy, precision: str, n_envs: int) -> None:
+    def __init__(self, policy: ActorCriticPolicy, precision: str, n_envs: int, copied: bool = True) -> None:
         self._evaluation = make_evaluation(policy, precision)
         self._policy, self._device = policy, policy.device
         self._sample: _Sampler | None = None
         if self._device.type == "cpu":
-            self._evaluation.make_inference_copy(n_envs)
+            if copied:
+                self._evaluation.make_inference_copy(n_envs)
             if self._evaluation.traits.stock and type(policy.action_dist) in SAMPLERS and _can_be_sampled(policy):
                 self._sample = SAMPLERS[type(policy.action_dist)](policy, n_envs)
 
@@ -176,10 +189,10 @@ class NumpyActor(_Actor):
         self._critic = _layers(policy.mlp_extractor.value_net, policy.value_net)
         self._joint: list[_Layer] = []
         if len(self._actor) == len(self._critic):
-            pairs = enumerate(zip(self._actor, self._critic, strict=True))
-            joint = [_stacked(*pair, shared_input=i == 0) for i, pair in pairs]
-            if n_envs * max(layer.weight.size for layer in joint) <= _ONE_THREAD:
-                self._joint = joint
+            pairs = [*zip(self._actor, self._critic, strict=True)]
+            # Before they are stacked, because block-diagonal matrices of wide layers take much memory.
+            if n_envs * max(_stacked_size(*pair, shared_input=i == 0) for i, pair in enumerate(pairs)) <= _ONE_THREAD:
+                self._joint = [_stacked(*pair, shared_input=i == 0) for i, pair in enumerate(pairs)]
         self._rows: Any = _rows(policy.observation_space)
         self._head_size = self._actor[-1].weight.shape[1]
         self._sample = SAMPLERS.get(type(policy.action_dist), _sb3_sampler)(policy, n_envs)
@@ -228,11 +241,20 @@ def _rows(space: spaces.Space) -> Callable[[Any], np.ndarray] | None:
             return None
         return lambda observations: np.concatenate([part(observations[key]) for key, part in parts.items()], axis=1)  # type: ignore[misc]
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        tables = [np.eye(size, dtype=np.float32) for size in choices(space)]
+        ends = np.cumsum(choices(space)).tolist()
+        parts = [slice(*span) for span in itertools.pairwise([0, *ends])]
 
         def one_hot(observations: Any) -> np.ndarray:
             indices = _flat(observations).T.astype(np.uint32)  # a negative index raises, as in SB3
-            return np.concatenate([table[index] for table, index in zip(tables, indices, strict=True)], axis=1)
+            batch = np.arange(indices.shape[1])
+            # One row per environment. A table of all codes would have as many rows as there are values.
+            rows = np.zeros((len(batch), ends[-1]), dtype=np.float32)
+            if len(parts) == 1:
+                rows[batch, indices[0]] = 1.0
+                return rows
+            for part, index in zip(parts, indices, strict=True):
+                rows[:, part][batch, index] = 1.0
+            return rows
 
         return one_hot
     if len(space.shape or ()) == 3:
@@ -262,6 +284,12 @@ def _layers(network: nn.Sequential, head: Any) -> list[_Layer]:
     return [_Layer(*arrays, activation) for arrays, activation in zip(linear, activations, strict=True)]
 
 
+def _stacked_size(actor: _Layer, critic: _Layer, shared_input: bool) -> int:
+    """Return the number of weights of the layer that :func:`_stacked` makes."""
+    inputs = len(actor.weight) if shared_input else len(actor.weight) + len(critic.weight)
+    return inputs * (actor.weight.shape[1] + critic.weight.shape[1])
+
+
 def _stacked(actor: _Layer, critic: _Layer, shared_input: bool) -> _Layer:
     """Join two layers to one that computes both; block-diagonal unless their input is the same."""
     if shared_input:
@@ -284,7 +312,7 @@ def _gaussian_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
     minus_half = np.full(len(std), -0.5, dtype=np.float32)
     shape = policy.action_space.shape or ()
     # Filled as SB3's policy fills a new tensor of this shape at each step.
-    noise = torch.empty(n_envs, len(std))
+    noise = torch.empty(n_envs, len(std), dtype=torch.float32, device="cpu")
     drawn = noise.numpy()
 
     def sample(mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -320,7 +348,7 @@ def _categorical_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
 
 
 def _one_of(size: int, n_envs: int) -> _Sampler:
-    noise = torch.empty(n_envs, size)
+    noise = torch.empty(n_envs, size, dtype=torch.float32, device="cpu")
     drawn, row = noise.numpy(), np.arange(n_envs)
 
     def sample(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

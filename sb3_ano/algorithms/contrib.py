@@ -251,7 +251,8 @@ class RecurrentANO(ANO):
         buffer = cast(RecurrentRolloutBuffer, self.rollout_buffer)
         buffer.hidden_state_shape = (self.n_steps, lstm.num_layers, self.n_envs, lstm.hidden_size)
         buffer.reset()
-        zeros = torch.zeros(lstm.num_layers, self.n_envs, lstm.hidden_size, device=self.device)
+        shape = (lstm.num_layers, self.n_envs, lstm.hidden_size)
+        zeros = torch.zeros(shape, dtype=torch.float32, device=self.device)
         self._last_lstm_states = self._next_lstm_states = RNNStates((zeros, zeros), (zeros, zeros))
 
     def _compiles(self) -> bool:

@@ -17,7 +17,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
-from sb3_ano.algorithms.actor import Actor, Observations, Snapshot, make_actor
+from sb3_ano.algorithms.actor import Actor, Observations, Snapshot, acts_with_copies, make_actor
 from sb3_ano.algorithms.arguments import require_arguments, require_env
 from sb3_ano.algorithms.buffers import FlatRolloutBuffer, is_stock
 from sb3_ano.envs import DirectVecEnv, make_env
@@ -79,7 +79,7 @@ class RolloutMixin(OnPolicyAlgorithm):
             rollout_buffer.reset()
         check = FiniteCheck(self, env)
         actor = self._make_actor(env)
-        snapshot = None if _changes_nothing(callback) else Snapshot(self.policy)
+        snapshot = None if _changes_nothing(callback) else Snapshot(self.policy, acts_with_copies(self))
         values: Any
         log_probs: Any
 
@@ -102,7 +102,8 @@ class RolloutMixin(OnPolicyAlgorithm):
             if not callback.on_step():
                 return False
             if snapshot is not None and not snapshot.is_current(self.policy):
-                actor, snapshot = self._make_actor(env), Snapshot(self.policy)
+                actor = self._make_actor(env)
+                snapshot = Snapshot(self.policy, acts_with_copies(self))
 
             self._update_info_buffer(infos, dones)
             n_steps += 1
