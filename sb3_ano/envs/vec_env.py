@@ -39,7 +39,7 @@ def make_vec_env(
     seed: int | None = None,
     start_index: int = 0,
     monitor_dir: str | os.PathLike[str] | None = None,
-    wrapper_class: Callable[[gym.Env], gym.Env] | None = None,
+    wrapper_class: Callable[..., gym.Env] | None = None,
     env_kwargs: dict[str, Any] | None = None,
     vec_env_cls: Callable[..., VecEnv] | None = None,
     vec_env_kwargs: dict[str, Any] | None = None,
@@ -56,7 +56,7 @@ def make_vec_env(
 
     ``"auto"`` selects EnvPool for Atari games, gymnasium's MuJoCo tasks that it has, and tasks that gymnasium does not have.
     It selects ale-py for Atari games if EnvPool is not installed, and gymnasium for everything else, or if an argument is
-    given that only gymnasium supports. All backends play Atari games by the same protocol. The ids are ``NAME-v5`` and
+    given that only gymnasium supports. It rejects tasks of EnvPool that ignore seeds. All backends play Atari games by the same protocol. The ids are ``NAME-v5`` and
     ``NAMENoFrameskip-v4`` without sticky actions, and ``ALE/NAME-v5`` with them. ``env_kwargs`` changes the protocol by the
     names of ``AtariProtocol``, for example ``{"episodic_life": False}``.
 

@@ -19,6 +19,16 @@ class VecNormalize(vec_env.VecNormalize):
 
     Arguments, attributes, methods and statistics are those of SB3's class, and files that either class saves load in the
     other. A step takes about half of the time, because it calls fewer NumPy functions, and none of their Python wrappers.
+
+    :param venv: environments to wrap
+    :param training: whether a step updates the statistics
+    :param norm_obs: whether to normalize observations
+    :param norm_reward: whether to normalize rewards
+    :param clip_obs: largest absolute value of a normalized observation
+    :param clip_reward: largest absolute value of a normalized reward
+    :param gamma: discount factor of the returns whose deviation rewards are divided by
+    :param epsilon: number that is added to variances
+    :param norm_obs_keys: keys of Dict observations to normalize; None takes all
     """
 
     def step_wait(self) -> VecEnvStepReturn:
