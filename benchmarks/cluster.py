@@ -24,6 +24,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from sb3_ano import ANO
 from sb3_ano._io import machine, versions, write_figure, write_file
+from sb3_ano.bench.report.figures import looks
 from sb3_ano.rllib import ANOConfig
 
 ROLLOUT, SLEEP = 2048, 0.005
@@ -83,6 +84,9 @@ def fit(rows: pd.DataFrame) -> np.ndarray:
 
 def draw(table: pd.DataFrame, path: Path) -> None:
     """Draw measurements and model, extrapolated to 64 runners with 1, 2 and 4 learners."""
+    styles = looks(["RLlib"])
+    ours = styles["ano"][0]
+    theirs = styles["RLlib"][0]
     figure = Figure(figsize=(9.0, 3.8), layout="constrained")
     counts = np.geomspace(1, 64, 50)
     for axes, (env, rows) in zip(figure.subplots(1, 2), table.groupby("env", sort=False), strict=True):
@@ -91,9 +95,9 @@ def draw(table: pd.DataFrame, path: Path) -> None:
         update = cluster["update"].median()
         for learners, line in ((1, "-"), (2, "--"), (4, ":")):
             seconds = per_env / counts + update / learners + (rest - update)
-            axes.plot(counts, 1.0 / seconds, line, color="#0072B2", label=f"RLlib, model, {learners} learner(s)")
-        axes.plot(cluster["runners"], 1.0 / cluster["seconds"], "o", color="#0072B2", label="RLlib, measured")
-        axes.plot(alone["runners"], 1.0 / alone["seconds"], "s", color="#D55E00", label="ANO on SB3, measured")
+            axes.plot(counts, 1.0 / seconds, line, color=theirs, label=f"RLlib, model, {learners} learner(s)")
+        axes.plot(cluster["runners"], 1.0 / cluster["seconds"], "o", color=theirs, label="RLlib, measured")
+        axes.plot(alone["runners"], 1.0 / alone["seconds"], "s", color=ours, label="ANO on SB3, measured")
         axes.set(xscale="log", yscale="log", xlabel="Environment runners (processes)", ylabel="Steps per second", title=env)
         axes.grid(alpha=0.25)
     figure.axes[0].legend(frameon=False, fontsize=8)

@@ -12,16 +12,17 @@ import numpy as np
 import pandas as pd
 
 from sb3_ano._io import write_figure
+from sb3_ano.bench.report.figures import looks
 
-# Okabe and Ito's palette (2008), which color-blind readers can tell apart. The markers differ, too.
-_OURS = ("#D55E00", "o")
-STYLES = {"sb3": ("#000000", "s"), "sbx": ("#0072B2", "^"), "other": ("#009E73", "D")}
-STYLES |= dict.fromkeys(("ano", "maskable", "recurrent"), _OURS)
+_PROGRAMS = looks(["sbx", "other"])
+#: Color, line style and marker of PPO and of our algorithms, as in reports, and of other programs.
+STYLES = {"sb3": _PROGRAMS["ppo"], "sbx": _PROGRAMS["sbx"], "other": _PROGRAMS["other"]}
+STYLES |= dict.fromkeys(("ano", "maskable", "recurrent"), _PROGRAMS["ano"])
 
 
 def style(variant: str) -> dict[str, str]:
     """Return color and marker of a library."""
-    color, marker = STYLES.get(variant.partition("-")[0], STYLES["other"])
+    color, _, marker = STYLES.get(variant.partition("-")[0], STYLES["other"])
     return {"color": color, "marker": marker}
 
 

@@ -20,12 +20,13 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ano import ANO
+from sb3_ano.bench.report.figures import looks
 from sb3_ano.envs import make_vec_env
 
 ENV = "InvertedDoublePendulum-v5"
 ROOT = Path(__file__).resolve().parents[1]
 ALGORITHMS: dict[str, type[BaseAlgorithm]] = {"ano": ANO, "ppo": PPO}
-COLORS = {"ano": "#c2255c", "ppo": "#495057"}
+COLORS = {name: looks()[name][0] for name in ALGORITHMS}
 
 
 def train(directory: Path, seed: int, threads: int) -> dict[str, Path]:

@@ -10,19 +10,24 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-#: Name, color and line style of each setting.
+from sb3_ano.bench.report.figures import looks
+
+LOOKS = looks()
+#: Name, color and line style of each setting: the color is that of the algorithm, the line style that of its step.
 SETTINGS = {
-    "ppo": ("PPO, radius 0.2", "#495057", "-"),
-    "ano:shaping=ppo": ("PPO, radius 0.2", "#495057", "-"),  # the same objective; the long study has it at 3e-4
-    "spo": ("SPO, radius 0.2", "#e08a3c", "-"),
-    "ano:desired_kl=0.01,shaping=ppo": ("PPO, KL 0.01", "#495057", "--"),
-    "ano": ("ANO, radius 0.2", "#c2255c", "-"),
-    "ano:desired_kl=0.01": ("ANO, KL 0.01", "#c2255c", "--"),
-    "ano:desired_kl=0.02": ("ANO, KL 0.02", "#1971c2", "-."),
-    "ano:desired_kl=0.05": ("ANO, KL 0.05", "#7048e8", ":"),
+    "ppo": ("PPO, radius 0.2", LOOKS["ppo"][0], "-"),
+    "ano:shaping=ppo": ("PPO, radius 0.2", LOOKS["ppo"][0], "-"),  # the same objective; the long study has it at 3e-4
+    "ano:desired_kl=0.01,shaping=ppo": ("PPO, KL 0.01", LOOKS["ppo"][0], "--"),
+    "ano:desired_kl=0.02,shaping=ppo": ("PPO, KL 0.02", LOOKS["ppo"][0], "-."),
+    "ano:desired_kl=0.05,shaping=ppo": ("PPO, KL 0.05", LOOKS["ppo"][0], ":"),
+    "spo": ("SPO, radius 0.2", LOOKS["spo"][0], "-"),
+    "ano": ("ANO, radius 0.2", LOOKS["ano"][0], "-"),
+    "ano:desired_kl=0.01": ("ANO, KL 0.01", LOOKS["ano"][0], "--"),
+    "ano:desired_kl=0.02": ("ANO, KL 0.02", LOOKS["ano"][0], "-."),
+    "ano:desired_kl=0.05": ("ANO, KL 0.05", LOOKS["ano"][0], ":"),
 }
-#: Settings that were run with few seeds or on one task only, and are in tables only.
-LEFT_OUT = {"spo:desired_kl=0.01", "ano:desired_kl=0.02,shaping=ppo", "ano:desired_kl=0.05,shaping=ppo"}
+#: A setting that was run with few seeds and on one task, and is in tables only.
+LEFT_OUT = {"spo:desired_kl=0.01"}
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 #: Tasks on which the settings were chosen, and tasks that were run afterwards; a row of panels each.
 STUDIES = ["step_size", "held_out"]
@@ -67,8 +72,14 @@ def draw(output: str, learning_rate: float, studies: list[str]) -> None:
         axes.set_ylabel("return, deterministic")
     for axes in panels[-1]:
         axes.set_xlabel("environment steps (millions)")
-    handles, labels = panels[-1, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(tasks) + 1, 4), frameon=False)
+    # Some settings were run on some tasks only.
+    handles = {}
+    for axes in panels.flat[: len(tasks)]:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    names = [name for name in dict.fromkeys(name for name, *_ in SETTINGS.values()) if name in handles]
+    columns = min(len(tasks) + 1, 4)
+    figure.legend([handles[name] for name in names], names, loc="outside lower center", ncols=columns, frameon=False)
     figure.savefig(output, dpi=120)
 
 

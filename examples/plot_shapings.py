@@ -5,12 +5,13 @@ import argparse
 import matplotlib
 import torch
 
+from sb3_ano.bench.report.figures import looks
 from sb3_ano.shaping import as_pair, ratio_form
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-COLORS = {"ppo": "#7f8c9b", "spo": "#e08a3c", "ano": "#c2255c"}
+COLORS = {name: looks()[name][0] for name in ("ppo", "spo", "ano")}
 
 
 def draw(output: str, eps: float) -> None:

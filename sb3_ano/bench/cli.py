@@ -1,6 +1,7 @@
 """The command line ``python -m sb3_ano.bench``."""
 
 import argparse
+import io
 import os
 import shlex
 import sys
@@ -36,7 +37,19 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_a
                 raise ValueError("wandb is not installed; install it with: pip install wandb") from error
             raise missing_extra({"ray": "ray", "tensorboard": "zoo"}.get(package, "bench"), package) from error
 
+    _print_any_letter()
     return run(command, arguments, "interrupted; the same command resumes from here")
+
+
+def _print_any_letter() -> None:
+    """Make standard output take the letters of paths and tasks that the locale lacks."""
+    if not isinstance(sys.stdout, io.TextIOWrapper):
+        return
+    if sys.stdout.errors == "surrogateescape":
+        # The locale is C, in which Python reads UTF-8 in paths as bytes, and writes the same bytes.
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
+    elif sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _parser(program: str) -> Parser:

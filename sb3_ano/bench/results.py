@@ -1,6 +1,7 @@
 """Directories of results: one directory per run, which is complete or missing."""
 
 import contextlib
+import io
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -54,7 +55,8 @@ class RunFiles:
         file = self.path / EVALUATIONS
         if not file.is_file():
             return pd.DataFrame(columns=["timesteps", "mean", "std"], dtype=float)
-        with named_errors(file), np.load(file) as content, np.errstate(invalid="ignore"):
+        # NumPy leaves a file open that is none of its own.
+        with named_errors(file), np.load(io.BytesIO(file.read_bytes())) as content, np.errstate(invalid="ignore"):
             steps = content["timesteps"]
             results = content["results"].astype(float)
             if steps.ndim != 1 or results.ndim != 2 or len(steps) != len(results) or not results.shape[1]:
@@ -186,7 +188,7 @@ class Results:
         :raises ValueError: if runs are damaged, with the names of all of them, or if ``names`` is None and no run has finished
         """
         runs, damaged = [], []
-        for name in tqdm(self.names(), "Reading runs", unit="run", delay=_SILENT_SECONDS, leave=False):
+        for name in tqdm(self.names(), "Reading runs", unit="run", delay=_SILENT_SECONDS, leave=False, disable=None):
             if names is None or name in names:
                 try:
                     runs.append(read_run(self.path / _RUNS / name))

@@ -40,25 +40,30 @@ def check_runs(runs: Sequence[Run]) -> None:
         tasks.setdefault(_task_key(run), []).append(run)
 
     checked: set[str] = set()
-    bar = tqdm(total=len(runs), desc="Checking the plan", unit="run", delay=_SILENT_SECONDS, leave=False)
-    for group in tasks.values():
-        run = group[0]
-        try:
-            for module in run.imports:
-                importlib.import_module(module)
-            for env_id in dict.fromkeys(run.env_id for run in group):
-                if env_id != run.env_id and existing_game(env_id) is None:
-                    raise ValueError(f"{env_id} is no Atari game")
-            require_integer("n_envs", run.hyperparameters["n_envs"])
-            with warnings.catch_warnings():
-                _ignore_upstream_warnings()
-                with contextlib.closing(make_env(run, 1)) as env:
-                    for run in group:
-                        _check_model(run, env, checked)
-                        bar.update()
-        except Exception as error:  # a task is a user's code
-            raise ValueError(f"{run.algorithm} cannot be trained on {run.env_id}: {error or repr(error)}") from error
-    bar.close()
+    style = {"unit": "run", "delay": _SILENT_SECONDS, "leave": False, "disable": None}
+    with tqdm(total=len(runs), desc="Checking the plan", **style) as bar:
+        for group in tasks.values():
+            _check_task(group, checked, bar)
+
+
+def _check_task(group: Sequence[Run], checked: set[str], bar: tqdm) -> None:
+    """Make the environment of some runs, and the models of their configurations."""
+    run = group[0]
+    task = run.env_id
+    try:
+        for module in run.imports:
+            importlib.import_module(module)
+        require_integer("n_envs", run.hyperparameters["n_envs"])
+        with warnings.catch_warnings():
+            _ignore_upstream_warnings()
+            with contextlib.closing(make_env(run, 1)) as env:
+                for run in group:
+                    if run.env_id != task and existing_game(run.env_id) is None:
+                        raise ValueError("no installed package has this game")
+                    _check_model(run, env, checked)
+                    bar.update()
+    except Exception as error:  # a task is a user's code
+        raise ValueError(f"{run.algorithm} cannot be trained on {run.env_id}: {error or repr(error)}") from error
 
 
 def _task_key(run: Run) -> str:

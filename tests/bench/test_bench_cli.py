@@ -1,14 +1,20 @@
 """The command line: one line for each mistake, and a plan from beginning to end."""
 
+import dataclasses
 import re
+import sys
+import warnings
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
+from sb3_ano.bench import runner
 from sb3_ano.bench.cli import main
+from sb3_ano.bench.plan import make_plan
 from sb3_ano.bench.report import Settings
 from sb3_ano.bench.results import Results
+from sb3_ano.bench.suites import load_suite
 
 RUN = ["run", "--suite", "classic", "--envs", "CartPole", "--algos", "ppo", "ano"]
 
@@ -56,6 +62,61 @@ def test_a_plan_is_shown_and_nothing_is_written_and_without_plan_it_is_executed(
     missing, pool, _, options = execute.call_args.args
     assert (len(missing), options) == (8, {"device": "cpu", "models": False})
     assert (pool._executor._max_workers, pool._options["threads"]) == (3, 2)  # no more run at a time
+
+
+@pytest.mark.parametrize("backend", ["auto", "envpool"])
+def test_a_plan_of_atari_games_makes_one_of_them_and_finds_those_that_are_none(backend, monkeypatch):
+    """The models of 40 games and five algorithms took minutes; with a backend of the user's choice, a game may be missing."""
+    made = mock.Mock(side_effect=runner.make_env), mock.Mock(side_effect=runner.make_model)
+    for name, function in zip(("make_env", "make_model"), made, strict=True):
+        monkeypatch.setattr(runner, name, function)
+    suite = load_suite("atari").select(["Pong", "Breakout", "Boxing"]).model_copy(update={"backend": backend})
+    plan = make_plan(suite, ["ppo", "ano"], range(3), {"n_epochs": [2, 4]})
+    runner.check_runs(plan)
+    assert [function.call_count for function in made] == [1 if backend == "auto" else 3, 4]
+
+    tasks = {"Pong-v5": suite.tasks["Pong-v5"], "Pongg-v5": suite.tasks["Pong-v5"]}
+    with pytest.raises(ValueError, match="ppo cannot be trained on Pongg-v5"):
+        runner.check_runs(make_plan(suite.model_copy(update={"tasks": tasks}), ["ppo"], [0]))
+
+
+def test_a_configuration_is_tried_on_each_kind_of_spaces():
+    suite = load_suite("classic").select(["CartPole", "Pendulum"])
+    with pytest.raises(ValueError, match="ano cannot be trained on CartPole-v1: .*[Ss][Dd][Ee]"):
+        runner.check_runs(make_plan(suite, ["ano"], [0], {"use_sde": [True]}))
+
+
+def test_a_plan_that_is_checked_for_long_shows_a_bar(monkeypatch, capsys):
+    monkeypatch.setattr(runner, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)  # in a file, it would mix with errors
+    runner.check_runs(make_plan(load_suite("classic").select(["CartPole"]), ["ppo"], [0, 1]))
+    assert "Checking the plan" in capsys.readouterr().err
+
+
+def test_a_plan_has_no_warnings_of_gymnasium_and_no_broken_numbers(capfd, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["run", "--suite", "mujoco", "--envs", "HalfCheetah", "--algos", "ppo", "ano:shaping=spo,desired_kl=0.01"]
+    arguments += ["--grid", "learning_rate=1e-4,1e-3", "policy_kwargs=dict(net_arch=[64,64]),dict(net_arch=[/red])"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        main([*arguments, "--plan"])
+        assert "cannot be evaluated" in capfd.readouterr().err
+        assert main([*arguments[:-1], "--seeds", "9999", "--plan"]) == 0
+    out, err = capfd.readouterr()
+    assert "\x1b" not in out + err
+    assert "WARN" not in out + err
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-1].split() == ["all", "1", "39,996", "39,996", "399,960,000,000"]
+    assert out.count(" 99,990,000,000") == 4
+
+
+def test_names_in_a_plan_are_no_markup(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    run = make_plan(load_suite("classic").select(["CartPole"]), ["ano"], [0])[0]
+    runner.show_plan([dataclasses.replace(run, changed={"policy_kwargs": "dict(net_arch=[a])", "x": "[/red]"})], [])
+    assert "policy_kwargs=dict(net_arch=[a]), x=[/red]" in capsys.readouterr().out
 
 
 def test_the_options_of_a_report_are_its_settings(capsys, monkeypatch, tmp_path):

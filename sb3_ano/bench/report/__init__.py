@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from tqdm import tqdm
 
 from sb3_ano._io import now, remove_leftovers, replace_files
 from sb3_ano.bench.exchange import safe_for_spreadsheets
@@ -28,6 +29,8 @@ __all__ = ["Settings", "write_report"]
 _PAGE = "index.html"
 _MARK = 'content="sb3_ano.bench report"'
 _MISSING = "-"
+# Seconds after which the work shows a bar.
+_SILENT_SECONDS = 2.0
 _NEGATIVE = re.compile(r"-(\d)")
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|&$~#])")
 
@@ -49,7 +52,9 @@ def write_report(path: Path, out: Path, settings: Settings = Settings()) -> list
     if out.is_file() or (out.exists() and any(out.iterdir()) and _MARK not in earlier):
         raise ValueError(f"{out} holds other files; the report needs an empty directory, or that of an earlier report")
     results = Results(path)
-    parts = [(chapter, make_sections(chapter)) for chapter in load_chapters(results, settings)]
+    chapters = load_chapters(results, settings)
+    style: dict[str, Any] = {"unit": "part", "delay": _SILENT_SECONDS, "leave": False, "disable": None}
+    parts = [(chapter, make_sections(chapter)) for chapter in tqdm(chapters, "Comparing runs", **style)]
     names: set[str] = set()
     for section in (section for _, sections in parts for section in sections):
         while section.name in names:  # of suites whose names differ in case or punctuation
@@ -61,7 +66,8 @@ def write_report(path: Path, out: Path, settings: Settings = Settings()) -> list
     with replace_files(out) as new:
         for directory in ("figures", "tables"):
             (new / directory).mkdir()
-        images = {section.name: _write_files(new, section) for _, sections in parts for section in sections}
+        every = [section for _, sections in parts for section in sections]
+        images = {section.name: _write_files(new, section) for section in tqdm(every, "Drawing figures", **style)}
         values = {"facts": _facts(results, [chapter for chapter, _ in parts], settings), "parts": parts, "images": images}
         for name in (_PAGE, "summary.md"):
             (new / name).write_text(environment.get_template(f"template_{name}").render(values), encoding="utf-8")
