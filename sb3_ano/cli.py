@@ -89,3 +89,7 @@ def complain(message: str) -> int:
     """
     print(f"error: {printable(message)}", file=sys.stderr)
     return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

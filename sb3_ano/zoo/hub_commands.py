@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+import rl_zoo3.load_from_hub
 import rl_zoo3.utils
 import torch
 import yaml
@@ -15,6 +16,7 @@ from sb3_ano._io import replace_directory
 from sb3_ano._registry import zoo_name
 from sb3_ano.algorithms.loading import read_saved_model
 from sb3_ano.hub import download_run, push_to_hub
+from sb3_ano.zoo.packages import write_packages
 from sb3_ano.zoo.search import no_empty_directories
 
 
@@ -94,7 +96,25 @@ def load(values: argparse.Namespace) -> None:
         trained_by = zoo_name(read_saved_model(new / f"{values.env}.zip").attributes["algorithm"])
         if trained_by != values.algo:
             raise ValueError(f"{_repo_id(values)} holds an agent of {trained_by}; use --algo {trained_by}")
+        write_packages(new, values.env, values.gym_packages)
     print(f"Saved to {run}")
+
+
+def load_pickle(values: argparse.Namespace) -> None:
+    """Download an agent as the zoo does, as a pickle; Hugging Face's loader asks for trust in its author.
+
+    :param values: options of the zoo's ``load_from_hub``
+    :raises ValueError: if the author is not trusted, or the directory exists and ``--force`` is not given
+    """
+    rl_zoo3.load_from_hub.download_from_hub(
+        algo=values.algo,
+        env_name=values.env,
+        exp_id=values.exp_id,
+        folder=values.folder,
+        organization=values.organization,
+        repo_name=values.repo_name,
+        force=values.force,
+    )
 
 
 def _repo_id(values: argparse.Namespace) -> str:

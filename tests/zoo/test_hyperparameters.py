@@ -13,7 +13,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from torch import nn  # for the policy arguments, which the zoo evaluates
 
 from sb3_ano._registry import ALGORITHMS, zoo_name
-from sb3_ano.zoo.hyperparameters import check_hyperparameters, hyperparameter_file
+from sb3_ano.zoo.hyperparameters import hyperparameter_file, read_hyperparameters
 
 MUJOCO = [f"{task}-v{n}" for task in ("HalfCheetah", "Ant", "Hopper", "Walker2d", "Humanoid") for n in (4, 5)]
 # With the task whose settings the zoo has.
@@ -48,9 +48,9 @@ def test_every_key_is_known_and_every_value_is_valid(algo):
     assert {"default", "atari"} <= read(algo).keys(), "the zoo takes no defaults for Atari"
     for name, settings in read(algo).items():
         assert settings["policy"] in algorithm.policy_aliases
-        check_hyperparameters(settings, algorithm, name, ("policy", "n_timesteps"))
+        assert read_hyperparameters(settings, algorithm, name, ("policy", "n_timesteps")) == settings
         with pytest.raises(ValueError, match=f"{name}: the key 'missing' is missing"):
-            check_hyperparameters(settings, algorithm, name, ["missing"])
+            read_hyperparameters(settings, algorithm, name, ["missing"])
         assert settings["backend"] == "auto", "every entry takes the fast environments"
         assert isinstance(settings.get("clip_range", 0.2), float), "radii are constant"
         assert "clip_range_vf" not in settings
