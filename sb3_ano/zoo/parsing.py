@@ -32,12 +32,13 @@ class Options:
         self.arguments = list(arguments)
         #: Values of all options.
         self.values = self.parse(self.arguments)
+        self._names = list(vars(self.values))
 
     def given(self) -> dict[str, Any]:
         """Return the values of the options that are on the command line, by destination."""
         # argparse sets defaults only for attributes that a namespace lacks.
         missing = object()
-        blank = argparse.Namespace(**dict.fromkeys(vars(self.values), missing))
+        blank = argparse.Namespace(**dict.fromkeys(self._names, missing))
         return {name: value for name, value in vars(self.parse(self.arguments, blank)).items() if value is not missing}
 
     def take(self, name: str) -> Any:
