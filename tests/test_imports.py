@@ -23,6 +23,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "_compat": (set(), {"torch"}),
     "extras": (set(), set()),
     "cli": ({"extras"}, set()),
+    "__main__": ({"cli"}, set()),
     "shaping": (set(), {"torch"}),
     "envs": (BASE, SB3 | {"envpool", "ale_py"}),
     "checkpoints": (BASE, SB3 | {"cloudpickle"}),

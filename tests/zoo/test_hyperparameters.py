@@ -231,6 +231,8 @@ WRONG_VALUES = [
 ]
 
 
+# The zoo leaves the environments of a run that could not start to the end of the process.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("line", "message"), WRONG_VALUES)
 def test_a_wrong_value_is_one_line_with_file_key_and_value(line, message, zoo):
     Path("my.yml").write_text(f"CartPole-v1:\n  <<: {{{SMALL}}}\n  {line}\n")
@@ -288,7 +290,10 @@ def test_the_files_of_other_algorithms_are_checked_too(algo, zoo):
 
 def test_the_zoos_own_files_are_read_as_the_zoo_does():
     for file in (Path(rl_zoo3.__file__).parent / "hyperparams").glob("*.yml"):
-        for name, settings in yaml.safe_load(file.read_text()).items() if file.stem in rl_zoo3.ALGOS else ():
+        entries = yaml.safe_load(file.read_text()) if file.stem in rl_zoo3.ALGOS else {}
+        if file.stem == "ppo_lstm":
+            entries.pop("default")  # its policy has no LSTM, so that the zoo trains nothing with it
+        for name, settings in entries.items():
             plain = {
                 key: value for key, value in settings.items() if key not in ("env_wrapper", "vec_env_wrapper", "callback")
             }
