@@ -99,3 +99,7 @@ def complain(message: str) -> int:
     """
     print(f"error: {printable(hide(message))}", file=sys.stderr)
     return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -24,6 +24,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "_secrets": (set(), set()),
     "extras": (set(), set()),
     "cli": ({"_secrets", "extras"}, set()),
+    "__main__": ({"cli"}, set()),
     "shaping": (set(), {"torch"}),
     "reference": (set(), SB3),
     "envs": (BASE, SB3 | {"envpool", "ale_py"}),

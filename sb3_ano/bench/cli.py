@@ -173,3 +173,7 @@ def _import(options: argparse.Namespace) -> None:
 
     for name in import_logs(options.logs, options.out, options.algo, options.env, options.seed, options.suite):
         print(options.out / "runs" / name)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

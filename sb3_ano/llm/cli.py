@@ -48,3 +48,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_a
 
     resumption = "'train' with --resume continues from the last checkpoint, the same 'compare' continues"
     return run(command, arguments, f"interrupted; {resumption}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

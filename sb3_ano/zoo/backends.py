@@ -80,7 +80,7 @@ def take_backend(hyperparams: dict[str, Any], env_id: str) -> Backend | None:
 
 @functools.cache
 def register_backends() -> None:
-    """Teach the zoo's ``create_test_env`` the key ``backend``; without the key it does what it did."""
+    """Teach the zoo's ``create_test_env`` the keys ``backend`` and ``env_kwargs``; without them it does what it did."""
     original = rl_zoo3.utils.create_test_env
     signature = inspect.signature(original)
 
@@ -91,10 +91,12 @@ def register_backends() -> None:
         given = call.arguments
         prepare_env(given["env_id"])
         hyperparams = given["hyperparams"] = given["hyperparams"] or {}
+        # Settings of the file and of -params, which enjoy has moved already; the zoo's other commands forget them.
+        given["env_kwargs"] = {**(hyperparams.pop("env_kwargs", None) or {}), **(given["env_kwargs"] or {})}
         backend = take_backend(hyperparams, given["env_id"])
         if backend is not None:
             if given["should_render"]:
-                given["env_kwargs"] = {"render_mode": "human", **(given["env_kwargs"] or {})}
+                given["env_kwargs"] = {"render_mode": "human", **given["env_kwargs"]}
                 backend = backend._replace(name="gymnasium")  # the only one that can show the environment
             given["vec_env_cls"] = backend.vec_env_class(
                 seed=given["seed"],

@@ -63,3 +63,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_a
         return 0
 
     return run(command, arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

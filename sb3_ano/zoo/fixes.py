@@ -13,7 +13,7 @@ import sys
 import tempfile
 import types
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from sb3_ano._secrets import hide
 from sb3_ano.algorithms import MaskableANO
 from sb3_ano.algorithms.contrib import with_masks
 from sb3_ano.envs.evaluation import evaluate_policy
+from sb3_ano.zoo.packages import write_packages
 from sb3_ano.zoo.settings import check_settings, is_trusted
 
 
@@ -166,24 +167,54 @@ def agents_without_masks(stack: ExitStack) -> None:
     replace(stack, callbacks, "evaluate_policy", evaluate)
 
 
-def child_processes(stack: ExitStack) -> None:
-    """Start the children of ``benchmark`` and ``record_training`` with our command line, which knows our algorithms.
+def start_command(arguments: Sequence[str]) -> int:
+    """Run a command of the zoo in a process with this process's interpreter and modules, and return its exit status.
 
-    The zoo starts whatever is called ``python``, and ``benchmark`` looks for ``enjoy.py`` in the current directory.
+    :param arguments: command line, beginning with the command
+    """
+    # The current directory is searched only if this process does so.
+    paths = os.pathsep.join(map(os.path.abspath, sys.path))
+    program = [sys.executable, "-P", "-m", "sb3_ano.zoo"]
+    return subprocess.call([*program, *arguments], env={**os.environ, "PYTHONPATH": paths})
+
+
+def child_processes(stack: ExitStack, packages: Sequence[str] = ()) -> None:
+    """Start the children of ``record_training`` with our command line, which knows our algorithms.
+
+    The zoo starts whatever is called ``python``.
+
+    :param stack: stack of the command
+    :param packages: modules that the user has named, which the zoo does not pass on
     """
     original = subprocess.call
-    script = Path(__file__).resolve().parents[2] / "zoo_runner.py"  # in a clone, which need not be installed
-    program = [sys.executable, *([str(script)] if script.is_file() else ["-m", "sb3_ano.zoo"])]
+    given = ["--gym-packages", *packages] if packages else []
 
     def call(command: Any, *args: Any, **kwargs: Any) -> int:
         match command:
-            case ["python", "enjoy.py", *arguments]:
-                command = [*program, "enjoy", *arguments]
             case ["python", "-m", str(module), *arguments] if module.startswith("rl_zoo3."):
-                command = [*program, module.removeprefix("rl_zoo3."), *arguments]
+                return start_command([module.removeprefix("rl_zoo3."), *arguments, *given])
         return original(command, *args, **kwargs)
 
     replace(stack, subprocess, "call", call)
+
+
+def packages_of_strangers(stack: ExitStack, packages: Sequence[str] = ()) -> None:
+    """Let a downloaded run name the user's packages, and not those that its author names, which would be imported.
+
+    :param stack: stack of the command
+    :param packages: modules that the user has named
+    """
+    module: Any = importlib.import_module("rl_zoo3.load_from_hub")
+    download = module.download_from_hub
+
+    def download_from_hub(*, algo: str, env_name: str, exp_id: int, folder: str, **options: Any) -> None:
+        directory = Path(folder, algo)
+        number = exp_id or module.get_latest_run_id(str(directory), env_name) + 1
+        download(algo=algo, env_name=env_name, exp_id=number, folder=folder, **options)
+        run = directory / f"{env_name}_{number}" if number > 0 else directory
+        write_packages(run, env_name, packages)
+
+    replace_everywhere(stack, module, "download_from_hub", download_from_hub)
 
 
 class _Unsqueezed(np.ndarray):
@@ -220,12 +251,11 @@ def missing_ffmpeg(stack: ExitStack) -> None:
         stack.enter_context(mock.patch.dict(os.environ, PATH=path))
 
 
-#: The fixes for commands that load agents; ``single_runs`` and ``missing_ffmpeg`` are for the commands that name them.
+#: The fixes for commands that load agents; the others are for the commands that name them.
 FIXES = (
     unsafe_settings,
     newest_run_without_agent,
     missing_metadata,
     missing_optional_file,
     agents_without_masks,
-    child_processes,
 )

@@ -6,6 +6,7 @@ import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
+import rl_zoo3.load_from_hub
 import rl_zoo3.utils
 import torch
 import yaml
@@ -18,6 +19,7 @@ from sb3_ano._io import replace_directory, write_file
 from sb3_ano._registry import zoo_name
 from sb3_ano.algorithms.loading import read_saved_model
 from sb3_ano.hub import download_run, push_to_hub
+from sb3_ano.zoo.packages import write_packages
 from sb3_ano.zoo.search import no_empty_directories
 
 
@@ -127,6 +129,26 @@ def _download(values: argparse.Namespace, run: Path) -> None:
     trained_by = zoo_name(read_saved_model(run / f"{values.env}.zip").attributes["algorithm"])
     if trained_by != values.algo:
         raise ValueError(f"{_repo_id(values)} holds an agent of {trained_by}; use --algo {trained_by}")
+    write_packages(run, values.env, values.gym_packages)
+
+
+def load_pickle(values: argparse.Namespace) -> None:
+    """Download an agent as the zoo does, as a pickle; Hugging Face's loader asks for trust in its author.
+
+    :param values: options of the zoo's ``load_from_hub``
+    :raises ValueError: if the author is not trusted, or the directory exists and ``--force`` is not given
+    """
+    with ExitStack() as stack:
+        keep_replaced_run(stack, values)
+        rl_zoo3.load_from_hub.download_from_hub(
+            algo=values.algo,
+            env_name=values.env,
+            exp_id=values.exp_id,
+            folder=values.folder,
+            organization=values.organization,
+            repo_name=values.repo_name,
+            force=values.force,
+        )
 
 
 def keep_replaced_run(stack: ExitStack, values: argparse.Namespace) -> None:

@@ -12,7 +12,9 @@ import os
 import re
 import shutil
 import sys
+from collections import OrderedDict
 from pathlib import Path
+from pprint import pprint
 from typing import Any
 
 import rl_zoo3.train
@@ -32,9 +34,16 @@ from sb3_ano.envs import VecNormalize
 from sb3_ano.envs.make import prepare_env
 from sb3_ano.zoo.backends import Backend, register_backends, take_backend
 from sb3_ano.zoo.fixes import replace
-from sb3_ano.zoo.hyperparameters import SCHEDULES, check_hyperparameters, hyperparameter_file, resolve_names
+from sb3_ano.zoo.hyperparameters import (
+    SCHEDULES,
+    find_entry,
+    hyperparameter_file,
+    read_file,
+    read_hyperparameters,
+    resolve_names,
+)
 from sb3_ano.zoo.parsing import Options
-from sb3_ano.zoo.search import Search, no_empty_directories
+from sb3_ano.zoo.search import Search, no_empty_directories, require_storage
 from sb3_ano.zoo.search_spaces import register_search_spaces
 
 # What the zoo puts after the name of the environment to name a run: a number and, with -uuid, a UUID.
@@ -65,6 +74,8 @@ class Manager(ExperimentManager):
         self.record = {**record, "seed": self.seed, "finished": False} if record else {}
         self.resumed = resumed
         self.continues = False
+        # Where each hyperparameter comes from, for messages.
+        self._sources: dict[str, str] = {}
         if resumed is not None:
             self.save_path, self.params_path = str(resumed), str(record_of(resumed).parent)
 
@@ -84,7 +95,7 @@ class Manager(ExperimentManager):
             for writer in (Monitor, ResultsWriter) if self.continues else ():
                 # The first one passes its own default on to the second one, which pools of environments use alone.
                 replace(stack, writer, "__init__", functools.partialmethod(writer.__init__, override_existing=False))
-            result = super().setup_experiment()
+            result = self._set_up()
             if result is not None:
                 self.check_model(result[0])
             new.pop_all()  # the directory stays
@@ -93,6 +104,17 @@ class Manager(ExperimentManager):
             self.callbacks.append(TrainingCheckpoints(self.checkpoints, every, resume=resume, verbose=self.verbose))
             write_json(record_of(Path(self.save_path)), self.record)
         return result
+
+    def _set_up(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
+        """Set up as the zoo does; an error that begins with the name of a hyperparameter says where that comes from."""
+        try:
+            return super().setup_experiment()
+        except (TypeError, ValueError) as error:
+            key = re.match(r"\w+", str(error))
+            source = self._sources.get(key[0]) if key is not None else None
+            if source is None:
+                raise
+            raise type(error)(f"{source}: {error}") from error
 
     def _make_directory(self) -> None:
         """Make the directory of a new run, with the next number if a training that starts at the same moment has made it."""
@@ -107,20 +129,57 @@ class Manager(ExperimentManager):
         """Raise ValueError for a model that this manager cannot train."""
 
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read hyperparameters; a resumed run has those that it was started with.
+        """Read and check hyperparameters; a resumed run has those that it was started with.
 
-        :raises ValueError: if a key of ``-params`` is unknown or a value is invalid
+        :return: hyperparameters, and a copy of them to save
+        :raises ValueError: if the file or the trial cannot be read, or a key or a value is invalid
         """
         if self.resumed is not None:
             print(f"Resuming {self.resumed}")
             # The directory is the user's own. The zoo writes Python objects into it.
             saved = dict(yaml.unsafe_load(Path(self.params_path, "config.yml").read_text()))
-            return copy.deepcopy(saved), saved
-        typed = self.custom_hyperparams or {}
-        check_hyperparameters(typed, rl_zoo3.ALGOS[self.algo])
-        if self.storage and self.study_name and self.trial_id == 0:  # which the zoo takes for no trial
-            self.custom_hyperparams = {**self.load_trial(self.storage, self.study_name, 0), **typed}
-        return super().read_hyperparameters()
+            return resolve_names(copy.deepcopy(saved)), saved
+
+        algorithm = rl_zoo3.ALGOS[self.algo]
+        typed = read_hyperparameters(self.custom_hyperparams or {}, algorithm)
+        self.custom_hyperparams = typed
+        print(f"Loading hyperparameters from: {self.config}")
+        entry, found = find_entry(read_file(self.config), self.env_name.gym_id, self._is_atari, self.config)
+        if entry == "default":
+            print("Using 'default' hyperparameters")
+        source = f"{self.config}: {entry}"
+        # Each source is checked alone, so that a message names it.
+        hyperparameters = read_hyperparameters(found, algorithm, source)
+        self._sources = dict.fromkeys(hyperparameters, source) | dict.fromkeys(typed, "-params")
+        hyperparameters |= self._read_trial()
+        hyperparameters |= typed
+
+        if hyperparameters.get("env_kwargs") and self.env_kwargs:
+            # Options of the command line replace those of the file, as in the zoo.
+            hyperparameters["env_kwargs"] = self.env_kwargs
+        for name in [name for name in ("frame_stack", "env_kwargs") if name in hyperparameters]:
+            if hyperparameters[name] is None:  # which the zoo cannot read again
+                del hyperparameters[name]
+        read_hyperparameters(hyperparameters, algorithm, source, required=("policy", "n_timesteps"))
+
+        saved = {key: hyperparameters[key] for key in sorted(hyperparameters)}
+        print("Default hyperparameters for environment (ones being tuned will be overridden):")
+        pprint(saved, sort_dicts=False)
+        return resolve_names(hyperparameters), OrderedDict(saved)
+
+    def _read_trial(self) -> dict[str, Any]:
+        """Return the hyperparameters of the trial that the options name: by its number, or the best one of a study."""
+        named = (self.storage, self.study_name)
+        if self.optimize_hyperparameters or (named == (None, None) and self.trial_id is None):
+            return {}
+        if self.storage is None or self.study_name is None:
+            raise ValueError("the hyperparameters of a trial are loaded with both --storage and --study-name")
+        try:
+            require_storage(self.storage)
+            return self.load_trial(self.storage, self.study_name, self.trial_id)
+        except (KeyError, IndexError) as error:
+            which = "" if self.trial_id is None else f"--trial-id {self.trial_id} of "
+            raise ValueError(f"{which}--study-name {self.study_name} is not in {self.storage}") from error
 
     def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> Any:
         self.backend = take_backend(hyperparams, self.env_name.gym_id)
@@ -179,17 +238,7 @@ class Manager(ExperimentManager):
 
 
 class OwnManager(Search, Manager):
-    """Run an experiment with an algorithm of this package: with our search, checks of hyperparameters, and VecNormalize."""
-
-    def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read and check hyperparameters.
-
-        :raises ValueError: if a key is unknown or missing, or a value is invalid
-        """
-        hyperparameters, saved = super().read_hyperparameters()
-        hyperparameters = resolve_names(hyperparameters)
-        check_hyperparameters(hyperparameters, rl_zoo3.ALGOS[self.algo], self.config, required=("policy", "n_timesteps"))
-        return hyperparameters, saved
+    """Run an experiment with an algorithm of this package, with our search and VecNormalize."""
 
     @staticmethod
     def _preprocess_schedules(hyperparams: dict[str, Any]) -> dict[str, Any]:

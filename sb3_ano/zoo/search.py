@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -50,14 +51,31 @@ def no_empty_directories(directory: Path) -> Iterator[None]:
 
 
 class Search(ExperimentManager):
-    """Search the hyperparameters of this package's algorithms."""
+    """Search the hyperparameters of this package's algorithms.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    :param args: arguments of the zoo's manager
+    :param train_command: command that trains with the options of this search, to which the best hyperparameters are added
+    :param kwargs: keyword arguments of the zoo's manager
+    """
+
+    study_name: str | None
+    storage: str | None
+
+    def __init__(self, *args: Any, train_command: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Upstream keeps a study in memory, and loads no --trial-id, unless both are given.
-        self.study_name: str = self.study_name or str(self.env_name)
-        self._search_directory = Path(self.log_folder, self.algo, "searches", self.study_name.replace(os.sep, "-"))
-        self.storage: str = self.storage or f"sqlite:///{self._search_directory}/study.db"
+        # Upstream keeps a study in memory unless both are given.
+        if self.optimize_hyperparameters or self.study_name or self.storage or self.trial_id is not None:
+            self.study_name = self.study_name or str(self.env_name)
+            directory = self._directory_of(self.study_name)
+            self.storage = self.storage or f"sqlite:///{directory}/study.db"
+        self._train_command = train_command
+
+    def _directory_of(self, study_name: str) -> Path:
+        return Path(self.log_folder, self.algo, "searches", study_name.replace(os.sep, "-"))
+
+    @property
+    def _search_directory(self) -> Path:
+        return self._directory_of(str(self.study_name))
 
     def setup_experiment(self) -> Any:
         """Set up a training, or read what a search starts from.
@@ -76,19 +94,31 @@ class Search(ExperimentManager):
             self._unsearched["env_kwargs"] = copy.deepcopy(self.env_kwargs)
         return None
 
-    def load_trial(self, storage: str, study_name: str, trial_id: int) -> dict[str, Any]:
+    def load_trial(self, storage: str, study_name: str, trial_id: int | None = None, convert: bool = True) -> dict[str, Any]:
         """Return all hyperparameters that a trial was trained with, whatever the file says now.
 
         :param storage: journal or database of the study
         :param study_name: name of the study
-        :param trial_id: number of the trial
-        :raises ValueError: if there is no such study or trial
+        :param trial_id: number of the trial; None takes the best one
+        :param convert: not used: the stored hyperparameters are in RL Zoo's format
+        :raises KeyError: if there is no such study or trial
+        :raises ValueError: if no trial is complete, or the trial does not have all hyperparameters
         """
-        try:
-            study = optuna.load_study(study_name=study_name, storage=open_storage(storage))
-            return dict({trial.number: trial for trial in study.trials}[trial_id].user_attrs[HYPERPARAMETERS])
-        except KeyError as error:
-            raise ValueError(f"--trial-id {trial_id} of --study-name {study_name} is not in {hide(storage)}") from error
+        study = optuna.load_study(study_name=study_name, storage=open_storage(storage))
+        if trial_id is None:
+            if not study.get_trials(deepcopy=False, states=[TrialState.COMPLETE]):
+                raise ValueError(
+                    f"--study-name {study_name} in {hide(storage)} has no complete trial; --trial-id takes another one"
+                )
+            trial_id = study.best_trial.number
+            print(f"Trial {trial_id} is the best one of study {study_name}; --trial-id takes another one")
+        trials = {trial.number: trial for trial in study.trials}
+        attributes = trials[trial_id].user_attrs
+        if HYPERPARAMETERS not in attributes:
+            raise ValueError(
+                f"--trial-id {trial_id} of --study-name {study_name} has no hyperparameters: it was not trained here"
+            )
+        return dict(attributes[HYPERPARAMETERS])
 
     def hyperparameters_optimization(self) -> None:
         """Run trials of a study until the budget is spent, and write the report.
@@ -100,7 +130,7 @@ class Search(ExperimentManager):
             # Of processes that start together, one creates the tables of a new database, and Optuna fails in the others.
             with DirectoryLock(self._search_directory, patience=60):
                 try:
-                    storage = open_storage(self.storage)
+                    storage = open_storage(str(self.storage))
                 finally:
                     # Those who wait for it, or come later, find the tables.
                     (self._search_directory / ".lock").unlink(missing_ok=True)
@@ -229,7 +259,9 @@ class Search(ExperimentManager):
         print(f"\nthe best trials\n{table.where(table.notna(), 'none').to_string(float_format='{:.4g}'.format)}\n")
         write_file(directory / "best.yml", yaml.safe_dump({self.env_name.gym_id: best[0].user_attrs[HYPERPARAMETERS]}))
         print(f"the report is in {directory}; this trains with the hyperparameters of the best trial:")
-        print(f"python -m sb3_ano.zoo train --algo {self.algo} --env {self.env_name.gym_id} -conf {directory / 'best.yml'}")
+        gym_id = self.env_name.gym_id
+        command = self._train_command or shlex.join(f"python -m sb3_ano.zoo train --algo {self.algo} --env {gym_id}".split())
+        print(f"{command} {shlex.join(['--conf-file', str(directory / 'best.yml')])}")
 
 
 class SeededByTrial(BaseSampler):
@@ -267,15 +299,15 @@ def open_storage(storage: str) -> storages.BaseStorage:
     """Open one of Optuna's storages; in a database, trials of dead processes are run once more.
 
     :param storage: journal, ``FILE.log``, or URL of a database, such as ``sqlite:///FILE.db``
-    :raises ValueError: if the database cannot be opened
+    :raises ValueError: if it cannot be opened
     """
-    if storage.endswith(".log"):
-        # Absolute, because Optuna looks at the age of a lock through a symbolic link next to it: a relative target is not
-        # found, and the lock of a process that was killed would be waited for without end.
-        path = Path(storage).absolute()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return storages.JournalStorage(JournalFileBackend(str(path)))
     try:
+        if storage.endswith(".log"):
+            # Absolute, because Optuna looks at the age of a lock through a symbolic link next to it: a relative target is not
+            # found, and the lock of a process that was killed would be waited for without end.
+            path = Path(storage).absolute()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return storages.JournalStorage(JournalFileBackend(str(path)))
         return storages.RDBStorage(
             storage,
             # SQLite waits only 5 seconds for another process by default.
@@ -285,8 +317,22 @@ def open_storage(storage: str) -> storages.BaseStorage:
             heartbeat_stale_trial_callback=storages.RetryHeartbeatStaleTrialCallback(max_retry=1),
         )
     except Exception as error:  # each database's driver has errors of its own
-        reason = hide(str(error).splitlines()[0])
-        raise ValueError(f"--storage {hide(storage)} cannot be opened: {reason}") from None
+        allowed = "allowed are URLs such as sqlite:///study.db, and journals such as study.log"
+        reason = hide(str(error).partition("\n")[0]) or type(error).__name__
+        raise ValueError(f"--storage {hide(storage)} cannot be opened: {reason}; {allowed}") from None
+
+
+def require_storage(storage: str) -> None:
+    """Check that a file to load a trial from exists: Optuna would create an empty one.
+
+    :param storage: as for :func:`open_storage`
+    :raises ValueError: if there is no such file
+    """
+    file = storage if storage.endswith(".log") else ""
+    if storage.startswith("sqlite:///"):
+        file = storage.removeprefix("sqlite:///").partition("?")[0]
+    if file not in ("", ":memory:") and not Path(file).is_file():
+        raise ValueError(f"--storage {hide(storage)}: there is no file {file}; -optimize makes one")
 
 
 def merge(unsearched: Mapping[str, Any], sampled: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ they name. So a downloaded text file can run code. The agent itself is a pickle:
 """
 
 import ast
+import importlib
 import os
 import sys
 from collections import OrderedDict
@@ -22,6 +23,8 @@ from stable_baselines3.common.vec_env import VecEnvWrapper, VecMonitor, VecVideo
 _TAG = "tag:yaml.org,2002:python/"
 _LIBRARIES: tuple[str, ...] = ("torch.nn.", "torch.optim.", "stable_baselines3.", "sb3_contrib.", "sb3_ano.", "rl_zoo3.")
 _LIBRARIES += ("gymnasium.wrappers.", "minigrid.wrappers.")
+#: Top-level modules that the user has named on the command line, whose classes are known, too.
+user_modules: frozenset[str] = frozenset()
 # Keys whose values the zoo imports by name and calls, and what they must be subclasses of.
 _CALLED = {"env_wrapper": gym.Wrapper, "vec_env_wrapper": VecEnvWrapper, "callback": BaseCallback}
 # The arguments of these name files to write.
@@ -35,7 +38,7 @@ def is_trusted() -> bool:
     return os.environ.get("TRUST_REMOTE_CODE", "").lower() in ("y", "yes", "t", "true", "on", "1")
 
 
-class _SettingsLoader(yaml.SafeLoader):
+class SettingsLoader(yaml.SafeLoader):
     """Load what the zoo writes: plain values, ordered dictionaries, tuples, and classes of known libraries."""
 
     n_aliases = 0
@@ -51,7 +54,7 @@ class _SettingsLoader(yaml.SafeLoader):
 
     def construct_class(self, name: str, node: yaml.Node) -> type:
         if (found := _library_class(name)) is None:
-            raise yaml.YAMLError(f"the Python object {name} is not of a known library")
+            raise yaml.YAMLError(f"the Python object {name} is not of a known library{_own_module(name)}")
         return found
 
     def construct_python_tuple(self, node: yaml.SequenceNode) -> tuple[Any, ...]:
@@ -61,16 +64,23 @@ class _SettingsLoader(yaml.SafeLoader):
         return OrderedDict(*self.construct_sequence(node, deep=True))
 
 
-_SettingsLoader.add_constructor(f"{_TAG}tuple", _SettingsLoader.construct_python_tuple)
-_SettingsLoader.add_constructor(f"{_TAG}object/apply:collections.OrderedDict", _SettingsLoader.construct_ordered)
-_SettingsLoader.add_multi_constructor(f"{_TAG}name:", _SettingsLoader.construct_class)
-_SettingsLoader.add_constructor(None, _SettingsLoader.reject)
+SettingsLoader.add_constructor(f"{_TAG}tuple", SettingsLoader.construct_python_tuple)
+SettingsLoader.add_constructor(f"{_TAG}object/apply:collections.OrderedDict", SettingsLoader.construct_ordered)
+SettingsLoader.add_multi_constructor(f"{_TAG}name:", SettingsLoader.construct_class)
+SettingsLoader.add_constructor(None, SettingsLoader.reject)
 
 
 def _library_class(name: str) -> type | None:
-    """Return a class of the known libraries, if its module is imported: importing some of the zoo's modules runs them."""
+    """Return a class of the known libraries, or of a module that the user has named, or None."""
     module, _, attribute = name.rpartition(".")
-    found = vars(sys.modules[module]).get(attribute) if name.startswith(_LIBRARIES) and module in sys.modules else None
+    if module.partition(".")[0] in user_modules:
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            return None
+    elif not name.startswith(_LIBRARIES) or module not in sys.modules:  # importing some of the zoo's modules runs them
+        return None
+    found = vars(sys.modules[module]).get(attribute)
     return found if isinstance(found, type) else None
 
 
@@ -86,20 +96,30 @@ def check_settings(file: Path) -> None:
         if not file.is_file() or file.stat().st_size > _MAX_BYTES:
             raise ValueError(f"it is not a file of up to {_MAX_BYTES:,} bytes")
         # The zoo writes ASCII, and reads other characters in the locale's encoding, in which the text may be another one.
-        settings = yaml.load(file.read_text(encoding="ascii"), Loader=_SettingsLoader)
+        settings = yaml.load(file.read_text(encoding="ascii"), Loader=SettingsLoader)
         if not isinstance(settings, dict):
             raise ValueError("it has no keys")
         for key, kind in _CALLED.items():
             for name in _names(settings.get(key)):
                 found = name if isinstance(name, type) else _library_class(str(name))
                 if found is None or not issubclass(found, kind) or issubclass(found, _WRITERS):
-                    raise ValueError(f"{key}={str(name)[:100]!r} is called and is no {kind.__name__} of a known library")
+                    reason = f"is called and is no {kind.__name__} of a known library"
+                    raise ValueError(f"{key}={str(name)[:100]!r} {reason}{_own_module(str(name))}")
         normalize = settings.get("normalize")
         if isinstance(normalize, str) and not _is_plain(normalize):
             raise ValueError(f"normalize={normalize!r} is evaluated and more than a dictionary of plain values")
     except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
         message = f"{file} is not YAML as the zoo writes it: {error}; if you trust its author, use --trust-remote-code"
         raise ValueError(message) from error
+
+
+def _own_module(name: str) -> str:
+    """Return what to do if a class is the user's own."""
+    module = name.partition(".")[0]
+    is_known = module in sys.stdlib_module_names or any(library.startswith(f"{module}.") for library in _LIBRARIES)
+    if is_known or not module.isidentifier():
+        return ""
+    return f" (if {module} is a module of yours, use --gym-packages {module})"
 
 
 def _names(called: Any) -> list[Any]:

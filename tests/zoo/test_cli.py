@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from matplotlib.image import imread
+from stable_baselines3.common.monitor import load_results
 
 import sb3_ano.cli
 from sb3_ano._registry import ALGORITHMS
@@ -56,6 +57,21 @@ def test_a_custom_file_and_a_custom_shape_are_used(zoo, monkeypatch):
     for display in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(display, raising=False)
     assert "There is no display" in zoo(f"enjoy {ANO} -f logs -n 60").output
+
+
+def test_returns_of_several_environments_are_printed_or_why_there_are_none(zoo):
+    zoo("train --algo ano --env Pendulum-v1 -n 64 --eval-freq -1 -params n_envs:1 n_steps:64 batch_size:64")
+    enjoy = "enjoy --algo ano --env Pendulum-v1 --no-render --seed 3"
+    output = zoo(f"{enjoy} --n-envs 2 -n 410 --reward-log log").output
+    returns = load_results("log")["r"]
+    assert f"4 Episodes\nMean reward: {returns.mean():.2f} +/- {returns.std(ddof=0):.2f}\n" in output
+    assert output.endswith("Mean episode length: 200.00 +/- 0.00\n")
+    for options in ("-n 199", "--n-envs 2 -n 199"):
+        assert zoo(f"{enjoy} {options}").output.endswith(
+            "No episode has ended within 199 steps of each environment; use a larger -n\n"
+        )
+    assert zoo(f"{enjoy} -n 410").output.count("Mean reward") == 1
+    assert "Mean reward" not in zoo(f"{enjoy} --n-envs 2 -n 210 --verbose 0").output
 
 
 def test_trainings_that_start_together_have_a_directory_each(zoo, monkeypatch):
@@ -113,6 +129,9 @@ ENTRIES = [
     ("python zoo_runner.py", [ROOT / "zoo_runner.py"]),
     ("python -m sb3_ano.zoo", ["-m", "sb3_ano.zoo"]),
     ("sb3-ano", ["-c", "import sys; from sb3_ano.cli import main; sys.exit(main())"]),
+    ("sb3-ano", ["-m", "sb3_ano"]),
+    ("sb3-ano", ["-m", "sb3_ano.cli"]),
+    ("python -m sb3_ano.zoo", ["-m", "sb3_ano.zoo.cli"]),
 ]
 
 

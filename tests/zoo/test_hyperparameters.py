@@ -1,7 +1,9 @@
 """The hyperparameter files, and invalid hyperparameters."""
 
 import inspect
+import math
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import gymnasium as gym
@@ -12,8 +14,10 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from torch import nn  # for the policy arguments, which the zoo evaluates
 
+from sb3_ano import ANO
 from sb3_ano._registry import ALGORITHMS, zoo_name
-from sb3_ano.zoo.hyperparameters import check_hyperparameters, hyperparameter_file
+from sb3_ano.zoo.hyperparameters import hyperparameter_file, read_hyperparameters
+from tests.zoo.conftest import rejected
 
 MUJOCO = [f"{task}-v{n}" for task in ("HalfCheetah", "Ant", "Hopper", "Walker2d", "Humanoid") for n in (4, 5)]
 # With the task whose settings the zoo has.
@@ -48,9 +52,11 @@ def test_every_key_is_known_and_every_value_is_valid(algo):
     assert {"default", "atari"} <= read(algo).keys(), "the zoo takes no defaults for Atari"
     for name, settings in read(algo).items():
         assert settings["policy"] in algorithm.policy_aliases
-        check_hyperparameters(settings, algorithm, name, ("policy", "n_timesteps"))
+        if find_spec("minigrid") is None and "FlatObsWrapper" in settings.get("env_wrapper", ""):
+            del settings["env_wrapper"]
+        assert read_hyperparameters(settings, algorithm, name, ("policy", "n_timesteps")) == settings
         with pytest.raises(ValueError, match=f"{name}: the key 'missing' is missing"):
-            check_hyperparameters(settings, algorithm, name, ["missing"])
+            read_hyperparameters(settings, algorithm, name, ["missing"])
         assert settings["backend"] == "auto", "every entry takes the fast environments"
         assert isinstance(settings.get("clip_range", 0.2), float), "radii are constant"
         assert "clip_range_vf" not in settings
@@ -144,3 +150,151 @@ def test_classic_control_is_learned(env_id, steps, episodes, least, algo, seed, 
     model = ALGORITHMS[algo].algorithm.load(Path("logs", algo, f"{env_id}_1", f"{env_id}.zip"))
     mean, _ = evaluate_policy(model, make_vec_env(env_id, seed=1000 + seed), n_eval_episodes=episodes, deterministic=True)
     assert mean >= least
+
+
+NUMBERS = """\
+CartPole-v1:
+  policy: MlpPolicy
+  n_timesteps: 1e3
+  n_envs: 2.0
+  n_steps: 3_2
+  batch_size: "64"
+  n_epochs: 1.0e0
+  learning_rate: 3e-4
+  gamma: "9.9e-1"
+  ent_coef: 1E-3
+  vf_coef: .5e+0
+  clip_range: lin_1_0e-1
+  max_grad_norm: .inf
+  target_kl: null
+  normalize: {clip_obs: 1e1, epsilon: 1e-8}
+  policy_kwargs: {net_arch: [1e1, 8], optimizer_kwargs: {eps: 1e-5}}
+  env_kwargs: {sutton_barto_reward: no}
+"""
+
+
+def test_numbers_are_read_as_people_write_them(zoo):
+    Path("my.yml").write_text(NUMBERS)
+    zoo("train --algo ano --env CartPole-v1 -conf my.yml --eval-freq -1 --seed 1 -params n_epochs:2.0 \"gae_lambda:'1e-1'\"")
+    config = yaml.unsafe_load(Path("logs/ano/CartPole-v1_1/CartPole-v1/config.yml").read_text())
+    expected = {
+        "policy": "MlpPolicy", "n_timesteps": 1000, "n_envs": 2, "n_steps": 32, "batch_size": 64, "n_epochs": 2,
+        "learning_rate": 0.0003, "gamma": 0.99, "gae_lambda": 0.1, "ent_coef": 0.001, "vf_coef": 0.5,
+        "clip_range": "lin_10e-1", "max_grad_norm": math.inf, "target_kl": None,
+        "normalize": {"clip_obs": 10, "epsilon": 1e-8, "gamma": 0.99},  # the zoo adds the discount factor
+        "policy_kwargs": {"net_arch": [10, 8], "optimizer_kwargs": {"eps": 1e-5}},
+        "env_kwargs": {"sutton_barto_reward": False},
+    }  # fmt: skip
+    assert config == expected
+    integers = ("n_timesteps", "n_envs", "n_steps", "batch_size", "n_epochs")
+    assert {type(config[name]) for name in integers} == {int}
+    model = ANO.load("logs/ano/CartPole-v1_1/CartPole-v1.zip")
+    assert (model.policy.net_arch, model.policy.optimizer.defaults["eps"]) == ([10, 8], 1e-5)
+
+
+SMALL = "policy: MlpPolicy, n_timesteps: 64, n_steps: 32, batch_size: 32"
+WRONG_VALUES = [
+    ("n_timesteps: abc", "n_timesteps='abc' is not allowed; allowed are positive integers"),
+    ("n_timesteps: 0.5", "n_timesteps=0.5 is not allowed"),
+    ("n_timesteps: .nan", "n_timesteps=nan is not allowed"),
+    ("n_envs: 0", "n_envs=0 is not allowed; allowed are positive integers"),
+    ("n_envs: true", "n_envs=True is not allowed"),
+    ("frame_stack: 0", "frame_stack=0 is not allowed"),
+    ("n_steps: 32.5", "n_steps=32.5 is of type float; allowed are integers"),
+    ("n_epochs: [1]", "n_epochs=[1] is of type list; allowed are integers"),
+    ("batch_size:", "batch_size=None is of type NoneType; allowed are integers"),
+    ("gamma: high", "gamma='high' is of type str; allowed are numbers"),
+    ("gamma: true", "gamma=True is of type bool; allowed are numbers"),
+    ("gamma:", "gamma has no value; allowed are numbers"),
+    ("gamma: 1.5", "gamma=1.5 is not allowed"),
+    ("learning_rate: lin-3e-4", "learning_rate='lin-3e-4' is of type str; allowed are a finite number"),
+    ("clip_range: lin_abc", "clip_range='lin_abc' is not allowed; allowed are a finite number"),
+    ("use_sde: 'yes'", "use_sde='yes' is of type str; allowed are true and false"),
+    ("learning_rte: 0.1", "unknown key 'learning_rte' for ANO, did you mean 'learning_rate'?"),
+    ("1: 2", "unknown key '1' for ANO; allowed are"),
+    ("policy: MlpPolcy", "policy='MlpPolcy' is unknown, did you mean 'MlpPolicy'?"),
+    ("policy: nowhere.Policy", "policy='nowhere.Policy' cannot be imported: No module named 'nowhere'"),
+    ("policy: [a]", "policy=['a'] is of type list"),
+    ("policy_kwargs: dict(net_arch=[64]", "policy_kwargs='dict(net_arch=[64]' cannot be evaluated: '(' was never closed"),
+    ("policy_kwargs: dict(activation_fn=Tanh)", "name 'Tanh' is not defined; allowed is Python such as dict(net_arch"),
+    ("policy_kwargs: [1]", "policy_kwargs=[1] is of type list; allowed is a dictionary"),
+    ("normalize: {norm_ob: true}", "normalize has an unknown key 'norm_ob', did you mean 'norm_obs'?"),
+    ("normalize: 'on please'", "normalize='on please' cannot be evaluated"),
+    ("normalize: 3", "normalize=3 is of type int; allowed is true, false and a dictionary"),
+    ("env_kwargs: [gravity]", "env_kwargs=['gravity'] is not allowed; allowed is a dictionary"),
+    ("env_wrapper: TimeLimit", "env_wrapper='TimeLimit' is not allowed; allowed are names with their module"),
+    ("env_wrapper: gymnasium.wrappers.Nothing", "cannot be imported: module 'gymnasium.wrappers' has no attribute 'Nothing'"),
+    ("env_wrapper: [gymnasium.wrappers.ClipAction: 5]", "env_wrapper: the arguments 5 of gymnasium.wrappers.ClipAction"),
+    ("env_wrapper: [{a.B: {}, c.D: {}}]", "a class has one entry with its arguments below it; check the indentation"),
+    ("env_wrapper: [gymnasium.wrappers.TimeLimit: {max_episode_steps: 9}]", "use env_kwargs: {max_episode_steps: 9} instead"),
+    ("callback: nowhere.Callback", "callback='nowhere.Callback' cannot be imported"),
+]
+
+
+# The zoo leaves the environments of a run that could not start to the end of the process.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(("line", "message"), WRONG_VALUES)
+def test_a_wrong_value_is_one_line_with_file_key_and_value(line, message, zoo):
+    Path("my.yml").write_text(f"CartPole-v1:\n  <<: {{{SMALL}}}\n  {line}\n")
+    errors = rejected("train --algo ano --env CartPole-v1 -conf my.yml")
+    assert errors.startswith("error: my.yml: CartPole-v1: ")
+    assert message in errors
+    assert not Path("logs").exists()
+
+
+WRONG_FILES = [
+    ("my.yml", "", "my.yml is empty; allowed are entries ENVIRONMENT: {KEY: VALUE, ...}"),
+    ("my.yml", "- a", "my.yml holds a list; allowed are entries"),
+    ("my.yml", "CartPole-v1: {a: [1, 2}", "my.yml, line 1, column 23 is not YAML: "),
+    (
+        "my.yml",
+        "CartPole-v1:\n\tpolicy: 1",
+        "my.yml, line 2, column 1 is not YAML: found character '\\t' that cannot start any",
+    ),
+    (
+        "my.yml",
+        "CartPole-v1: !!python/name:os.getcwd",
+        "my.yml, line 1, column 14 is not YAML: could not determine a constructor",
+    ),
+    ("my.yml", "CartPole-v1:", "my.yml: the entry 'CartPole-v1' is empty; allowed are lines KEY: VALUE"),
+    ("my.yml", "CartPole-v1: 3", "my.yml: the entry 'CartPole-v1' is of type int"),
+    ("my.yml", "CartPole-v0: {}", "my.yml has no entry 'CartPole-v1', did you mean 'CartPole-v0'? and no entry 'default'"),
+    ("my.yml", "default: {policy: MlpPolicy}", "my.yml: default: the key 'n_timesteps' is missing"),
+    ("my.py", "x = 1", "my.py has no variable 'hyperparams'"),
+    ("my.py", "1 / 0", "my.py cannot be run: ZeroDivisionError: division by zero"),
+    ("my.py", "import nowhere", "my.py cannot be run: No module named 'nowhere'"),
+    ("my.py", "hyperparams = 3", "my.py holds a int; allowed are entries"),
+    ("my.json", "{}", "--conf-file my.json is neither a file nor a module; allowed are files .yml and .py, and modules"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), WRONG_FILES)
+def test_a_wrong_file_is_one_line_that_names_it(name, content, message, zoo):
+    Path(name).write_text(content)
+    assert message in rejected(f"train --algo ano --env CartPole-v1 -conf {name}")
+
+
+def test_a_missing_file_and_one_in_another_encoding_are_one_line(zoo):
+    assert "no.yml cannot be read: No such file or directory" in rejected("train --algo ano -conf no.yml")
+    Path("my.yml").write_bytes("# für".encode("latin-1"))
+    assert "my.yml is not text in UTF-8" in rejected("train --algo ano -conf my.yml")
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac", "trpo"])
+def test_the_files_of_other_algorithms_are_checked_too(algo, zoo):
+    Path("my.yml").write_text("CartPole-v1: {policy: MlpPolicy, n_timesteps: 1e2, gamma: high}")
+    assert "my.yml: CartPole-v1: gamma='high' is of type str" in rejected(
+        f"train --algo {algo} --env CartPole-v1 -conf my.yml"
+    )
+
+
+def test_the_zoos_own_files_are_read_as_the_zoo_does():
+    for file in (Path(rl_zoo3.__file__).parent / "hyperparams").glob("*.yml"):
+        entries = yaml.safe_load(file.read_text()) if file.stem in rl_zoo3.ALGOS else {}
+        if file.stem == "ppo_lstm":
+            entries.pop("default")  # its policy has no LSTM, so that the zoo trains nothing with it
+        for name, settings in entries.items():
+            plain = {
+                key: value for key, value in settings.items() if key not in ("env_wrapper", "vec_env_wrapper", "callback")
+            }
+            assert read_hyperparameters(plain, rl_zoo3.ALGOS[file.stem], name) == plain

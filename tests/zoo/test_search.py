@@ -2,11 +2,14 @@
 
 import functools
 import math
+import shlex
 import shutil
+import sys
 import time
 from pathlib import Path
 from unittest import mock
 
+import gymnasium as gym
 import optuna
 import pandas as pd
 import pytest
@@ -87,6 +90,82 @@ def test_any_trial_trains_with_its_hyperparameters_whatever_the_file_says_now():
         f"--study-name s --storage {JOURNAL} --trial-id 2": "--trial-id 2 of --study-name s is not in study.log",
     }.items():
         assert message in rejected(f"{TRAIN} {options}")
+
+
+def test_the_printed_command_has_the_options_of_the_search(tmp_path, monkeypatch):
+    """Trained in a new interpreter, it needs the package that registers the environment, and finds it by this command."""
+    (tmp_path / "searched_envs.py").write_text(
+        "import gymnasium as gym\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gym.register('Searched-v0', lambda **options: CartPoleEnv(**options), max_episode_steps=9)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("file.yml").write_text("Searched-v0: {policy: MlpPolicy, n_timesteps: 99, gamma: 0.5}")
+    typed = "--gym-packages searched_envs -f 'my logs' --device cpu --vec-env dummy -conf file.yml --eval-freq -1 --verbose 0"
+    kwargs = "--env-kwargs sutton_barto_reward:True"
+    search = "-optimize --n-trials 1 --no-optim-plots --sampler random"
+    printed = run(f"train --algo ano --env Searched-v0 {search} {typed} {kwargs} {QUICK}").output.splitlines()[-1]
+    words = shlex.split(printed)
+    assert words[:4] == ["python", "-m", "sb3_ano.zoo", "train"]
+    expected = {
+        "--algo": "ano", "--env": "Searched-v0", "--gym-packages": "searched_envs", "--log-folder": "my logs", "--seed": "3",
+        "--device": "cpu", "--vec-env": "dummy", "--eval-freq": "-1", "--verbose": "0", "--eval-episodes": "1",
+        "--env-kwargs": "sutton_barto_reward:True", "--conf-file": "my logs/ano/searches/Searched-v0/best.yml",
+    }  # fmt: skip
+    assert dict(zip(words[4::2], words[5::2], strict=True)) == expected
+    gym.registry.pop("Searched-v0")
+    sys.modules.pop("searched_envs")
+    run(shlex.join(words[3:]))
+    config = yaml.unsafe_load(Path("my logs/ano/Searched-v0_1/Searched-v0/config.yml").read_text())
+    assert (config["n_timesteps"], config["env_kwargs"]) == (99, {"sutton_barto_reward": True})
+    gym.registry.pop("Searched-v0")
+
+
+def test_without_a_number_the_best_trial_of_a_study_is_trained():
+    run_search("--study-name s")
+    best = study_of("s").best_trial
+    output = run(f"{TRAIN} --study-name s --storage {JOURNAL} -n 64 --eval-freq -1").output
+    assert f"Trial {best.number} is the best one of study s" in output
+    assert config_of(1) == best.user_attrs[HYPERPARAMETERS] | {"n_timesteps": 64}
+
+
+WRONG_STUDIES = [
+    ("--storage sqlite:///no.db --study-name s", "--storage sqlite:///no.db: there is no file no.db; -optimize makes one"),
+    ("--storage no.log --study-name s --trial-id 0", "--storage no.log: there is no file no.log"),
+    ("--study-name s", "there is no file logs/ano/searches/s/study.db"),
+    ("--trial-id 0", "there is no file logs/ano/searches/CartPole-v1/study.db"),
+    ("--storage {study} --study-name other", "--study-name other is not in"),
+    ("--storage {study}", "--study-name CartPole-v1 is not in"),
+    ("--storage {study} --study-name other --trial-id 0", "--trial-id 0 of --study-name other is not in"),
+    (
+        "--storage {study} --study-name empty",
+        "--study-name empty in {study} has no complete trial; --trial-id takes another one",
+    ),
+    ("--storage {study} --study-name empty --trial-id 0", "--trial-id 0 of --study-name empty is not in"),
+    ("--storage {study} --study-name elsewhere", "--trial-id 0 of --study-name elsewhere has no hyperparameters"),
+    ("--storage {study} --study-name elsewhere --trial-id -1", "--trial-id -1 of --study-name elsewhere is not in"),
+    ("--storage damaged.log --study-name s", "--storage damaged.log cannot be opened: "),
+    ("--storage sqlite:///damaged.log.db --study-name s", "--storage sqlite:///damaged.log.db cannot be opened: "),
+    ("--storage study.txt --study-name s", "--storage study.txt cannot be opened: Could not parse SQLAlchemy URL"),
+    ("--algo ppo --storage {study}", "are loaded with both --storage and --study-name"),
+    ("--algo ppo --storage {study} --study-name other --trial-id 0", "--trial-id 0 of --study-name other is not in"),
+    ("--algo ppo --storage {study} --study-name elsewhere --trial-id 9", "--trial-id 9 of --study-name elsewhere is not in"),
+    ("--algo ppo --storage sqlite:///no.db --study-name s --trial-id 1", "there is no file no.db"),
+]
+
+
+@pytest.mark.parametrize("study", [JOURNAL, DATABASE])
+def test_a_study_or_trial_that_does_not_exist_is_one_line(study):
+    storage = open_storage(study)
+    optuna.create_study(storage=storage, study_name="empty")
+    elsewhere = optuna.create_study(storage=storage, study_name="elsewhere")
+    elsewhere.add_trial(optuna.trial.create_trial(value=1.0))  # of another program
+    for name in ("damaged.log", "damaged.log.db"):
+        Path(name).write_text("no study\n\nno study\n")
+    before = set(Path().iterdir())
+    for options, message in WRONG_STUDIES:
+        assert message.format(study=study) in rejected(f"{TRAIN} -n 64 {options.format(study=study)}")
+    assert set(Path().iterdir()) == before, "neither an empty study nor a run is left"
 
 
 @pytest.mark.slow
