@@ -70,6 +70,11 @@ def test_a_training_that_has_reached_its_end_is_saved_and_not_continued(critic, 
         assert torch.equal(parameters(again), parameters(ours))
         saved = AutoModelForCausalLM.from_pretrained(tmp_path / "final").state_dict()
         assert all(torch.equal(value, saved[name]) for name, value in ours.model.state_dict().items())
+        (tmp_path / "final" / "notes.txt").touch()  # which stays
+        modes = {path.stat().st_mode for name in ("final", "critic") for path in (tmp_path / name).glob("*") if path.is_file()}
+        assert modes == {(tmp_path / "final" / "notes.txt").stat().st_mode}
+    assert (tmp_path / "final" / "notes.txt").exists()
+    assert {path.name for path in tmp_path.iterdir() if path.name[0] == "."} == set()
     assert sorted(tmp_path.glob("checkpoint-*")) == checkpoints
 
 
