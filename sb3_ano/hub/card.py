@@ -97,7 +97,7 @@ def model_card(
         tags=words,
         eval_results=metrics or None,
     )
-    return ModelCard.from_template(
+    page: ModelCard = ModelCard.from_template(
         metadata,
         str(_TEMPLATE),
         model=model,
@@ -117,6 +117,7 @@ def model_card(
         hyperparameters=json.dumps(strict(config), indent=2, allow_nan=False),
         versions=task_versions(task),
     )
+    return page
 
 
 def write_settings(
@@ -204,10 +205,8 @@ def _load_call(repo_id: str, revision: str | None, parts: Sequence[Part]) -> str
 def _setup(task: Task, parts: Sequence[Part]) -> list[str]:
     """Write the lines that import the author's code, and register the environment if importing does not."""
     modules = {part.module for part in parts if part.module is not None}
-    registration = ""
-    if not task.additions:
-        registration = _registration(task.env_id)
-        modules.update(_packages(task))
+    modules.update(_packages(task))
+    registration = "" if task.additions else _registration(task.env_id)
     lines = [f"import {module}" for module in sorted(modules)]
     if registration:
         lines = [*lines, "import gymnasium as gym", "", f"if {task.env_id!r} not in gym.registry:", f"    {registration}"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from huggingface_hub import HfApi, constants, errors, get_token, hf_hub_url, is_offline_mode
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # that of its HTTP client
 
 from sb3_ano._io import write_file
 from sb3_ano.hub.documents import one_line
@@ -97,7 +98,7 @@ def safe_errors(token: str | None = None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        is_lost = isinstance(error, errors.HTTPError) and not isinstance(error, errors.HfHubHTTPError)
+        is_lost = isinstance(error, HTTPError) and not isinstance(error, errors.HfHubHTTPError)
         if is_lost:
             endpoint = redacted(constants.ENDPOINT, token)
             message = redacted(one_line(error), token)
@@ -151,7 +152,7 @@ def download(
             paths = _download_online(api, repo_id, ordered, marker, max_bytes, revision)
         except errors.RevisionNotFoundError:
             raise
-        except (errors.HTTPError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
+        except (HTTPError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
             paths = _cached(api, repo_id, ordered, marker, revision)
             if not paths:
                 raise _unavailable(error, repo_id, revision, token) from None

@@ -62,7 +62,8 @@ class Task:
     @property
     def published_kwargs(self) -> dict[str, Any]:
         """Settings of the task, with files by name instead of by their place on this machine."""
-        return without_paths(self.env_kwargs, set())
+        published: dict[str, Any] = without_paths(self.env_kwargs, set())
+        return published
 
     def make(self, seed: int = 0) -> VecEnv:
         """Make one environment, which renders if gymnasium has the task and can render it."""
@@ -118,8 +119,9 @@ def task_of(
     additions = [without_machine(part) for part in additions]
     if additions and env is None and isinstance(venv.unwrapped, SubprocVecEnv):
         raise ValueError(
-            "env=None is not allowed for a model whose environments are in a SubprocVecEnv, which cannot be inspected; pass "
-            f"env=gym.make({env_id!r}, render_mode='rgb_array'), with the wrappers and settings of the training"
+            f"env={env_id!r} is not what the model was trained in, because the model's environment has {', '.join(additions)}: it is "
+            "in a SubprocVecEnv, which cannot be inspected; build that environment and pass it as "
+            f"env=gym.make({env_id!r}, render_mode='rgb_array')"
         )
     if additions and env is None:
         raise ValueError(

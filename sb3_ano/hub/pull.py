@@ -115,7 +115,8 @@ def _read_env_id(agent: Path) -> str:
     path = agent / RESULTS
     with translate_errors(f"{path} does not name the agent's environment"):
         results = read_json(path)
-        env_id, env_kwargs = results["env_id"], results.get("env_kwargs")
+        env_id: str = results["env_id"]
+        env_kwargs = results.get("env_kwargs")
         register_atari(env_id)
     if env_id not in gym.registry:
         raise ValueError(

@@ -135,7 +135,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class _Anonymous(cloudpickle.CloudPickler):
+class _Anonymous(cloudpickle.CloudPickler):  # type: ignore[misc]
     """Pickle functions that cannot be imported by name without the path of the file that defines them."""
 
     def reducer_override(self, obj: Any) -> Any:

@@ -164,7 +164,7 @@ def python_text(encoded: Any) -> str:
     if "$float" in encoded:
         return f"float({encoded['$float']!r})"
     if "$class" in encoded or "$custom" in encoded:
-        name = encoded.get("$class") or encoded["$custom"].replace(":", ".")
+        name: str = encoded.get("$class") or encoded["$custom"].replace(":", ".")
         for library, alias in (("torch.nn.", "nn."), ("torch.optim.", "th.optim.")):
             if name.startswith(library):
                 return alias + name.removeprefix(library)

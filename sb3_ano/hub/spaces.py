@@ -25,7 +25,7 @@ _DTYPES = ("bool", "float16", "float32", "float64", *_INTEGERS)
 _MAX_PARTS = 1000
 
 
-def encode_space(space: spaces.Space) -> dict[str, Any]:
+def encode_space(space: spaces.Space[Any]) -> dict[str, Any]:
     """Convert a space to JSON.
 
     :param space: space of a kind that SB3 supports
@@ -48,7 +48,7 @@ def _encode_attribute(value: Any, key: str) -> Any:
     return str(value) if key == "dtype" else int(value)
 
 
-def decode_space(document: Any, name: str) -> spaces.Space:
+def decode_space(document: Any, name: str) -> spaces.Space[Any]:
     """Convert JSON to the space that :func:`encode_space` described.
 
     :param document: decoded JSON
@@ -63,14 +63,14 @@ def decode_space(document: Any, name: str) -> spaces.Space:
         attributes = {key: _decode_attribute(document, key, f"{name}.{key}") for key in _KEYS[kind]}
         if kind == "MultiDiscrete":  # whose shape is that of its arrays
             del attributes["shape"]
-        space = getattr(spaces, kind)(**attributes)
+        space: spaces.Space[Any] = getattr(spaces, kind)(**attributes)
     if _width(space) > MAX_ELEMENTS:
         raise rejected(name, space, f"spaces of up to {MAX_ELEMENTS} elements")
     _require_representable(space, name)
     return space
 
 
-def _require_representable(space: spaces.Space, name: str) -> None:
+def _require_representable(space: spaces.Space[Any], name: str) -> None:
     """Check that the type of a discrete space holds its largest value, which would wrap around."""
     if isinstance(space, spaces.Discrete):
         counts, starts, dtype = [int(space.n)], [int(space.start)], space.dtype
@@ -103,11 +103,11 @@ def _decode_attribute(document: dict[str, Any], key: str, name: str) -> Any:
     return value if kind == "Discrete" else _decode_array(value, document["shape"], np.dtype(document["dtype"]), name)
 
 
-def _decode_parts(parts: Any, name: str) -> OrderedDict[str, spaces.Space]:
+def _decode_parts(parts: Any, name: str) -> OrderedDict[str, spaces.Space[Any]]:
     if not isinstance(parts, dict) or not 0 < len(parts) <= _MAX_PARTS:
         raise rejected(name, parts, f"objects with up to {_MAX_PARTS} spaces")
     # Ordered, because gymnasium sorts a plain dict, and the order of the keys is that of the inputs of the network.
-    decoded: OrderedDict[str, spaces.Space] = OrderedDict()
+    decoded: OrderedDict[str, spaces.Space[Any]] = OrderedDict()
     elements = 0
     for key, part in parts.items():
         if isinstance(part, dict) and part.get("type") == "Dict":
@@ -132,7 +132,7 @@ def _decode_array(value: Any, shape: list[int], dtype: np.dtype, name: str) -> n
     return array.reshape(shape) if isinstance(value, list) else np.full(shape, array[0], dtype)
 
 
-def _width(space: spaces.Space) -> int:
+def _width(space: spaces.Space[Any]) -> int:
     """Return the inputs of a network that a space becomes, in Python's integers: those of an array would wrap around."""
     if isinstance(space, spaces.Discrete):
         return int(space.n)

@@ -31,7 +31,8 @@ _SETTINGS = {name: each.default for name, each in inspect.signature(VecNormalize
 
 def serialize(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Convert tensors to the content of a file."""
-    return save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()})
+    content: bytes = save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()})
+    return content
 
 
 def fingerprint_of(content: bytes) -> dict[str, Any]:
@@ -52,7 +53,8 @@ def read_tensors(path: Path, files: Mapping[str, Any]) -> dict[str, torch.Tensor
             raise SafeFormatError(f"{path} is damaged or cut off: the JSON states another size or SHA-256")
         if (header := int.from_bytes(content[:8], "little")) > _MAX_HEADER_BYTES:
             raise SafeFormatError(f"{path} is damaged: its header claims {header} bytes")
-        return load(content)
+        tensors: dict[str, torch.Tensor] = load(content)
+    return tensors
 
 
 def specify(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:

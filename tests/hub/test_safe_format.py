@@ -224,6 +224,22 @@ def test_statistics_that_cannot_normalize_are_rejected(bad, tmp_path):
         load_normalization(tmp_path / "agent", tiny_vec_env(BOX_OBSERVATIONS, BOX_ACTIONS))
 
 
+def test_statistics_that_divide_by_zero_are_rejected(tmp_path):
+    env = VecNormalize(tiny_vec_env(BOX_OBSERVATIONS, BOX_ACTIONS), epsilon=0.0)
+    env.obs_rms.var = np.zeros_like(env.obs_rms.var)
+    save_safe(trained(env=env, steps=0), tmp_path / "agent")
+    with one_line(SafeFormatError, "obs_rms.var cannot normalize; it is 0, and so is epsilon"):
+        load_normalization(tmp_path / "agent", tiny_vec_env(BOX_OBSERVATIONS, BOX_ACTIONS))
+
+
+def test_a_policy_that_diverged_is_not_saved(tmp_path):
+    model = trained(steps=0)
+    model.policy.value_net.bias.data.fill_(float("nan"))
+    with one_line(SafeFormatError, "model.policy: the parameter value_net.bias holds NaN or Inf"):
+        save_safe(model, tmp_path / "agent")
+    assert not (tmp_path / "agent").exists()
+
+
 def test_without_environments_there_are_no_statistics_to_save(sound, tmp_path):
     folder = save_safe(load_safe(sound), tmp_path / "agent")
     with one_line(SafeFormatError, "holds no statistics"):

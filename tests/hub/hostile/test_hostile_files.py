@@ -110,6 +110,15 @@ def test_what_is_no_file_of_the_format_is_rejected(kind, name, watched, folder):
     refused_by(watched, folder, "its header claims" if "MiB" in kind else name)
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_parameters_that_are_no_numbers_are_rejected(number, watched, folder):
+    def spoil(tensors, key):
+        tensors[key].view(-1)[-1] = number
+
+    write_tensors(folder, "policy.safetensors", changed(folder / "policy.safetensors", spoil))
+    refused_by(watched, folder, "holds NaN or Inf")
+
+
 def test_the_json_has_at_most_4_mb(watched, folder):
     path = folder / "sb3_ano.json"
     path.write_bytes(path.read_bytes().ljust(4_000_000))

@@ -48,6 +48,7 @@ TOO_LARGE = "is not allowed; allowed are spaces of up to 16777216 elements"
 NO_POLICY = "there is no ActorCriticPolicy with these arguments and spaces: "
 DEEP = functools.reduce(lambda inner, _: [inner], range(300), [])
 OTHER_SHAPE = "the function of that name is another one now"
+COUNTS = ["num_timesteps", "total_timesteps", "num_timesteps_at_start", "n_updates", "episode_num", "n_skipped_minibatches"]
 # By place: values, and what the message says. The name of a place without a message is in the message, with the value.
 # Values of another type, and keys that are missing or unknown, are in the test below this table.
 VALUES = {
@@ -58,7 +59,9 @@ VALUES = {
     "arguments/gamma": [({"$float": "nan"}, "gamma=nan"), (10**400, "")],
     "arguments/clip_range": [
         ({"$schedule": "linear", "start": 1, "end": 0, "end_fraction": 0}, "clip_range.end_fraction=0"),
-        ({"$schedule": "linear", "start": 1, "end": True, "end_fraction": "1"}, "clip_range.end_fraction='1'"),
+        ({"$schedule": "linear", "start": 1, "end": 0.5, "end_fraction": "1"}, "clip_range.end_fraction='1'"),
+        ({"$schedule": "linear", "start": 1, "end": True, "end_fraction": 1}, "clip_range.end=True"),
+        ({"$schedule": "linear", "start": -1, "end": 0, "end_fraction": 1}, "clip_range.start=-1"),
     ],
     "arguments/seed": [(2**64, "seed=18446744073709551616")],
     "arguments/rollout_buffer_kwargs": [({"buffer_size": HUGE}, "cannot be set up: TypeError")],
@@ -90,6 +93,21 @@ VALUES = {
     "shaping/fingerprint": [([[0.0] * 9] * 2, OTHER_SHAPE), ([[0.0] * 8] * 2, "shaping cannot be read: ValueError")],
     "vec_normalize/norm_obs_keys": [(["x" * 900] * 1000, "cannot be normalized as they were")],
     "vec_normalize/norm_obs": [(False, "but that of the observations of env"), (1, "")],
+    "vec_normalize/gamma": [(1.5, ""), (-1, ""), (True, "")],
+    "vec_normalize/clip_obs": [(0, ""), (-1.0, ""), (True, "")],
+    "vec_normalize/clip_reward": [(-1.0, ""), ({"$float": "nan"}, "clip_reward=nan")],
+    "vec_normalize/epsilon": [({"$float": "inf"}, "epsilon cannot normalize"), (True, "")],
+    **{f"progress/{name}": [(True, ""), (1.5, ""), (1e300, "")] for name in COUNTS},
+    "progress/current_progress_remaining": [(1.5, ""), (True, "")],
+    "progress/adapted_from": [(1e300, ""), (True, "")],
+    "progress/radius_factor": [(True, "")],
+    "arguments/verbose": [(True, ""), (1.5, "")],
+    **{f"arguments/{name}": [(True, "")] for name in ("batch_size", "n_epochs", "sde_sample_freq", "stats_window_size")},
+    "arguments/policy_kwargs/log_std_init": [({"$float": "nan"}, "log_std_init=nan"), (True, "")],
+    "arguments/policy_kwargs/optimizer_kwargs/eps": [({"$float": "inf"}, "eps=inf"), (True, "")],
+    "arguments/policy_kwargs/optimizer_kwargs/betas": [({"$tuple": [False, 0.9]}, "betas=(False, 0.9)")],
+    "observation_space/high": [(True, ""), ("-inf", "does not describe a Box"), (["nan"] * 4, "")],
+    "action_space/start": [(2**63 - 1, ""), (True, "does not describe a Discrete")],
     "versions/torch": [(number, "JSON compliant") for number in (math.nan, -math.inf)],  # which nothing else looks at
     **{name: [(DEEP, name)] for name in ("policy", "arguments", "shaping", "vec_normalize")},
     ("files", "policy.safetensors"): [({"size": 2**62, "sha256": ""}, "damaged or cut off")],
