@@ -409,7 +409,7 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
             self.logger.record(f"train/{name}", value)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
 
-    def get_parameters(self) -> dict[str, dict]:
+    def get_parameters(self) -> dict[str, dict[str, Any]]:
         """Return copies of the parameters of policy and optimizer; the originals are views of one vector, see SB3."""
         return {name: unshared(state, {}) for name, state in super().get_parameters().items()}
 

@@ -1,7 +1,6 @@
 """Adam on one vector: the optimizer that replaces ``torch.optim.Adam`` when a policy is built."""
 
 import inspect
-from typing import Any
 
 import torch
 from stable_baselines3.common.policies import ActorCriticPolicy
@@ -150,7 +149,7 @@ class FlatAdam(Adam):
         return vectors
 
 
-def _moved(tensor: Any, view: torch.Tensor) -> torch.Tensor:
+def _moved(tensor: torch.Tensor | None, view: torch.Tensor) -> torch.Tensor:
     """Copy a tensor to a view unless it is that view, or zeros for None; return the view."""
     if tensor is None:
         return view.zero_()

@@ -82,7 +82,7 @@ def read_saved_model(path: str | pathlib.Path | io.BufferedIOBase) -> SavedModel
             file.seek(start)
 
 
-def unshared(state: Any, copies: dict[tuple, torch.Tensor]) -> Any:
+def unshared(state: Any, copies: dict[tuple[Any, ...], torch.Tensor]) -> Any:
     """Copy a nested state so that its tensors own their memory, which saved files and safetensors need.
 
     :param state: state of a policy or an optimizer

@@ -184,7 +184,8 @@ class Updater:
             constant = self._evaluation.traits.stock and indices is not None
             self._compiled_steps[variant] = CompiledStep(self._train_step, self._compiler_options(variant[0]), constant)
         try:
-            return self._compiled_steps[variant](rollout, indices)
+            result: StepResult = self._compiled_steps[variant](rollout, indices)
+            return result
         except CompilationError as error:
             self.compiled = False
             _warn_of_eager(str(error))
@@ -240,7 +241,7 @@ class Updater:
         gradients = [] if self.vectors is None else [parameter.grad for parameter in self.vectors.tensors]
         if self.vectors is not None and all(gradient is not None for gradient in gradients):
             gradient = self.vectors.flattened(gradients)  # type: ignore[arg-type]
-            norm = torch.linalg.vector_norm(gradient)
+            norm: torch.Tensor = torch.linalg.vector_norm(gradient)
             self._step_on_vectors(gradient, norm, torch.isfinite(loss + norm))
             return norm
         # For the rest of this update: a step on vectors would move parameters without a gradient by their momentum.
