@@ -233,7 +233,7 @@ def _can_be_sampled(policy: ActorCriticPolicy) -> bool:
 Actor: TypeAlias = NumpyActor | TorchActor
 
 
-def _rows(space: spaces.Space) -> Callable[[Any], np.ndarray] | None:
+def _rows(space: spaces.Space[Any]) -> Callable[[Any], np.ndarray] | None:
     """Return a function from observations to one float32 row per environment, as SB3 makes them; None for images."""
     if isinstance(space, spaces.Dict):
         parts = {key: _rows(part) for key, part in space.spaces.items()}

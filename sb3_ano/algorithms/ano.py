@@ -107,7 +107,8 @@ class ANO(ShapedPolicyAlgorithm):
 
         A saved model contains ``shaping_name``, because a function may be lost with its module.
         """
-        return vars(self)["shaping"]
+        shaping: ShapingLike = vars(self)["shaping"]
+        return shaping
 
     @shaping.setter
     def shaping(self, shaping: ShapingLike) -> None:

@@ -152,7 +152,8 @@ class MaskableANO(ANO):
         :param action_masks: actions that are allowed, or None for all
         """
         policy: Any = self.policy
-        return policy.predict(observation, state, episode_start, deterministic, action_masks=action_masks)
+        actions, states = policy.predict(observation, state, episode_start, deterministic, action_masks=action_masks)
+        return actions, states
 
     def _make_actor(self, env: VecEnv) -> Any:
         inner = super()._make_actor(env)  # NumPy's or PyTorch's, or that of RecurrentANO
@@ -378,7 +379,7 @@ class _MaskedActor:
     :raises ValueError: if the environment has no masks
     """
 
-    def __init__(self, inner: Any, env: VecEnv, space: spaces.Space) -> None:
+    def __init__(self, inner: Any, env: VecEnv, space: spaces.Space[Any]) -> None:
         if not is_masking_supported(env):
             raise ValueError(
                 "the environment has no method 'action_masks'; wrap it in sb3_contrib.common.wrappers.ActionMasker, or pass "
@@ -426,7 +427,8 @@ class _RecurrentActor:
     @torch.no_grad()
     def values(self, observations: Any) -> np.ndarray:
         model, starts = self._model, self._flags(self._model._last_episode_starts)
-        values = model.policy.predict_values(obs_as_tensor(observations, model.device), model._last_lstm_states.vf, starts)
+        inputs = obs_as_tensor(observations, model.device)
+        values: torch.Tensor = model.policy.predict_values(inputs, model._last_lstm_states.vf, starts)
         return values.cpu().numpy()
 
     @torch.no_grad()

@@ -36,7 +36,12 @@ class _Sequences(RolloutBuffer):
     """
 
     def __init__(
-        self, buffer_size: int, observation_space: spaces.Space, action_space: spaces.Space, *args: Any, **options: Any
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        *args: Any,
+        **options: Any,
     ):
         # The shape of the states is known when there is a policy.
         states = (buffer_size, 0, options.get("n_envs", 1), 0)

@@ -21,7 +21,7 @@ from sb3_ano.algorithms import actor, policy_evaluation
 from sb3_ano.algorithms.policy_evaluation import MASKED, PolicyEvaluation, choices, has_stock_distribution
 
 
-def _plain_distribution(space: spaces.Space) -> Distribution:
+def _plain_distribution(space: spaces.Space[Any]) -> Distribution:
     """Return SB3's distribution whose logits can be masked; MultiBinary has two actions per dimension, as in sb3-contrib."""
     sizes = choices(space)
     return CategoricalDistribution(sizes[0]) if isinstance(space, spaces.Discrete) else MultiCategoricalDistribution(sizes)

@@ -68,7 +68,8 @@ class UpdateStatistics:
         starts = np.cumsum(sizes) - sizes
 
         def means(values: np.ndarray) -> np.ndarray:
-            return np.add.reduceat(values, starts) / sizes
+            averages: np.ndarray = np.add.reduceat(values, starts) / sizes
+            return averages
 
         with np.errstate(over="ignore"):  # a ratio may leave even float64; then its mean and KL are infinite
             ratio = np.exp(log_ratio)

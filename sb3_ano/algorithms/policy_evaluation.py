@@ -92,7 +92,7 @@ class Traits(NamedTuple):
     stock: bool
     channels_last: bool
     normalize_images: bool
-    observation_space: spaces.Space
+    observation_space: spaces.Space[Any]
 
     @classmethod
     def of(cls, policy: ActorCriticPolicy) -> "Traits":
@@ -115,7 +115,7 @@ def _is_stock(module: torch.nn.Module) -> bool:
     return all(type(part).__module__.startswith(_STOCK) for part in module.modules())
 
 
-def preprocessing(space: spaces.Space, normalize_images: bool, channels_last: bool = False) -> Callable[[Any], Any]:
+def preprocessing(space: spaces.Space[Any], normalize_images: bool, channels_last: bool = False) -> Callable[[Any], Any]:
     """Return SB3's ``preprocess_obs`` for one space, in PyTorch alone, so that it can be compiled.
 
     :param space: observation space
@@ -206,7 +206,8 @@ class PolicyEvaluation:
         :param masks: actions that are allowed, for policies that take masks
         """
         if not self._standard:
-            return self.policy(observations, **_given(action_masks=masks))
+            acted: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = self.policy(observations, **_given(action_masks=masks))
+            return acted
         # The order of SB3's forward, which differs.
         latent_pi, latent_vf = self._latents(observations)
         values = self.policy.value_net(latent_vf)
@@ -227,7 +228,8 @@ class PolicyEvaluation:
         inputs = self._preprocess(observations)
         with self._precision():
             latent_vf = self._layers.mlp_extractor.forward_critic(self._layers.vf_features_extractor(inputs))
-        return self.policy.value_net(self._as_float32(latent_vf))
+        values: torch.Tensor = self.policy.value_net(self._as_float32(latent_vf))
+        return values
 
     def _distribution(self, latent_pi: torch.Tensor, masks: torch.Tensor | None) -> Distribution:
         return self.policy._get_action_dist_from_latent(latent_pi)

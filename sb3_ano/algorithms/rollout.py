@@ -162,7 +162,9 @@ def _changes_nothing(callback: BaseCallback | None) -> bool:
     return not replaced and all(map(_changes_nothing, called))
 
 
-def bootstrap_truncations(rewards: np.ndarray, dones: np.ndarray, infos: list[dict], actor: Actor, gamma: float) -> None:
+def bootstrap_truncations(
+    rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]], actor: Actor, gamma: float
+) -> None:
     """Add the discounted value of the last observation to the rewards of episodes that were truncated, not terminated.
 
     :param rewards: rewards of one step, ``(n_envs,)``, changed in place
@@ -227,7 +229,7 @@ class FiniteCheck:
                 raise ValueError(f"the policy returned NaN or Inf at {self._place()}; look at its parameters")
             self._reject(what, values)
 
-    def ends(self, dones: np.ndarray, infos: list[dict]) -> None:
+    def ends(self, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
         """Check the last observations of episodes."""
         for index in np.flatnonzero(dones) if self._enabled else ():
             if (terminal := infos[index].get("terminal_observation")) is not None:

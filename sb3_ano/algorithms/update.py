@@ -195,7 +195,8 @@ class Updater:
             constant = self._evaluation.traits.stock and indices is not None
             self._compiled_steps[variant] = CompiledStep(self._train_step, self._compiler_options(variant[0]), constant)
         try:
-            return self._compiled_steps[variant](rollout, indices)
+            result: StepResult = self._compiled_steps[variant](rollout, indices)
+            return result
         except CompilationError as error:
             self.compiled = False
             self.end_update()

@@ -238,7 +238,8 @@ def _settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
     settings["shaping_fingerprint"] = getattr(model, "shaping_fingerprint", None)
     normalize, names = model.get_vec_normalize_env(), constructor_arguments(VecNormalize) - {"venv"}
     settings["VecNormalize"] = None if normalize is None else {name: vars(normalize).get(name) for name in sorted(names)}
-    return json.loads(json.dumps(settings, default=_plain, skipkeys=True))
+    plain: dict[str, Any] = json.loads(json.dumps(settings, default=_plain, skipkeys=True))
+    return plain
 
 
 def _plain(value: Any) -> Any:

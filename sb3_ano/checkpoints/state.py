@@ -294,7 +294,7 @@ class Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-class _Pickler(cloudpickle.Pickler):
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Pickle references to built objects as their names, functions without a name by their code, and the rest as usual.
 
     Arrays that share memory share it afterwards, too.
@@ -303,7 +303,7 @@ class _Pickler(cloudpickle.Pickler):
     names: dict[int, str]
     # Without cloudpickle's copies of files and buffers, which are neither. A plain dictionary, because cloudpickle's chained
     # one takes a microsecond per object.
-    dispatch_table: ClassVar[dict] = dict(cloudpickle.Pickler.dispatch_table)
+    dispatch_table: ClassVar[dict[type, Any]] = dict(cloudpickle.Pickler.dispatch_table)
     for _kind_of_file in (io.TextIOWrapper, memoryview):
         dispatch_table.pop(_kind_of_file, None)
 
