@@ -335,7 +335,7 @@ def test_large_replies_are_neither_read_nor_kept_whole(files):
         arguments = ["compare", "up.jsonl", "three.jsonl", "--judge_model", "m", "--base_url", f"http://{server.host}/v1"]
         assert main([*arguments, "--out", "out"]) == 0
     rows = [json.loads(line) for line in Path("out/verdicts.jsonl").read_text().splitlines()]
-    assert sorted(str(row["verdict"]) for row in rows) == ["None", *["first"] * 9]
+    assert sorted(str(row["verdict"]) for row in rows) == ["None", *["first"] * 11]
     assert all(len(row["reply"]) <= 20_010 for row in rows)
 
 
@@ -352,8 +352,8 @@ def test_a_reply_whose_connection_breaks_is_asked_for_again(files):
     with Server(send) as server:
         arguments = ["compare", "up.jsonl", "three.jsonl", "--judge_model", "m", "--base_url", f"http://{server.host}/v1"]
         assert main([*arguments, "--concurrency", "1", "--out", "out"]) == 0
-        assert len(server.requests) == 20
-    assert pd.read_csv("out/win_rates.csv")["order"].tolist() == [5]
+        assert len(server.requests) == 24
+    assert pd.read_csv("out/win_rates.csv")["order"].tolist() == [6]
 
 
 KEY = "sk-proj-aB3/dE+f6Gh1J2k3L4m5N6_7"
@@ -382,7 +382,7 @@ def test_a_key_and_a_password_are_written_and_printed_nowhere(status, files, cap
             body = json.dumps({"max_tokens": 5, "auth": {"password": "hunter2/9"}})
             arguments = ["compare", "up.jsonl", "three.jsonl", "--judge_model", "m", *extra, "--request", body]
             assert main([*arguments, "--retries", "1", "--out", "out"]) == (0 if status == 200 else 2)
-        assert server.requests[0][1]["Authorization"] == f"Bearer {KEY}"
+        assert {name.lower(): value for name, value in server.requests[0][1].items()}["authorization"] == f"Bearer {KEY}"
         assert server.requests[0][2]["auth"] == {"password": "hunter2/9"}
     assert main(["compare", "--base_url", "http://me:hunter2/9@127.0.0.1:9/v1", "--out", "x", "--judge_model", "m"]) == 2
     assert main(["compare", "--api_key", "argument-secret", "up.jsonl", "three.jsonl", "--out", "x"]) == 2
@@ -392,7 +392,7 @@ def test_a_key_and_a_password_are_written_and_printed_nowhere(status, files, cap
         assert not any(secret.encode() in content for content in contents), secret
     assert b"***" in shown
     if status == 200:
-        assert pd.read_csv("out/win_rates.csv")["order"].tolist() == [5]
+        assert pd.read_csv("out/win_rates.csv")["order"].tolist() == [6]
         assert "base_url http" in Path("out/report.md").read_text()
 
 
@@ -408,7 +408,7 @@ def test_an_error_of_the_judge_has_no_key_in_its_causes(tmp_path):
     assert "secret-key" not in text
 
 
-@pytest.mark.parametrize(("content", "number"), [("A", 0), ("I cannot decide.", 5)])
+@pytest.mark.parametrize(("content", "number"), [("A", 0), ("I cannot decide.", 6)])
 def test_many_replies_without_a_verdict_are_a_warning(content, number, files, capsys):
     with Server(answered(content)) as server:
         arguments = ["compare", "up.jsonl", "three.jsonl", "--judge_model", "m", "--base_url", f"http://{server.host}/v1"]
