@@ -24,7 +24,7 @@ _REQUIRED = {
     **dict.fromkeys(("hyperparameters", "changed", "evaluation", "sha256"), dict),
 }
 # Circumstances of a training, which imported runs lack.
-_OPTIONAL = {
+_OPTIONAL: dict[str, Any] = {
     **dict.fromkeys(("finished", "commit", "backend_used"), str),
     **dict.fromkeys(("versions", "machine"), dict),
     "seconds": (int, float),
@@ -114,11 +114,11 @@ def _checked_rows(table: pd.DataFrame, steps: str, columns: Collection[str] = ()
     for name in (steps, *columns):
         if name not in table:
             raise ValueError(f"column {name!r} is missing")
-    for name, column in table.items():
+    for title, column in table.items():
         # A column without values has no numbers that it could be told by.
         is_number = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_complex_dtype(column)
         if not is_number and not column.isna().all():
-            raise ValueError(f"column {name!r} has values that are not numbers")
+            raise ValueError(f"column {title!r} has values that are not numbers")
 
     counts = table[steps].to_numpy(float)
     if not np.isfinite(counts).all() or (counts < 0).any() or (counts > _LARGEST_INTEGER).any():

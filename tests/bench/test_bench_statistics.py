@@ -1,6 +1,7 @@
 """Aggregates and intervals against tables worked by hand, rliable's functions, textbook formulas, and simulations."""
 
 import math
+import re
 from collections import Counter
 
 import numpy as np
@@ -9,6 +10,7 @@ from rliable import metrics
 from scipy import stats
 
 from sb3_ano.bench import statistics as ours
+from tests.common import ROOT
 
 REPS, FINE = 200, 40_000
 # Four seeds on two tasks. In order: 0.1 0.2 | 0.3 0.4 0.6 0.8 | 1.0 1.6; IQM = 2.1 / 4.
@@ -116,6 +118,35 @@ def test_intervals_have_the_degrees_of_freedom_of_their_statistic(seeds):
             part = ours.estimate(statistic, *pair[: 1 + paired], reps=REPS, paired=paired)
             hits[name] += int(part.low <= truths[name] <= part.high)
     assert min(hits.values()) >= 0.92 * simulations, hits
+
+
+CHANCES = (1 / 3, 1 / 2, 2 / 3, 4 / 5)
+
+
+def coverage_of_two_levels(metric, seeds, tasks, simulations=1000):
+    """Return how often intervals contain the truth if runs end at 0.4 or at 1, with a deviation of 0.03, for each chance of 1."""
+    hits = []
+    for chance in CHANCES:
+        rng = np.random.default_rng(0)
+
+        def draw(number, chance=chance, rng=rng):
+            levels = np.where(rng.random((number, seeds, tasks)) < chance, 1.0, 0.4)
+            return levels + 0.03 * rng.normal(size=levels.shape)
+
+        truth = np.mean(ours.METRICS[metric](draw(20_000)))
+        result = ours.estimate(ours.METRICS[metric], draw(simulations), reps=REPS)
+        hits.append(np.mean((result.low <= truth) & (truth <= result.high)))
+    return hits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("metric", "tasks"), [("IQM", 1), ("Mean", 1), ("IQM", 6), ("Mean", 6)])
+def test_intervals_of_tasks_with_two_levels_have_the_coverage_that_the_documentation_says(metric, tasks):
+    page = (ROOT / "docs" / "report.md").read_text()
+    for seeds in (2, 3, 5, 10):
+        (row,) = re.findall(rf"^\| {metric}, {tasks} \| {seeds} \| (.*) \|$", page, re.MULTILINE)
+        said = [int(cell) for cell in row.split(" | ")]
+        assert [100 * hit for hit in coverage_of_two_levels(metric, seeds, tasks)] == pytest.approx(said, abs=1.5)
 
 
 # First task: 3 of 4 pairs higher. Second: 1 higher, 2 ties, 1 lower.

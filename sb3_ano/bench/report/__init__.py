@@ -101,7 +101,7 @@ def _facts(results: Results, chapters: Sequence[Chapter], settings: Settings) ->
         "Command": readable(settings.command) or _MISSING,
         "Returns": kind if settings.returns == "evaluation" else "means of the last 100 training episodes",
         "Reference scores": readable(", ".join(settings.tables)),
-        "Intervals": f"95 %, Student's t with a stratified bootstrap ({settings.reps:,} resamples)",
+        "Intervals": f"95 %, Student's t with a stratified bootstrap ({settings.reps:,} resamples); fewer for runs that end at one of two levels",
         "Made with": ", ".join(dict.fromkeys(f"{key} {value}" for part in known for key, value in part.items())),
     }
 
@@ -150,7 +150,7 @@ def latex(table: pd.DataFrame) -> str:
     columns = "".join("r" if name in numeric else "l" for name in texts)
     styler = texts.style.hide(axis="index").format(escape="latex").format_index(axis=1, escape="latex")
     # A hyphen is no minus sign.
-    styler = styler.format(lambda cell: _NEGATIVE.sub(r"$-$\1", cell), subset=numeric)
+    styler = styler.format(lambda cell: _NEGATIVE.sub(r"$-$\1", str(cell)), subset=numeric)
     return styler.to_latex(hrules=True, column_format=columns)
 
 

@@ -195,7 +195,7 @@ def draw_lines(
     handles: dict[str, Any] = {}
     looks_of_lines = _looks_of_lines(data, looks)
     for axis, name, rows in panels:
-        is_logarithmic = markers and (rows["x"] > 0).all()
+        is_logarithmic = markers and bool((rows["x"] > 0).all())
         offsets = _offsets(rows, is_logarithmic) if dodge else {}
         for (algorithm, text), line in rows[rows["seed"].isna()].groupby(["algorithm", "line"], sort=False):
             line = line.sort_values("x")

@@ -261,7 +261,7 @@ def sensitivity(chapter: Chapter) -> Iterator[Section]:
             for variant in group:
                 cells = _changes(chapter, blocks[base], blocks[variant])
                 line = variant.without(name).label
-                value = variant.value(name)
+                value = variant.value(name) or 0.0  # a number, as in all families
                 lines.append(points(variant.algorithm, value, cells["IQM"], line=line))
                 of_seeds = [statistics.interquartile_mean(scores) for scores in chapter.values(blocks[variant])[:, None]]
                 lines += _seeds(variant, blocks[variant].index, value, of_seeds, line=line)
@@ -384,7 +384,7 @@ def _diagnostics(chapter: Chapter) -> Iterator[dict[str, Any]]:
         rows = [row for row in variant.rows if chapter.runs["env_id"][row] == task]
         if rows:
             medians = chapter.runs.loc[rows, list(DIAGNOSTICS)].median()
-            yield {"Task": task, **_row(variant, rows, medians.to_dict())}
+            yield {"Task": task, **_row(variant, rows, dict(zip(DIAGNOSTICS, medians, strict=True)))}
 
 
 def matched_kl(chapter: Chapter) -> Iterator[Section]:
@@ -430,7 +430,7 @@ def _values_of_tasks(chapter: Chapter, variant: Variant, name: str) -> str:
     if len(tasks) == 1:
         return next(iter(tasks))
 
-    texts = []
+    texts: list[str] = []
     for value, names in sorted(tasks.items(), key=lambda item: -len(item[1])):
         # The first value has the most tasks, which need not be listed if they are all of the others.
         is_rest = not texts and len(names) > _LISTED_TASKS
