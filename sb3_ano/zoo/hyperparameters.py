@@ -4,6 +4,7 @@ import importlib
 import inspect
 import math
 import re
+import sys
 from collections.abc import Collection, Mapping
 from numbers import Real
 from pathlib import Path
@@ -208,6 +209,24 @@ def read_hyperparameters(
     return values
 
 
+def name_classes(value: Any) -> Any:
+    """Replace classes, as a Python file has them, by their names, which a file can store and the zoo reads.
+
+    :param value: class, name, a dictionary from one of these to arguments, or a list of these
+    :raises ValueError: if a class cannot be found by its name
+    """
+    if isinstance(value, list):
+        return [name_classes(part) for part in value]
+    if isinstance(value, dict):
+        return {name_classes(called): arguments for called, arguments in value.items()}
+    if not isinstance(value, type):
+        return value
+    name = value.__qualname__
+    if getattr(sys.modules.get(value.__module__), name, None) is not value:
+        raise ValueError(f"the class {name} cannot be stored by its name; define it in a module that can be imported")
+    return f"{value.__module__}.{name}"
+
+
 def _read_value(name: str, value: Any, arguments: Mapping[str, inspect.Parameter], algorithm: type[BaseAlgorithm]) -> Any:
     """Return the value of a hyperparameter, or raise ValueError or TypeError with its name."""
     if name in _POSITIVE:
@@ -229,7 +248,7 @@ def _read_value(name: str, value: Any, arguments: Mapping[str, inspect.Parameter
         return value
     if name == "policy":
         _check_policy(value, algorithm)
-        return value
+        return name_classes(value)  # the zoo takes names only
     if name == "shaping":
         names = value if isinstance(value, list | tuple) else [value]
         if not all(isinstance(part, str) for part in names):
@@ -256,6 +275,10 @@ def _read_argument(name: str, value: Any, argument: inspect.Parameter | None) ->
         resolve_names({name: value})
     elif "float" in words:
         number = _read_number(value)
+        if callable(number) and name in _SCHEDULES:
+            raise ValueError(
+                f"{name} is a function, which a run cannot store; allowed are numbers and text such as 'lin_3e-4'"
+            )
         if isinstance(number, str) and name in _SCHEDULES:
             as_schedule(number, name)
             # The zoo splits it at each underscore.

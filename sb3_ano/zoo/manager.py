@@ -157,8 +157,8 @@ class Manager(ExperimentManager):
         if hyperparameters.get("env_kwargs") and self.env_kwargs:
             # Options of the command line replace those of the file, as in the zoo.
             hyperparameters["env_kwargs"] = self.env_kwargs
-        for name in [name for name in ("frame_stack", "env_kwargs") if name in hyperparameters]:
-            if hyperparameters[name] is None:  # which the zoo cannot read again
+        for name in ("frame_stack", "env_kwargs", "clip_range_vf"):
+            if name in hyperparameters and hyperparameters[name] is None:  # the default, which the zoo cannot read
                 del hyperparameters[name]
         read_hyperparameters(hyperparameters, algorithm, source, required=("policy", "n_timesteps"))
 

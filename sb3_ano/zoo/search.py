@@ -26,6 +26,7 @@ from rl_zoo3.utils import ALGOS, get_callback_list
 
 from sb3_ano._io import DirectoryLock, write_figure, write_file
 from sb3_ano._secrets import hide
+from sb3_ano.zoo.hyperparameters import name_classes
 
 #: Attribute of a trial: all hyperparameters that it was trained with, in RL Zoo's format.
 HYPERPARAMETERS = "hyperparameters"
@@ -89,6 +90,9 @@ class Search(ExperimentManager):
         hyperparameters, saved = self.read_hyperparameters()
         # Hyperparameters of the file and of -params, into which a trial puts what it samples.
         self._unsearched: dict[str, Any] = copy.deepcopy(dict(saved))
+        for name in ("env_wrapper", "vec_env_wrapper", "callback"):
+            if name in self._unsearched:
+                self._unsearched[name] = name_classes(self._unsearched[name])
         self._preprocess_hyperparams(hyperparameters)  # sets the budget and the number of environments
         if self.env_kwargs:
             self._unsearched["env_kwargs"] = copy.deepcopy(self.env_kwargs)

@@ -167,6 +167,8 @@ CartPole-v1:
   clip_range: lin_1_0e-1
   max_grad_norm: .inf
   target_kl: null
+  clip_range_vf: null
+  frame_stack: null
   normalize: {clip_obs: 1e1, epsilon: 1e-8}
   policy_kwargs: {net_arch: [1e1, 8], optimizer_kwargs: {eps: 1e-5}}
   env_kwargs: {sutton_barto_reward: no}
@@ -260,6 +262,11 @@ WRONG_FILES = [
     ("my.yml", "CartPole-v1: 3", "my.yml: the entry 'CartPole-v1' is of type int"),
     ("my.yml", "CartPole-v0: {}", "my.yml has no entry 'CartPole-v1', did you mean 'CartPole-v0'? and no entry 'default'"),
     ("my.yml", "default: {policy: MlpPolicy}", "my.yml: default: the key 'n_timesteps' is missing"),
+    (
+        "my.py",
+        "hyperparams = {'CartPole-v1': {'clip_range': abs}}",
+        "my.py: CartPole-v1: clip_range is a function, which a run",
+    ),
     ("my.py", "x = 1", "my.py has no variable 'hyperparams'"),
     ("my.py", "1 / 0", "my.py cannot be run: ZeroDivisionError: division by zero"),
     ("my.py", "import nowhere", "my.py cannot be run: No module named 'nowhere'"),

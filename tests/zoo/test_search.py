@@ -121,6 +121,25 @@ def test_the_printed_command_has_the_options_of_the_search(tmp_path, monkeypatch
     gym.registry.pop("Searched-v0")
 
 
+def test_classes_of_a_python_file_are_stored_by_their_names():
+    entry = "dict(policy=ActorCriticPolicy, n_timesteps=99, env_wrapper=[{DelayedRewardWrapper: dict(delay=5)}])"
+    imports = "from rl_zoo3.wrappers import DelayedRewardWrapper\nfrom stable_baselines3.ppo import MlpPolicy"
+    text = f"{imports} as ActorCriticPolicy\nhyperparams = {{'CartPole-v1': {entry}}}"
+    Path("file.py").write_text(text)
+    run_search("-conf file.py", n_trials=1)
+    stored = yaml.safe_load(Path("logs/ano/searches/CartPole-v1/best.yml").read_text())["CartPole-v1"]
+    (wrapper,) = stored["env_wrapper"]
+    assert stored["policy"] == "stable_baselines3.common.policies.ActorCriticPolicy"
+    assert wrapper == {"rl_zoo3.wrappers.DelayedRewardWrapper": {"delay": 5}}
+    run(f"{TRAIN} -conf logs/ano/searches/CartPole-v1/best.yml -n 64 --eval-freq -1")
+    Path("file.py").write_text(
+        text.replace("hyperparams =", "class ActorCriticPolicy(ActorCriticPolicy): pass\nhyperparams =")
+    )
+    assert "file.py: CartPole-v1: the class ActorCriticPolicy cannot be stored by its name" in rejected(
+        f"{TRAIN} -optimize --n-trials 1 -conf file.py"
+    )
+
+
 def test_without_a_number_the_best_trial_of_a_study_is_trained():
     run_search("--study-name s")
     best = study_of("s").best_trial
