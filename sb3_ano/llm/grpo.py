@@ -15,7 +15,7 @@ from trl import GRPOTrainer
 from sb3_ano.llm.config import GANOConfig, ShapedGRPOConfig, ShapedPPOConfig, check
 from sb3_ano.llm.data import check_columns
 from sb3_ano.llm.resume import EpochSampler, load_rollout, load_weights, save_rollout
-from sb3_ano.shaping import MAX_LOG_RATIO, ano, as_pair, measure, name_of, ppo, surrogate
+from sb3_ano.shaping import MAX_LOG_RATIO, ano, as_pair, name_of, ppo, require_trainable, surrogate
 
 
 class ShapedGRPOTrainer(GRPOTrainer):
@@ -66,8 +66,7 @@ class ShapedGRPOTrainer(GRPOTrainer):
         shaping = self.algorithm or shaping or "ano"
         args.shaping = str(name_of(shaping))  # for logs and checkpoints
         self.shape = as_pair(shaping)
-        for shape in self.shape:
-            measure(shape).require_trainable()
+        require_trainable(self.shape)
         check(args, self.shape)
         self._replaces_clip = not (self.shape.f is self.shape.g is ppo)
         self._kl_in_reward = args.kl_in == "reward" and args.beta != 0.0
