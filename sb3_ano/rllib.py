@@ -20,7 +20,7 @@ from sb3_ano.algorithms import ANO
 from sb3_ano.algorithms.schedules import adapted_radius
 from sb3_ano.envs import VecNormalize
 from sb3_ano.extras import needs_extra
-from sb3_ano.shaping import MIN_RADIUS, ShapingLike, ShapingPair, as_pair, is_importable, measure, name_of, surrogate
+from sb3_ano.shaping import MIN_RADIUS, ShapingLike, ShapingPair, as_pair, is_importable, name_of, require_trainable, surrogate
 
 with needs_extra("rllib"):
     from ray.rllib.algorithms import Algorithm
@@ -96,8 +96,7 @@ class ANOConfig(PPOConfig):
         if not (self.enable_rl_module_and_learner and self.enable_env_runner_and_connector_v2):
             raise ValueError("RLlib's old API stack is not supported; leave api_stack() as it is")
         super().validate()
-        for shape in as_pair(self.shaping):
-            measure(shape).require_trainable()
+        require_trainable(self.shaping)
         if not is_importable(self.shaping):
             raise ValueError(f"shaping={name_of(self.shaping)!r} cannot be imported by its name, as the learners do")
         for name in ("clip_param", "clip_range_high", "desired_kl"):

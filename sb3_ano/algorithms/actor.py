@@ -303,7 +303,11 @@ def _stacked(actor: _Layer, critic: _Layer, shared_input: bool) -> _Layer:
 _Sampler: TypeAlias = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
-_NOT_FINITE = "the policy returned NaN or Inf; look at its parameters"
+class NotFiniteError(ValueError):
+    """The policy returned NaN or Inf, for a reason that is not known here."""
+
+    def __init__(self) -> None:
+        super().__init__("the policy returned NaN or Inf; look at its parameters")
 
 
 def _gaussian_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
@@ -326,7 +330,7 @@ def _gaussian_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
         log_probs = deviation.dot(minus_half)
         log_probs -= constant
         if not math.isfinite(log_probs.sum()):
-            raise ValueError(_NOT_FINITE)
+            raise NotFiniteError
         return actions.reshape(-1, *shape), log_probs
 
     return sample
@@ -352,15 +356,16 @@ def _one_of(size: int, n_envs: int) -> _Sampler:
     drawn, row = noise.numpy(), np.arange(n_envs)
 
     def sample(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        log_probs = logits - logits.max(axis=1, keepdims=True)
-        probs = np.exp(log_probs)
-        total = probs.sum(axis=1, keepdims=True)
+        largest = logits.max(axis=1, keepdims=True)
+        probs = np.exp(logits - largest)
+        total = probs.sum(axis=1)
         noise.exponential_()  # what torch.multinomial does for one sample per row
         probs /= drawn
         actions = probs.argmax(axis=1)
-        chosen = log_probs[row, actions] - np.log(total[:, 0])
+        # Added before it is subtracted, as in PyTorch: with masks that allow nothing, logits are so large that only this is 0.
+        chosen = logits[row, actions] - (largest[:, 0] + np.log(total))
         if not math.isfinite(chosen.sum()):
-            raise ValueError(_NOT_FINITE)
+            raise NotFiniteError
         return actions, chosen
 
     return sample

@@ -13,7 +13,7 @@ from sb3_ano.algorithms.base import ShapedPolicyAlgorithm
 from sb3_ano.algorithms.buffers import RolloutSamples
 from sb3_ano.algorithms.loading import SavedModel
 from sb3_ano.algorithms.update import ClipRange
-from sb3_ano.shaping import SHAPINGS, ShapingLike, as_pair, fingerprint, is_importable, measure, name_of, surrogate
+from sb3_ano.shaping import SHAPINGS, ShapingLike, as_pair, fingerprint, is_importable, name_of, require_trainable, surrogate
 
 
 class ANO(ShapedPolicyAlgorithm):
@@ -113,12 +113,8 @@ class ANO(ShapedPolicyAlgorithm):
     @shaping.setter
     def shaping(self, shaping: ShapingLike) -> None:
         shape = as_pair(shaping)
-        for part in shape[:1] if shape.f is shape.g else shape:
-            properties = measure(part)
-            properties.require_trainable()
-            if properties.enclosure_complaint is not None:
-                reason = f"{properties.enclosure_complaint}; the objective is not a lower bound of r A there"
-                warnings.warn(reason, stacklevel=3)
+        for complaint in require_trainable(shape):
+            warnings.warn(f"{complaint}; the objective is not a lower bound of r A there", stacklevel=3)
         vars(self)["shaping"] = shaping
         self._shape = shape
         #: ``"ano"``, ``"module:function"``, or two of those for a pair

@@ -16,7 +16,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.distributions import MultiCategoricalDistribution
 from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
-from stable_baselines3.common.utils import FloatSchedule, explained_variance
+from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, explained_variance
 
 from sb3_ano._compat import tracing
 from sb3_ano._io import constructor_parameters
@@ -30,6 +30,9 @@ from sb3_ano.algorithms.rollout import RolloutMixin
 from sb3_ano.algorithms.update import ClipRange, Updater, UpdateSettings, approximate_kl
 from sb3_ano.envs import make_env
 from sb3_ano.shaping import MIN_RADIUS
+
+# Updates in a row, far from desired_kl with the radius at a bound, after which it counts as out of reach.
+_UPDATES_OFF_TARGET = 2
 
 
 class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
@@ -71,7 +74,8 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
         radii. After each update both radii are multiplied by ``(desired_kl / kl) ** 0.25``, at least 0.8 and at most 1.25,
         where ``kl`` is the mean over all minibatches of the update (``train/kl_mean``), and ``clip_range`` is kept between
         0.05 and 4 from the second update on. The geometric mean of ``kl`` over updates approaches ``desired_kl``. Late in a
-        decaying learning rate, the rate limits the step and ANO's radius grows to its bound
+        decaying learning rate, the rate limits the step and ANO's radius grows to its bound. Numbers above 0 and below 1; a
+        target that is out of reach is warned about once per training
     :param torch_compile: whether to compile the update with ``torch.compile``; ``"auto"`` does it if the run is long enough
         to pay for that, with SB3's defaults from about 170,000 steps. Compiled or not, parameters are the same to rounding
     :param precision: ``"float32"``, or ``"bfloat16"`` for the layers of features extractor and networks; the heads, the
@@ -139,6 +143,7 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
         self.radius_factor = 1.0
         # The value of clip_range that it belongs to; 0: none yet.
         self._adapted_from = 0.0
+        self._reset_target_check()
         self.n_skipped_minibatches = 0
         self.algorithm = type(self).__name__
 
@@ -236,6 +241,8 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
         radii = self._radii()
         if self.desired_kl is not None:
             schedules.require_positive(radii["desired_kl"], "desired_kl")
+            if isinstance(radii["desired_kl"].value_schedule, ConstantSchedule):
+                schedules.require_target(radii["desired_kl"].value_schedule.val)
             for name in radii.keys() & {"clip_range", "clip_range_high"}:
                 schedules.require_constant(radii[name], name)
 
@@ -255,6 +262,7 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
         """
         if self.env is None:
             raise ValueError("there is no environment to train in; pass env= to load, or call set_env first")
+        self._reset_target_check()
         name = tb_log_name or type(self).__name__
         return super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
 
@@ -344,6 +352,7 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
                 print("Compiling the update, which takes about 10 s the first time")
         progress = self._current_progress_remaining
         radii = {name: schedules.read(radius, progress, name) for name, radius in self._radii().items()}
+        schedules.require_target(radii.get("desired_kl", 0.0))
         low = max(radii["clip_range"], MIN_RADIUS)
         high = max(radii.get("clip_range_high", low), MIN_RADIUS)
         coefficients = {
@@ -376,6 +385,37 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
         if self.desired_kl is not None:
             target = schedules.read(self.desired_kl, self._current_progress_remaining, "desired_kl")
             self.radius_factor *= schedules.adapted_radius(radius, kl, target) / radius
+            self._check_target(radius, kl, target)
+
+    def _reset_target_check(self) -> None:
+        # Updates in a row that were far from desired_kl with the radius at its bound; None after the warning of a training.
+        self._updates_off_target: int | None = 0
+        self._largest_rate = 0.0
+
+    def _check_target(self, radius: float, kl: float, target: float) -> None:
+        """Warn once per training if the radius is at a bound and the KL divergence is still far from its target."""
+        if self._updates_off_target is None:
+            return
+        lowest, highest = schedules.RADIUS_BOUNDS
+        is_low = radius >= 0.999 * highest and kl < 0.5 * target
+        is_high = radius <= 1.001 * lowest and kl > 2.0 * target
+        # A learning rate that falls to 0 ends each training below the target.
+        rate = self.policy.optimizer.param_groups[0]["lr"]
+        self._largest_rate = max(self._largest_rate, rate)
+        if not (is_low or is_high) or rate < 0.5 * self._largest_rate:
+            self._updates_off_target = 0
+            return
+
+        self._updates_off_target += 1
+        if self._updates_off_target == _UPDATES_OFF_TARGET:
+            self._updates_off_target = None
+            advice = "raise learning_rate or n_epochs" if is_low else "lower learning_rate or n_epochs"
+            other = "lower" if is_low else "raise"
+            warnings.warn(
+                f"desired_kl={target:g} is out of reach after {self.num_timesteps} steps: the radius is at its bound of "
+                f"{radius:.3g}, and the KL divergence of an update is {kl:.2g}; {advice}, or {other} desired_kl",
+                stacklevel=3,
+            )
 
     def _report_skipped(self, statistics: UpdateStatistics) -> None:
         """Count the skipped minibatches of this update, warn of the first one ever, and raise if none was left."""
@@ -384,9 +424,14 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
             return
         term = statistics.non_finite_term(skipped[-1])
         if len(skipped) == len(statistics):
+            observations = self.rollout_buffer.observations
+            parts = observations.values() if isinstance(observations, dict) else [observations]
+            largest = max(float(np.abs(part.astype(np.float64)).max()) for part in parts)
+            reward = float(np.abs(self.rollout_buffer.rewards).max())
             raise FloatingPointError(
                 f"all {len(skipped)} minibatches of the update after {self.num_timesteps} steps were skipped, because of NaN "
-                f"or Inf in {term}. Look at the scale of rewards and observations, or lower learning_rate"
+                f"or Inf in {term}. The largest observation of the rollout is {largest:.3g}, the largest reward {reward:.3g}, in "
+                "absolute value. Look at the scale of rewards and observations, or lower learning_rate"
             )
         if self.n_skipped_minibatches == 0:
             warnings.warn(
@@ -414,7 +459,7 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
         return {**self.__dict__, "_updater": None}
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_updater"]
+        return [*super()._excluded_save_params(), "_updater", "_updates_off_target", "_largest_rate"]
 
     @classmethod
     def load(

@@ -188,7 +188,7 @@ def _array(values: torch.Tensor | np.ndarray) -> np.ndarray:
 
 
 def _environment_major(array: np.ndarray, channels_last: bool) -> np.ndarray:
-    """Do what SB3's ``swap_and_flatten`` does; images ``(n, channels, height, width)`` can be channels_last in memory.
+    """Do what SB3's ``swap_and_flatten`` does; ``channels_last`` lays images ``(n, channels, height, width)`` out in that way.
 
     As in SB3, the rollout of one environment is not copied, unless it consists of a few images that are to be turned.
     """

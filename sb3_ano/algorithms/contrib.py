@@ -31,13 +31,16 @@ class MaskableANO(ANO):
     sb3-contrib: one bool per action, for MultiDiscrete and MultiBinary those of all dimensions in a row.
     The keyword arguments are those of :class:`~sb3_ano.algorithms.ano.ANO`.
 
-    :raises ValueError: if the environment has no masks, or masks of the wrong shape, or allows no action
+    If masks allow no action, all are drawn with the same probability, as in MaskablePPO, which is warned about once per training.
+
+    :raises ValueError: if the environment has no masks, or masks of the wrong shape
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = MaskablePPO.policy_aliases
     policy_base: ClassVar[type[BasePolicy]] = MaskableActorCriticPolicy
     _default_buffers = contrib_buffers.MaskedRolloutBuffer, contrib_buffers.DictMaskedRolloutBuffer
     _use_masking = True
+    _warned_of_masks = False
 
     def __init__(
         self,
@@ -137,6 +140,7 @@ class MaskableANO(ANO):
         :param use_masking: whether to ask the environment for masks
         """
         self._use_masking = use_masking
+        self._warned_of_masks = False
         return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
 
     def predict(
@@ -157,7 +161,10 @@ class MaskableANO(ANO):
 
     def _make_actor(self, env: VecEnv) -> Any:
         inner = super()._make_actor(env)  # NumPy's or PyTorch's, or that of RecurrentANO
-        return _MaskedActor(inner, env, self.action_space) if self._use_masking else inner
+        return _MaskedActor(inner, env, self) if self._use_masking else inner
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_warned_of_masks"]
 
 
 class RecurrentANO(ANO):
@@ -375,18 +382,18 @@ class _MaskedActor:
 
     :param inner: actor that takes masks
     :param env: training environment
-    :param space: action space
+    :param model: algorithm
     :raises ValueError: if the environment has no masks
     """
 
-    def __init__(self, inner: Any, env: VecEnv, space: spaces.Space[Any]) -> None:
+    def __init__(self, inner: Any, env: VecEnv, model: Any) -> None:
         if not is_masking_supported(env):
             raise ValueError(
                 "the environment has no method 'action_masks'; wrap it in sb3_contrib.common.wrappers.ActionMasker, or pass "
                 "use_masking=False to learn"
             )
-        self._inner, self._env = inner, env
-        self._sizes = choices(space)
+        self._inner, self._env, self._model = inner, env, model
+        self._sizes = choices(model.action_space)
         self._starts = np.cumsum([0, *self._sizes[:-1]])
         self.values, self.terminal_values = inner.values, inner.terminal_values
 
@@ -395,10 +402,23 @@ class _MaskedActor:
         if masks.shape[0] != self._env.num_envs or masks[0].size != sum(self._sizes):
             raise ValueError(f"action_masks has the shape {masks[0].shape}; allowed are {sum(self._sizes)} values")
         self._masks = masks.reshape(self._env.num_envs, -1)
-        possible = np.logical_or.reduceat(self._masks, self._starts, axis=1)
-        if not possible.all():
-            raise ValueError(f"action_masks() of environment {int(np.argmin(possible.all(axis=1)))} allows no action")
+        if not self._model._warned_of_masks:
+            self._warn_of_impossible()
         return self._inner(observations, self._masks)
+
+    def _warn_of_impossible(self) -> None:
+        possible = np.logical_or.reduceat(self._masks, self._starts, axis=1)
+        if possible.all():
+            return
+        self._model._warned_of_masks = True
+        environment, dimension = np.argwhere(~possible)[0]
+        where = f" in dimension {dimension}" if len(self._sizes) > 1 else ""
+        warnings.warn(
+            f"action_masks() of environment {environment} allows no action{where} at step "
+            f"{self._model.num_timesteps // self._env.num_envs} of the training (environments and dimensions count from 0); any "
+            "action is drawn, as in MaskablePPO, and nothing is learned from it. Allow an action, or end the episode a step earlier",
+            stacklevel=2,
+        )
 
     def columns(self) -> dict[str, Any]:
         return {**self._inner.columns(), "action_masks": self._masks}

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -17,7 +18,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
-from sb3_ano.algorithms.actor import Actor, Observations, Snapshot, acts_with_copies, make_actor
+from sb3_ano.algorithms.actor import Actor, NotFiniteError, Observations, Snapshot, acts_with_copies, make_actor
 from sb3_ano.algorithms.arguments import require_arguments, require_env
 from sb3_ano.algorithms.buffers import FlatRolloutBuffer, is_stock
 from sb3_ano.envs import DirectVecEnv, make_env
@@ -87,7 +88,11 @@ class RolloutMixin(OnPolicyAlgorithm):
             if self.use_sde and self.sde_sample_freq > 0 and n_steps % self.sde_sample_freq == 0:
                 self.policy.reset_noise(env.num_envs)
 
-            actions, values, log_probs = actor(self._last_obs)  # type: ignore[arg-type]
+            try:
+                actions, values, log_probs = actor(self._last_obs)  # type: ignore[arg-type]
+            except (ValueError, RuntimeError) as error:
+                check.explain(error)
+                raise
             columns = actor.columns  # of the actor of this step: a callback may replace it below
             if as_tensors:
                 obs_tensor = obs_as_tensor(self._last_obs, self.device)  # type: ignore[arg-type]
@@ -209,7 +214,9 @@ class FiniteCheck:
         self._normalize = normalize = unwrap_vec_normalize(env)
         self._statistics = _statistics(env) if statistics is None else statistics
         if self._enabled:  # what VecNormalize received is kept from its first step or reset on
-            self._reject("observation", getattr(normalize, "old_obs", model._last_obs))
+            if hasattr(normalize, "old_obs"):
+                self._reject("observation", normalize.old_obs)
+            self._reject("observation", model._last_obs, for_policy=True)
 
     def step(self, actions: np.ndarray, observations: Any, rewards: np.ndarray) -> None:
         """Check what the environments have just returned.
@@ -220,39 +227,119 @@ class FiniteCheck:
             if self._normalize is not None:
                 self._require("observation", self._normalize.old_obs, actions)
                 self._require("reward", self._normalize.old_reward, actions)
-            self._require("observation", observations, actions)
+            if not _has_finite_squares(observations):
+                self._reject_actions(actions)
+                self._reject("observation", observations, for_policy=True)
             self._require("reward", rewards, actions)
+
+    def explain(self, error: Exception) -> None:
+        """Raise an error that names the reason, if the policy has failed because of NaN or Inf.
+
+        :param error: error of the policy
+        :raises ValueError: with the parameter or the observation
+        """
+        if not isinstance(error, NotFiniteError) and not any(part in str(error) for part in _ERRORS_OF_DISTRIBUTIONS):
+            return
+        policy = self._model.policy
+        failed = f"the policy returned NaN or Inf at {self._place()}"
+
+        largest: tuple[float, str] = (0.0, "")
+        for name, parameter in policy.named_parameters():
+            size = parameter.detach().abs().max().item() if parameter.numel() else 0.0
+            if not math.isfinite(size):
+                raise ValueError(f"{failed}; look at its parameters: policy.{name} has NaN or Inf") from error
+            largest = max(largest, (size, name))
+
+        for name, part in _parts("observation", self._model._last_obs):
+            sizes = np.abs(np.asarray(part, dtype=np.float64))
+            # NaN counts as largest.
+            environment, *index = np.unravel_index(np.where(np.isnan(sizes), np.inf, sizes).argmax(), sizes.shape)
+            value = np.asarray(part)[(environment, *index)]
+            if not abs(value) <= _LARGE:
+                raise ValueError(
+                    f"{failed}, because environment {environment} returned {value:.12g} in its {_indexed(name, index)}; "
+                    "scale or clip observations, for instance with VecNormalize"
+                ) from error
+        size, name = largest
+        raise ValueError(f"{failed}; look at its parameters: the largest is {size:.6g} in policy.{name}") from error
 
     def _require(self, what: str, values: Observations, actions: np.ndarray) -> None:
         if not _has_finite_squares(values):
-            if not np.isfinite(actions).all():
-                raise ValueError(f"the policy returned NaN or Inf at {self._place()}; look at its parameters")
+            self._reject_actions(actions)
             self._reject(what, values)
+
+    def _reject_actions(self, actions: np.ndarray) -> None:
+        finite = np.isfinite(actions)
+        if not finite.all():
+            environment = int(np.argwhere(~finite)[0][0])
+            raise ValueError(
+                f"the policy returned NaN or Inf at {self._place()} for environment {environment}; look at its parameters"
+            )
 
     def ends(self, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
         """Check the last observations of episodes."""
         for index in np.flatnonzero(dones) if self._enabled else ():
-            if (terminal := infos[index].get("terminal_observation")) is not None:
-                self._reject("terminal observation", terminal, int(index))
+            terminal = infos[index].get("terminal_observation")
+            if terminal is not None:
+                self._reject("terminal observation", terminal, int(index), for_policy=True)
 
     def _place(self) -> str:
         return f"step {self._model.num_timesteps // self._n_envs} of the training"
 
-    def _reject(self, what: str, values: Observations, environment: int | None = None) -> None:
-        """Raise if values are not finite, with the environments along the first axis, or those of one environment."""
-        for key, part in values.items() if isinstance(values, dict) else [("", values)]:
-            finite = np.isfinite(part)
-            if finite.all():
+    def _reject(self, what: str, values: Observations, environment: int | None = None, for_policy: bool = False) -> None:
+        """Raise if values are not finite.
+
+        :param what: name of the values
+        :param values: values with the environments along the first axis, or those of one environment
+        :param environment: number of that environment
+        :param for_policy: whether the policy reads them, in float32
+        """
+        for name, part in _parts(what, values):
+            limit = _MAX_FLOAT32 if for_policy else math.inf
+            # Written so that NaN is invalid, too.
+            valid = np.isfinite(part) & (np.abs(part) <= limit)
+            if valid.all():
                 continue
-            if self._normalize is not None:
-                vars(self._normalize).update(self._statistics)
-            name = f"{what} {key!r}" if key else what
-            where = tuple(np.argwhere(~finite)[0])
-            raise ValueError(
-                f"environment {where[0] if environment is None else environment} returned {np.asarray(part)[where]} in its "
-                f"{name} at {self._place()} (environments count from 0, steps for each environment); observations and rewards "
-                "must be finite, or check_finite=False leaves them to the policy"
+
+            where = tuple(np.argwhere(~valid)[0])
+            value = np.asarray(part)[where]
+            reason = (
+                f", which is Inf in the policy's float32, whose largest number is {limit:.2g}" if np.isfinite(value) else ""
             )
+            if self._normalize is not None:
+                raw = dict(_parts(what, self._normalize.old_obs)).get(name) if what == "observation" else None
+                if raw is not None and np.isfinite(raw[where]):
+                    reason = f", of which VecNormalize made {value}"
+                    value = raw[where]
+                vars(self._normalize).update(self._statistics)
+
+            index = where
+            if environment is None:
+                environment, *index = where
+            raise ValueError(
+                f"environment {environment} returned {value:.12g} in its {_indexed(name, index)} at {self._place()}{reason} "
+                "(environments count from 0, steps for each environment); observations and rewards must be finite, or "
+                "check_finite=False leaves them to the policy"
+            )
+
+
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
+# Observations from which on a network may overflow.
+_LARGE = 1e6
+# Parts of the messages with which PyTorch's distributions reject NaN and Inf.
+_ERRORS_OF_DISTRIBUTIONS = ("Expected parameter", "probability tensor contains", "invalid multinomial distribution")
+
+
+def _parts(what: str, values: Observations) -> list[tuple[str, Any]]:
+    """Return arrays with their names; those of a dictionary have their key in it."""
+    if isinstance(values, dict):
+        return [(f"{what} {key!r}", part) for key, part in values.items()]
+    return [(what, values)]
+
+
+def _indexed(name: str, index: Sequence[Any]) -> str:
+    """Return the name of one number of an array, such as ``observation[1, 2]``."""
+    return f"{name}[{', '.join(map(str, index))}]" if len(index) else name
 
 
 def _has_finite_squares(values: Observations) -> bool:

@@ -6,7 +6,13 @@ from numbers import Real
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
-_ALLOWED = "allowed are a finite number from 0, a schedule such as LinearSchedule(0.2, 0.05, 1.0), and 'lin_0.2'"
+_ALLOWED = "allowed are a finite number above 0, a schedule such as LinearSchedule(0.2, 0.05, 1.0), and 'lin_0.2'"
+_ALLOWED_RATES = _ALLOWED.replace("above", "from")
+_ALLOWED_TARGETS = "allowed are a number above 0 and below 1, such as 0.02, a schedule of those, and 'lin_0.02'"
+
+
+def _allowed(name: str) -> str:
+    return {"learning_rate": _ALLOWED_RATES, "desired_kl": _ALLOWED_TARGETS}.get(name, _ALLOWED)
 
 
 def as_schedule(value: float | str | Schedule, name: str) -> FloatSchedule:
@@ -23,13 +29,13 @@ def as_schedule(value: float | str | Schedule, name: str) -> FloatSchedule:
         return FloatSchedule(value)
     is_linear = isinstance(value, str) and value.startswith("lin_")
     if not is_linear and (isinstance(value, bool) or not isinstance(value, Real)):
-        raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; {_ALLOWED}")
+        raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; {_allowed(name)}")
     try:
         number = float(value.removeprefix("lin_") if isinstance(value, str) else value)
     except ValueError:
         number = math.nan  # rejected below, with the name of the argument
     if not 0.0 <= number < math.inf or (is_linear and number == 0.0):
-        raise ValueError(f"{name}={value!r} is not allowed; {_ALLOWED}")
+        raise ValueError(f"{name}={value!r} is not allowed; {_allowed(name)}")
     return FloatSchedule(LinearSchedule(number, 0.0, 1.0) if is_linear else number)
 
 
@@ -47,7 +53,7 @@ def require_positive(schedule: FloatSchedule, name: str) -> None:
     """
     inner = schedule.value_schedule
     if isinstance(inner, ConstantSchedule) and inner.val <= 0.0:
-        raise ValueError(f"{name}={inner.val} is not allowed in a training; allowed are numbers above 0")
+        raise ValueError(f"{name}={inner.val} is not allowed in a training; {_allowed(name)}")
 
 
 def require_constant(schedule: FloatSchedule, name: str) -> None:
@@ -72,6 +78,17 @@ def read(schedule: Schedule, progress_remaining: float, name: str) -> float:
             f"{name} is {value} at progress_remaining={progress_remaining:g}; a schedule must return finite numbers"
         )
     return value
+
+
+def require_target(value: float) -> None:
+    """Check a value of ``desired_kl``.
+
+    A divergence of 1 is that of two normal distributions whose means are 1.4 standard deviations apart, far beyond any radius.
+
+    :raises ValueError: if it is 1 or more
+    """
+    if value >= 1.0:
+        raise ValueError(f"desired_kl={value:g} is not allowed; {_ALLOWED_TARGETS}")
 
 
 #: Radii that ``desired_kl`` may reach.

@@ -18,7 +18,7 @@ from sb3_ano.llm.data import check_arguments, check_columns
 from sb3_ano.llm.dropout import disable_dropout, random_parts, restored
 from sb3_ano.llm.resume import EpochSampler, load_rollout, load_weights, save_rollout
 from sb3_ano.llm.rewards import LearnedReward, checked_function
-from sb3_ano.shaping import MAX_LOG_RATIO, ShapingLike, ano, as_pair, measure, name_of, ppo, surrogate
+from sb3_ano.shaping import MAX_LOG_RATIO, ShapingLike, ano, as_pair, name_of, ppo, require_trainable, surrogate
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -106,8 +106,7 @@ class ShapedGRPOTrainer(GRPOTrainer):
         shaping = self.algorithm or shaping or "ano"
         args.shaping = str(name_of(shaping))  # for logs and checkpoints
         self.shape = as_pair(shaping)
-        for shape in self.shape:
-            measure(shape).require_trainable()
+        require_trainable(self.shape)
         check(args, self.shape)
         self._replaces_clip = not (self.shape.f is self.shape.g is ppo)
         self._kl_in_reward = args.kl_in == "reward" and args.beta != 0.0

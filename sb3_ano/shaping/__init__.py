@@ -16,7 +16,7 @@ whereas the minimum would be the other one.
 This package imports only PyTorch, so that any trainer can use it.
 """
 
-from sb3_ano.shaping._check import ShapeProperties, check, measure, property_table
+from sb3_ano.shaping._check import ShapeProperties, check, measure, property_table, require_trainable
 from sb3_ano.shaping._shapes import (
     SHAPINGS,
     Shaping,
@@ -55,6 +55,7 @@ __all__ = [
     "ppo",
     "property_table",
     "ratio_form",
+    "require_trainable",
     "resolve",
     "spo",
     "surrogate",

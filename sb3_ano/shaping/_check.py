@@ -7,13 +7,27 @@ from typing import overload
 
 import torch
 
-from sb3_ano.shaping._shapes import OneShape, Shaping, ShapingLike, ShapingPair, TwoShapes, evaluate, name_of, resolve
+from sb3_ano.shaping._shapes import (
+    BUILT_IN,
+    OneShape,
+    Shaping,
+    ShapingLike,
+    ShapingPair,
+    TwoShapes,
+    as_pair,
+    evaluate,
+    name_of,
+    resolve,
+)
 
 #: Grid on which a shape is examined: float64, ``-GRID_LIMIT ... GRID_LIMIT`` in steps of ``GRID_STEP``.
 GRID_LIMIT = 64.0
 GRID_STEP = 2.0**-10
 #: Deviations at which the tails are read; a slope that still grows between the last two has no limit.
 TAIL = (1e3, 1e4, 1e5, 1e6)
+
+# Steps in which a shape is looked at before a training.
+_COARSE_STEP = 0.125
 
 _TOLERANCE = 1e-9
 
@@ -56,28 +70,12 @@ class ShapeProperties:
 
         :raises ValueError: if value or slope is NaN or Inf, the shape is not anchored, or its slope at 0 is not positive
         """
-        if self.not_finite is not None:
-            x, value, slope = self.not_finite
-            at = f"x = {x:.12g}: h(x) = {value:g} with slope {slope:g}"
-            raise ValueError(f"shaping={self.name!r} is not finite at {at}; clamp x")
-        if abs(self.at_zero) > _TOLERANCE:
-            raise ValueError(
-                f"shaping={self.name!r} violates anchoring: h(0) = {self.at_zero:g}, allowed is 0. A shape is a function h(x) "
-                "of the deviation in radii; wrap a function f(ratio, eps) with f(1) = 1 by from_ratio"
-            )
-        if not self.slope_at_zero > 0.0:
-            raise ValueError(
-                f"shaping={self.name!r} has the slope {self.slope_at_zero:g} at x = 0, allowed are slopes above 0: "
-                "otherwise updates do not follow the advantages"
-            )
+        _require_trainable(self.name, self.not_finite, self.at_zero, self.slope_at_zero)
 
     @property
     def enclosure_complaint(self) -> str | None:
         """The point at which ``h(x)`` exceeds ``x``, so that the objective is no lower bound, as a message; or None."""
-        if self.violation is None:
-            return None
-        x, value = self.violation
-        return f"shaping={self.name!r} violates enclosure: h({x:.12g}) = {value:.12g}, allowed is h(x) <= x (Definition 3.2)"
+        return None if self.violation is None else _enclosure_complaint(self.name, *self.violation)
 
     def __str__(self) -> str:
         return property_table([self])
@@ -105,18 +103,70 @@ def check(shaping: ShapingLike) -> ShapeProperties | tuple[ShapeProperties, ...]
     return measured if isinstance(shape, ShapingPair) else measured[0]
 
 
+def require_trainable(shaping: ShapingLike) -> list[str]:
+    """Check in one evaluation per shape that it can train a policy; :func:`check` looks more closely.
+
+    The built-in shapes are known to, and are not evaluated.
+
+    :param shaping: anything that :func:`~sb3_ano.shaping.resolve` accepts
+    :return: messages of the points at which ``h(x) <= x`` fails, so that the objective is no lower bound
+    :raises ValueError: if value or slope is NaN or Inf, the shape is not anchored, or its slope at 0 is not positive
+    :raises TypeError: if it cannot be called with a tensor
+    """
+    pair = as_pair(shaping)
+    complaints = []
+    for shape in [pair.f] if pair.f is pair.g else pair:
+        if any(shape is known for known in BUILT_IN):
+            continue
+        name = str(name_of(shape))
+        x = _points(_COARSE_STEP)
+        value, slope = _value_and_slope(shape, x)
+
+        _require_trainable(name, _not_finite(x, value, slope), value[x == 0.0].item(), slope[x == 0.0].item())
+        violation = _violation(x, value)
+        if violation is not None:
+            complaints.append(_enclosure_complaint(name, *violation))
+    return complaints
+
+
+def _require_trainable(name: str, not_finite: tuple[float, float, float] | None, at_zero: float, slope_at_zero: float) -> None:
+    if not_finite is not None:
+        x, value, slope = not_finite
+        at = f"x = {x:.12g}: h(x) = {value:g} with slope {slope:g}"
+        raise ValueError(f"shaping={name!r} is not finite at {at}; clamp x")
+    if abs(at_zero) > _TOLERANCE:
+        raise ValueError(
+            f"shaping={name!r} violates anchoring: h(0) = {at_zero:g}, allowed is 0. A shape is a function h(x) "
+            "of the deviation in radii; wrap a function f(ratio, eps) with f(1) = 1 by from_ratio"
+        )
+    if not slope_at_zero > 0.0:
+        raise ValueError(
+            f"shaping={name!r} has the slope {slope_at_zero:g} at x = 0, allowed are slopes above 0: "
+            "otherwise updates do not follow the advantages"
+        )
+
+
+def _enclosure_complaint(name: str, x: float, value: float) -> str:
+    return f"shaping={name!r} violates enclosure: h({x:.12g}) = {value:.12g}, allowed is h(x) <= x (Definition 3.2)"
+
+
+def _points(step: float) -> torch.Tensor:
+    """Return the grid in steps of ``step``, with the tails on both sides."""
+    grid = torch.arange(-GRID_LIMIT, GRID_LIMIT + step, step, dtype=torch.float64, device="cpu")
+    tail = torch.tensor(TAIL, dtype=torch.float64, device="cpu")
+    return torch.cat([-tail.flip(0), grid, tail])
+
+
 def measure(shape: Shaping) -> ShapeProperties:
     """Return the properties of one shape, whether or not it meets Definition 3.2.
 
     :param shape: function ``h(x)``
     """
-    grid = torch.arange(-GRID_LIMIT, GRID_LIMIT + GRID_STEP, GRID_STEP, dtype=torch.float64)
-    tail = torch.tensor(TAIL, dtype=torch.float64)
-    x = torch.cat([-tail.flip(0), grid, tail])
+    x = _points(GRID_STEP)
+    grid = x[len(TAIL) : -len(TAIL)]
     value, slope = _value_and_slope(shape, x)
     left, right = slope[: len(TAIL)].flip(0), slope[-len(TAIL) :]
 
-    broken = torch.stack([x, value, slope], dim=1)[~(value.isfinite() & slope.isfinite())].tolist()
     argmax = _argmax(x, value)
     slope_left, slope_right = _limit(left), _limit(right)
     unbounded = math.isinf(slope_left) or math.isinf(slope_right)
@@ -124,7 +174,7 @@ def measure(shape: Shaping) -> ShapeProperties:
         name=str(name_of(shape)),
         at_zero=value[x == 0.0].item(),
         slope_at_zero=slope[x == 0.0].item() + 0.0,  # no -0.0
-        not_finite=min(map(tuple, broken), key=lambda point: abs(point[0]), default=None),
+        not_finite=_not_finite(x, value, slope),
         violation=_violation(x, value),
         kinks=_kinks(shape, grid),
         argmax=argmax,
@@ -142,6 +192,12 @@ def _value_and_slope(shape: Shaping, x: torch.Tensor) -> tuple[torch.Tensor, tor
         value = evaluate(shape, x) + 0.0 * x  # so that a detached value has a slope, too
         (slope,) = torch.autograd.grad(value.sum(), x)
     return value.detach(), slope
+
+
+def _not_finite(x: torch.Tensor, value: torch.Tensor, slope: torch.Tensor) -> tuple[float, float, float] | None:
+    """Return the point nearest to 0 at which value or slope is NaN or Inf, with both."""
+    broken = torch.stack([x, value, slope], dim=1)[~(value.isfinite() & slope.isfinite())].tolist()
+    return min(map(tuple, broken), key=lambda point: abs(point[0]), default=None)
 
 
 def _violation(x: torch.Tensor, value: torch.Tensor) -> tuple[float, float] | None:

@@ -1,6 +1,7 @@
 """The shapes, their registry, and the ways to name one."""
 
 import copy
+import functools
 import math
 import pkgutil
 import sys
@@ -65,6 +66,8 @@ def identity(x: torch.Tensor, /) -> torch.Tensor:
 
 
 SHAPINGS: dict[str, Shaping] = {"ano": ano, "spo": spo, "ppo": ppo, "identity": identity}
+#: The shapes of this package, whose properties are known.
+BUILT_IN = tuple(SHAPINGS.values())
 
 
 @overload
@@ -147,8 +150,20 @@ _FINGERPRINT_AT = (-20.0, -3.0, -1.0, -0.5, 0.5, 1.0, 1.5, 3.0, 20.0)
 
 def fingerprint(shaping: ShapingLike) -> list[list[float]]:
     """Return the values of ``h_f`` and ``h_g`` at a few deviations, which identify a shape under any name."""
-    x = torch.tensor(_FINGERPRINT_AT, dtype=torch.float64)
-    return [evaluate(shape, x).tolist() for shape in as_pair(shaping)]
+    pair = as_pair(shaping)
+    f = _values(pair.f)
+    return [f, [*f] if pair.g is pair.f else _values(pair.g)]
+
+
+def _values(shape: Shaping) -> list[float]:
+    if any(shape is known for known in BUILT_IN):
+        return [*_values_of_built_in(shape)]
+    return evaluate(shape, torch.tensor(_FINGERPRINT_AT, dtype=torch.float64, device="cpu")).tolist()
+
+
+@functools.cache
+def _values_of_built_in(shape: Shaping) -> tuple[float, ...]:
+    return tuple(shape(torch.tensor(_FINGERPRINT_AT, dtype=torch.float64, device="cpu")).tolist())
 
 
 def is_importable(shaping: ShapingLike) -> bool:
@@ -189,7 +204,7 @@ def from_ratio(f: RatioFunction, g: RatioFunction | None = None) -> Shaping | Sh
     :raises ValueError: if a function does not scale with the radius
     """
     shapes = [_RatioShape(f)] if g is None else [_RatioShape(f), _RatioShape(g, reflected=True)]
-    x = torch.linspace(-4.0, 4.0, 65, dtype=torch.float64)
+    x = torch.linspace(-4.0, 4.0, 65, dtype=torch.float64, device="cpu")
     for name, shape in zip("fg", shapes, strict=False):
         expected, *others = (shape.at(x, eps) for eps in (1.0, 0.1, 0.3))
         error = torch.stack([(other - expected).abs() for other in others]).amax(dim=0)
