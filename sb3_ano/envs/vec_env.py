@@ -56,9 +56,11 @@ def make_vec_env(
 
     ``"auto"`` selects EnvPool for Atari games, gymnasium's MuJoCo tasks that it has, and tasks that gymnasium does not have.
     It selects ale-py for Atari games if EnvPool is not installed, and gymnasium for everything else, or if an argument is
-    given that only gymnasium supports. It rejects tasks of EnvPool that ignore seeds. All backends play Atari games by the same protocol. The ids are ``NAME-v5`` and
-    ``NAMENoFrameskip-v4`` without sticky actions, and ``ALE/NAME-v5`` with them. ``env_kwargs`` changes the protocol by the
-    names of ``AtariProtocol``, for example ``{"episodic_life": False}``.
+    given that only gymnasium supports. It rejects tasks of EnvPool that ignore seeds.
+
+    All backends play Atari games by the same protocol. The ids are ``NAME-v5`` and ``NAMENoFrameskip-v4`` without sticky
+    actions, and ``ALE/NAME-v5`` with them. ``env_kwargs`` changes the protocol by the names of ``AtariProtocol``, for example
+    ``{"episodic_life": False}``.
 
     :param env_id: id of a task; for gymnasium also a class or function that returns an environment
     :param n_envs: number of environments
