@@ -59,8 +59,8 @@ def make_vec_env(
     given that only gymnasium supports. It rejects tasks of EnvPool that ignore seeds.
 
     All backends play Atari games by the same protocol. The ids are ``NAME-v5`` and ``NAMENoFrameskip-v4`` without sticky
-    actions, and ``ALE/NAME-v5`` with them. ``env_kwargs`` changes the protocol by the names of ``AtariProtocol``, for
-    example ``{"episodic_life": False}``.
+    actions, and ``ALE/NAME-v5`` with them. ``env_kwargs`` changes the protocol by the names of ``AtariProtocol``, for example
+    ``{"episodic_life": False}``.
 
     :param env_id: id of a task; for gymnasium also a class or function that returns an environment
     :param n_envs: number of environments
