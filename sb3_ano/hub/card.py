@@ -252,12 +252,8 @@ def _brought(task: Task, parts: Sequence[Part]) -> list[tuple[str, str]]:
         if part.module is not None:
             brought.append((f"import {part.module}", f"the author's module with {part.shown}, for {part.name}"))
         else:
-            brought.append(
-                (
-                    part.expression,
-                    f"{part.shown} of the author's code, for {part.name}, which cannot be imported by name: define it first",
-                )
-            )
+            owner = f"{part.shown} of the author's code, for {part.name}"
+            brought.append((part.expression, f"{owner}, which cannot be imported by name: define it first"))
     for file in task.files:
         brought.append((f"./{file}", "the author's file, in the current directory"))
     return brought
