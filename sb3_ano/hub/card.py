@@ -136,7 +136,7 @@ def write_settings(
     if not settings and "NoFrameskip" in task.env_id:
         settings = {"env_wrapper": [_ATARI_WRAPPER], "frame_stack": 4}
     seed = document["arguments"]["seed"]
-    config = hyperparameters(document, settings, task.published_kwargs)
+    config = hyperparameters(document, settings, task.published_kwargs, parts)
     arguments = {
         "algo": zoo_name(document["algorithm"]),
         "device": device,
@@ -166,8 +166,8 @@ def _notes(task: Task, parts: Sequence[Part]) -> list[str]:
     """Say what a training from the settings lacks."""
     notes = [f"Not in this file: {missing}." for missing in task.missing]
     for part in parts:
-        if any(mark in part.shown for mark in ("__main__", "<")):
-            notes.append(f"{part.name} was {part.shown}, which cannot be imported: put MODULE:NAME of yours in its place.")
+        if not part.is_importable:
+            notes.append(f"{part.name} was {part.shown}, which cannot be imported by name: put one of yours in its place.")
         else:
             notes.append(f"{part.name} is {part.shown} of the author's code, which has to be on Python's path.")
     return [" ".join(note.split()) for note in notes]
@@ -252,9 +252,8 @@ def _brought(task: Task, parts: Sequence[Part]) -> list[tuple[str, str]]:
         if part.module is not None:
             brought.append((f"import {part.module}", f"the author's module with {part.shown}, for {part.name}"))
         else:
-            brought.append(
-                (part.expression, f"{part.shown} of the author's code, for {part.name}; it cannot be imported by name")
-            )
+            owner = f"{part.shown} of the author's code, for {part.name}"
+            brought.append((part.expression, f"{owner}, which cannot be imported by name: define it first"))
     for file in task.files:
         brought.append((f"./{file}", "the author's file, in the current directory"))
     return brought

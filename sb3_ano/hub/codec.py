@@ -194,13 +194,8 @@ def encode_arguments(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> di
     :param model: algorithm that keeps its arguments as attributes
     :param custom: dictionary that collects, by dotted name, what only the caller of ``load_safe`` can supply
     """
-    encoded = {}
-    for name in stored_arguments(type(model)):
-        value = getattr(model, _ATTRIBUTES.get(name, name))
-        if name == "verbose":
-            value = int(value)  # SB3 takes booleans, too
-        encoded[name] = encode(value, name, custom)
-    return encoded
+    names = stored_arguments(type(model))
+    return {name: encode(getattr(model, _ATTRIBUTES.get(name, name)), name, custom) for name in names}
 
 
 def decode_arguments(document: Any, algorithm: type[ShapedPolicyAlgorithm], custom: dict[str, Any]) -> dict[str, Any]:
@@ -218,7 +213,7 @@ def decode_arguments(document: Any, algorithm: type[ShapedPolicyAlgorithm], cust
     supplied = set(custom)
     attributes = {_ATTRIBUTES.get(name, name): decode(stored[name], name, custom) for name in defaults}
     _require_cheap(attributes["policy_kwargs"])
-    if "verbose" not in supplied and type(attributes["verbose"]) is not int:
+    if "verbose" not in supplied and not isinstance(attributes["verbose"], int):
         raise rejected("verbose", attributes["verbose"], "integers")
     return attributes
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from huggingface_hub import HfApi, constants, errors, get_token, hf_hub_url, is_offline_mode
-from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # that of its HTTP client
+from huggingface_hub.errors import HTTPError
 
 from sb3_ano._io import write_file
 from sb3_ano.hub.documents import one_line

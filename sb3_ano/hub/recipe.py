@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Part:
     :param shown: name of the class or function, in words
     :param module: module to import it from, or None if it cannot be imported
     :param expression: Python for the part, in the card's code
+    :param is_importable: whether others can import the part by that name, if they have its module
     :param is_stand_in: whether the expression is a value that acts the same, so that nothing has to be brought
     """
 
@@ -47,6 +48,7 @@ class Part:
     shown: str
     module: str | None
     expression: str
+    is_importable: bool
     is_stand_in: bool = False
 
 
@@ -72,20 +74,23 @@ def custom_parts(document: Mapping[str, Any], objects: Mapping[str, Any]) -> lis
     if document["shaping"] and not is_built_in(document["shaping"]["name"]):
         names = document["shaping"]["name"]
         shown = names if isinstance(names, str) else ", ".join(names)
-        parts.append(Part("shaping", shown, None, "'ano'", is_stand_in=True))
+        is_importable = "__main__" not in shown and "<" not in shown
+        parts.append(Part("shaping", shown, None, "'ano'", is_importable, is_stand_in=True))
 
     for name, value in objects.items():
         shown = dotted_name(value)
         path = import_path(value)
         if name in SCHEDULES:
             first = float(value(1.0))
-            parts.append(Part(name, shown, None, repr(first if math.isfinite(first) else 0.0), is_stand_in=True))
+            number = repr(first if math.isfinite(first) else 0.0)
+            parts.append(Part(name, shown, None, number, path is not None, is_stand_in=True))
         elif path is not None:
-            parts.append(Part(name, shown, path[0], ".".join(path)))
+            parts.append(Part(name, shown, path[0], ".".join(path), is_importable=True))
         else:
             short = shown.rpartition(":")[2].rpartition(".")[2]
             is_named = hasattr(value, "__qualname__") and short.isidentifier() and not keyword.iskeyword(short)
-            parts.append(Part(name, shown, None, short if is_named else re.sub(r"\W", "_", name.rpartition(".")[2])))
+            variable = short if is_named else re.sub(r"\W", "_", name.rpartition(".")[2])
+            parts.append(Part(name, shown, None, variable, is_importable=False))
     return parts
 
 
@@ -150,19 +155,26 @@ def without_machine(text: str) -> str:
     return _ABSOLUTE_PATH.sub(shortened, _ADDRESS.sub("", text))
 
 
-def python_text(encoded: Any) -> str:
+def python_text(encoded: Any, variables: Mapping[str, str]) -> str:
     """Write what ``codec.encode`` returned as the zoo's files do, as Python that the zoo evaluates.
 
     :param encoded: JSON
+    :param variables: variables for the parts that cannot be imported, by the names that ``codec.encode`` gave them
     """
+
+    def text(part: Any) -> str:
+        return python_text(part, variables)
+
     if isinstance(encoded, list):
-        return "[" + ", ".join(map(python_text, encoded)) + "]"
+        return "[" + ", ".join(map(text, encoded)) + "]"
     if not isinstance(encoded, dict):
         return literal(encoded)
     if "$tuple" in encoded:
-        return "(" + "".join(f"{python_text(item)}, " for item in encoded["$tuple"]) + ")"
+        return "(" + "".join(f"{text(item)}, " for item in encoded["$tuple"]) + ")"
     if "$float" in encoded:
         return f"float({encoded['$float']!r})"
+    if encoded.get("$custom") in variables:
+        return variables[encoded["$custom"]]
     if "$class" in encoded or "$custom" in encoded:
         name: str = encoded.get("$class") or encoded["$custom"].replace(":", ".")
         for library, alias in (("torch.nn.", "nn."), ("torch.optim.", "th.optim.")):
@@ -170,8 +182,8 @@ def python_text(encoded: Any) -> str:
                 return alias + name.removeprefix(library)
         return f"get_class_by_name({name!r})"
     if all(key.isidentifier() and not keyword.iskeyword(key) for key in encoded):
-        return "dict(" + ", ".join(f"{key}={python_text(item)}" for key, item in encoded.items()) + ")"
-    return "{" + ", ".join(f"{key!r}: {python_text(item)}" for key, item in encoded.items()) + "}"
+        return "dict(" + ", ".join(f"{key}={text(item)}" for key, item in encoded.items()) + ")"
+    return "{" + ", ".join(f"{key!r}: {text(item)}" for key, item in encoded.items()) + "}"
 
 
 def environment_settings(venv: VecEnv, example: VecEnv) -> tuple[dict[str, Any], list[str]]:
@@ -323,12 +335,15 @@ _NORMALIZATION = ("norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma",
 _PASSED_BY_ZOO = ("verbose", "seed")
 
 
-def hyperparameters(document: Mapping[str, Any], settings: Mapping[str, Any], env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def hyperparameters(
+    document: Mapping[str, Any], settings: Mapping[str, Any], env_kwargs: Mapping[str, Any], parts: Sequence[Part] = ()
+) -> dict[str, Any]:
     """Return what a training needs in the keys of the zoo's hyperparameter files.
 
     :param document: description from :func:`~sb3_ano.hub.safe_format.describe`
     :param settings: how the environments are built, from :func:`environment_settings`
     :param env_kwargs: settings of the task
+    :param parts: parts of the agent that are not built in
     :return: plain values
     """
     algorithm = _ALGORITHMS[document["algorithm"]]
@@ -347,7 +362,7 @@ def hyperparameters(document: Mapping[str, Any], settings: Mapping[str, Any], en
         if name == "rollout_buffer_class" and value in default_buffers:
             continue
         if name == "policy_kwargs" and _has_tags(encoded):
-            value = python_text(encoded)
+            value = python_text(encoded, {part.shown: part.expression for part in parts if not part.is_importable})
         if name == "rollout_buffer_class":
             value = value.replace(":", ".")
         config[name] = value

@@ -44,8 +44,8 @@ _PROGRESS = (
     "num_timesteps", "_total_timesteps", "_num_timesteps_at_start", "_n_updates", "_episode_num",
     "_current_progress_remaining", "n_skipped_minibatches", "radius_factor", "_adapted_from",
 )  # fmt: skip
-# Ranges of those that are no counts.
-_RANGES = {"current_progress_remaining": (0.0, 1.0), "radius_factor": (1e-9, 1e9), "adapted_from": (0.0, 1e9)}
+# Ranges of those that are no counts, as messages show them.
+_RANGES = {"current_progress_remaining": ("0", "1"), "radius_factor": ("1e-9", "1e9"), "adapted_from": ("0", "1e9")}
 #: Packages on whose versions agents depend.
 PACKAGES = ("sb3-ano", "stable-baselines3", "torch", "gymnasium", "numpy")
 
@@ -283,8 +283,8 @@ def _set_progress(model: ShapedPolicyAlgorithm, document: Any) -> None:
     for name, value in stored.items():
         if name in _RANGES:
             low, high = _RANGES[name]
-            if not low <= value <= high:
-                raise rejected(f"progress.{name}", value, f"numbers from {low:g} to {high:g}")
+            if not float(low) <= value <= float(high):
+                raise rejected(f"progress.{name}", value, f"numbers from {low} to {high}")
         elif type(value) is not int or value < 0:
             raise rejected(f"progress.{name}", value, "integers from 0")
     vars(model).update({name: stored[name.lstrip("_")] for name in _PROGRESS})

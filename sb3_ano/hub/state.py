@@ -211,7 +211,7 @@ def _require_normalizing(path: Path, tensors: Mapping[str, torch.Tensor], settin
     if not 0 <= settings["gamma"] <= 1:
         raise rejected("vec_normalize.gamma", settings["gamma"], "numbers from 0 to 1")
 
-    for name, value in {**tensors, "epsilon": torch.tensor(settings["epsilon"])}.items():
+    for name, value in {"epsilon": torch.tensor(settings["epsilon"]), **tensors}.items():
         if not value.isfinite().all() or (not name.endswith(".mean") and (value < 0).any()):
             raise SafeFormatError(f"{path} is damaged: {name} cannot normalize; it is not finite, or below 0")
         if name.endswith(".var") and (value + settings["epsilon"] <= 0).any():

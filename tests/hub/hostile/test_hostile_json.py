@@ -101,7 +101,7 @@ VALUES = {
     "progress/current_progress_remaining": [(1.5, ""), (True, "")],
     "progress/adapted_from": [(1e300, ""), (True, "")],
     "progress/radius_factor": [(True, "")],
-    "arguments/verbose": [(True, ""), (1.5, "")],
+    "arguments/verbose": [(1.5, ""), ("1", "")],
     **{f"arguments/{name}": [(True, "")] for name in ("batch_size", "n_epochs", "sde_sample_freq", "stats_window_size")},
     "arguments/policy_kwargs/log_std_init": [({"$float": "nan"}, "log_std_init=nan"), (True, "")],
     "arguments/policy_kwargs/optimizer_kwargs/eps": [({"$float": "inf"}, "eps=inf"), (True, "")],
