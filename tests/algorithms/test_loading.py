@@ -301,7 +301,7 @@ def test_every_callable_is_a_shape(shape):
 
 def test_an_argument_that_the_class_does_not_take_is_not_loaded(tmp_path):
     PAPO("MlpPolicy", "CartPole-v1", n_steps=64).save(tmp_path / "papo")
-    with pytest.raises(TypeError, match=r"unknown arguments \['desired_kl'\]"):
+    with pytest.raises(TypeError, match="PAPO.load got an unexpected keyword argument 'desired_kl'"):
         PAPO.load(tmp_path / "papo", desired_kl=0.01)
 
 
@@ -314,7 +314,7 @@ def test_arguments_that_a_subclass_passes_on_are_loaded(tmp_path):
     Own("MlpPolicy", "CartPole-v1", more=3, n_steps=64, batch_size=64).save(tmp_path / "own")
     loaded = Own.load(tmp_path / "own", seed=5, learning_rate=1e-4)
     assert (loaded.more, loaded.seed, loaded.learning_rate, loaded.n_steps) == (3, 5, 1e-4, 64)
-    with pytest.raises(TypeError, match=r"unknown arguments \['learning_rat'\]"):
+    with pytest.raises(TypeError, match="Own.load got .*'learning_rat', did you mean 'learning_rate'"):
         Own.load(tmp_path / "own", learning_rat=1e-4)
 
 
