@@ -124,7 +124,7 @@ CHANCES = (1 / 3, 1 / 2, 2 / 3, 4 / 5)
 
 
 def coverage_of_two_levels(metric, seeds, tasks, simulations=1000):
-    """Return how often intervals contain the truth if runs end at 0.4 or at 1, with a deviation of 0.03, for each chance of 1."""
+    """Return how often intervals contain the truth for each chance that a run ends at 1, not at 0.4."""
     hits = []
     for chance in CHANCES:
         rng = np.random.default_rng(0)

@@ -94,6 +94,7 @@ def _facts(results: Results, chapters: Sequence[Chapter], settings: Settings) ->
     actions = {"deterministic" if run["evaluation"].get("deterministic", True) else "stochastic" for run in runs}
     kind = f"means of the last evaluations ({settings.last}; {' and '.join(sorted(actions))} actions)"
     known = [part for run in runs for part in (run.get("versions"), run.get("machine")) if isinstance(part, dict)]
+    holds = f"95 %, Student's t with a stratified bootstrap ({settings.reps:,} resamples)"
     return {
         "Results": readable(str(results.path)),
         "Runs": "; ".join(f"{chapter.name}: {len(chapter.runs)}" for chapter in chapters),
@@ -101,7 +102,7 @@ def _facts(results: Results, chapters: Sequence[Chapter], settings: Settings) ->
         "Command": readable(settings.command) or _MISSING,
         "Returns": kind if settings.returns == "evaluation" else "means of the last 100 training episodes",
         "Reference scores": readable(", ".join(settings.tables)),
-        "Intervals": f"95 %, Student's t with a stratified bootstrap ({settings.reps:,} resamples); fewer for runs that end at one of two levels",
+        "Intervals": f"{holds}; they hold less if runs end at one of two levels",
         "Made with": ", ".join(dict.fromkeys(f"{key} {value}" for part in known for key, value in part.items())),
     }
 
