@@ -96,7 +96,7 @@ def test_importing_the_package_pulls_no_optional_dependency():
 
 
 def test_shaping_is_usable_without_stable_baselines3():
-    """Review B18: ``sb3_ano/__init__.py`` imported both. The layers keep them out of the trainers, too."""
+    """``sb3_ano/__init__.py`` imported both. The layers keep them out of the trainers, too."""
     code = "import sys; sys.modules['stable_baselines3'] = sys.modules['gymnasium'] = None\n"
     code += "import sb3_ano.llm.cli, sb3_ano.shaping as shaping; print(shaping.check('ano').inflections)"
     assert printed(code) == ["1"]

@@ -36,7 +36,7 @@ def test_the_wheel_has_the_data_of_the_package_its_command_and_nothing_of_the_te
     assert data | {"sb3_ano/py.typed", *(f"sb3_ano/hyperparams/{algo}.yml" for algo in ("ano", "spo", "papo"))} <= names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"sb3_ano"}
     assert "sb3-ano = sb3_ano.cli:main" in archive.read("sb3_ano-0.1.0.dist-info/entry_points.txt").decode()
-    # users U5: model cards install the package from there.
+    # Model cards install the package from there.
     repository = f"\nProject-URL: Repository, {PROJECT['urls']['Repository']}\n"
     assert repository in archive.read("sb3_ano-0.1.0.dist-info/METADATA").decode()
     assert wheel.stat().st_size < 1_000_000

@@ -1,6 +1,7 @@
 """Adam's step in fewer calls: PyTorch's fused kernel, and, for compiled code, one vector of all parameters."""
 
 import inspect
+from typing import Any
 
 import torch
 from stable_baselines3.common.policies import ActorCriticPolicy

@@ -193,7 +193,7 @@ def assign(**attributes: Any) -> Callable[[Any], None]:
 
 
 def with_integer_rewards(env: VecEnv) -> VecEnv:
-    """Return integers, as SubprocVecEnv makes of Python's (review core 3)."""
+    """Return integers, as SubprocVecEnv makes of Python's."""
     step = env.step_wait
     env.step_wait = lambda: (lambda o, rewards, *rest: (o, np.ceil(1000.0 * rewards).astype(np.int64), *rest))(*step())
     return env
@@ -216,7 +216,7 @@ def flip(model: Any) -> None:
         parameter.requires_grad_(not parameter.requires_grad)
 
 
-# Attributes that are changed after construction (review core 7).
+# Attributes that are changed after construction.
 ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
     "batch_size": assign(batch_size=16),
     "n_epochs": assign(n_epochs=1),

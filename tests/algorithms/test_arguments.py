@@ -182,7 +182,6 @@ BAD = [
     ("ent_coef", math.nan, ValueError, "ent_coef=nan .*finite"),
     ("vf_coef", -0.5, ValueError, "vf_coef=-0.5 .*finite numbers from 0"),
     ("vf_coef", math.inf, ValueError, "vf_coef=inf .*finite numbers from 0"),
-    # review users U18
     ("max_grad_norm", None, TypeError, "max_grad_norm=None is of type NoneType; allowed are numbers from 0, inf"),
     ("target_kl", -1, ValueError, "target_kl=-1 is not allowed; allowed are None and numbers above 0"),
     ("normalize_advantage", 1, TypeError, "normalize_advantage=1 is of type int; allowed are True and False"),
@@ -203,9 +202,7 @@ BAD_WHEN_MADE = [
     ("batch_size", 1, ValueError, "batch_size=1 .*allowed are 2 and more"),
     ("n_steps", 1, ValueError, "rollout of 1 samples .*allowed are 2 and more"),
     ("stats_window_size", 0, ValueError, "stats_window_size=0 .*positive integers"),
-    # review users U23
     ("policy", "MlpLstmPolicy", ValueError, "policy='MlpLstmPolicy' is not a policy of ANO; .*RecurrentANO has LSTM policies"),
-    # review users U17
     ("env", 3, ValueError, "type <class 'int'>, not a Gymnasium environment"),
     ("env", None, TypeError, "env=None is not allowed; allowed are a registered id"),
     ("env", "CartPol-v1", ValueError, "env='CartPol-v1' is not a registered environment.*CartPole"),
@@ -245,7 +242,7 @@ def test_the_bounds_of_the_ranges_are_allowed():
 
 
 @pytest.mark.parametrize(("name", "value", "error", "message"), BAD)
-def test_a_bad_value_that_is_assigned_raises_before_the_next_update(name, value, error, message):  # review core 7
+def test_a_bad_value_that_is_assigned_raises_before_the_next_update(name, value, error, message):
     made = model()
     before, good = parameters(made), getattr(made, name)
     with pytest.raises(error, match=message):
@@ -285,19 +282,19 @@ def test_bad_arguments_of_load_are_named(name, value, error, message, saved):
 @pytest.mark.parametrize(
     "space", [spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 2], start=[0, 1]), spaces.MultiDiscrete([[2, 2], [3, 3]])]
 )
-def test_discrete_spaces_that_sb3_takes_for_others_are_rejected(space):  # review users U19
+def test_discrete_spaces_that_sb3_takes_for_others_are_rejected(space):
     for observations, actions in [(BOX_OBSERVATIONS, space), (space, BOX_ACTIONS), (spaces.Dict({"a": space}), BOX_ACTIONS)]:
         with pytest.raises(ValueError, match="not supported; allowed are one-dimensional discrete spaces with start 0"):
             ANO("MultiInputPolicy", TinyEnv(observations, actions))
 
 
 @every_algorithm
-def test_training_without_an_environment_says_what_to_do(cls, tmp_path):  # review users U18
+def test_training_without_an_environment_says_what_to_do(cls, tmp_path):
     model(cls).save(tmp_path / "model")
     loaded = cls.load(tmp_path / "model")
     with pytest.raises(ValueError, match="there is no environment to train in; pass env= to load, or call set_env first"):
         loaded.learn(32)
-    loaded.set_env("CartPole-v1")  # review users U21
+    loaded.set_env("CartPole-v1")
     assert loaded.learn(32).num_timesteps == 32
     assert re.fullmatch(rf"{cls.__name__}\((shaping=.ano., )?clip_range=ConstantSchedule\(val=0.2\)\)", repr(loaded))
 
@@ -314,7 +311,7 @@ def test_a_schedule_that_is_not_a_number_is_named_before_it_does_harm(name, numb
 
 
 @every_algorithm
-def test_schedules_may_be_given_as_in_the_zoo(cls, tmp_path):  # review users U20
+def test_schedules_may_be_given_as_in_the_zoo(cls, tmp_path):
     made = model(cls, learning_rate="lin_0.001", clip_range_high="lin_0.3").learn(64)
     assert made.logger.name_to_value["train/learning_rate"] == 0.0
     assert [made.lr_schedule(progress) for progress in (1.0, 0.5)] == [0.001, 0.0005]
@@ -324,7 +321,7 @@ def test_schedules_may_be_given_as_in_the_zoo(cls, tmp_path):  # review users U2
 
 
 @pytest.mark.parametrize("radius", [0.05, "lin_0.05", LinearSchedule(0.05, 0.0, 1.0), np.float32(0.05)], ids=str)
-def test_a_radius_is_assigned_as_it_is_given_to_the_constructor(radius):  # review core 7; SB3 takes nothing but schedules
+def test_a_radius_is_assigned_as_it_is_given_to_the_constructor(radius):  # SB3 takes nothing but schedules
     names = ("clip_range", "clip_range_high", "clip_range_vf")
     made, expected = model(), model(**dict.fromkeys(names, radius))
     for name in names:

@@ -118,7 +118,6 @@ def test_a_parameter_without_a_gradient_is_warned_about_and_trains_the_same(trac
         both(lambda **each: learn(policy_kwargs={"features_extractor_class": Unused}, **each))
 
 
-# review users U22
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "options", "reason", "graphs"),
@@ -177,7 +176,7 @@ def test_coefficients_and_skipped_minibatches_need_one_graph(traced):
     assert len(traced) == 1
 
 
-def test_before_compilation_the_user_is_told_that_it_takes_a_while(traced, capsys):  # review users U24
+def test_before_compilation_the_user_is_told_that_it_takes_a_while(traced, capsys):
     learn(torch_compile=True, verbose=1)
     assert capsys.readouterr().out.count("Compiling the update") == 1
     learn(torch_compile=True)
@@ -185,7 +184,7 @@ def test_before_compilation_the_user_is_told_that_it_takes_a_while(traced, capsy
     assert "Compiling" not in capsys.readouterr().out
 
 
-def test_no_setting_of_the_compiler_outlives_a_training(traced):  # review core 10
+def test_no_setting_of_the_compiler_outlives_a_training(traced):
     from torch._dynamo import config, eval_frame
 
     def global_settings() -> tuple:
@@ -204,7 +203,7 @@ def test_no_setting_of_the_compiler_outlives_a_training(traced):  # review core 
         ({}, True, 1),
         ({"policy_kwargs": {"net_arch": [512, 512]}}, True, None),
         ({"use_sde": True}, True, 1),
-        ({"use_sde": True, "policy_kwargs": {"squash_output": True}}, False, 1),  # review core 1
+        ({"use_sde": True, "policy_kwargs": {"squash_output": True}}, False, 1),
         ({"policy_kwargs": {"features_extractor_class": Normalizing}}, False, 1),
         ({"shaping": torch.sin}, False, 1),
     ],
@@ -285,7 +284,7 @@ def test_without_a_compiler_the_update_runs_as_it_stands_with_one_warning(monkey
         ("gSDE", {"policy_kwargs": {"squash_output": True, "log_std_init": 1.0}}),
     ],
 )
-def test_compiled_log_probabilities_are_those_of_the_rollout(case, options):  # review core 1
+def test_compiled_log_probabilities_are_those_of_the_rollout(case, options):
     model = make(ANO, case, **{**options, "n_epochs": 2, "learning_rate": 0.0, "torch_compile": True})
     model.learn(model.n_steps * model.n_envs)
     # The compiled policy has the parameters of the rollout's: ratios are 1 but for rounding.
@@ -293,5 +292,5 @@ def test_compiled_log_probabilities_are_those_of_the_rollout(case, options):  # 
 
 
 @real_compiler
-def test_compiled_dropout_draws_the_masks_of_pytorch():  # review core 12
+def test_compiled_dropout_draws_the_masks_of_pytorch():
     both(lambda **each: learn(env="Pendulum-v1", policy_kwargs={"features_extractor_class": Normalizing}, **each))

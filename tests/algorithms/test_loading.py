@@ -132,7 +132,7 @@ def of_the_main_script():
         ("ano", lambda x: x - x.square()),
         from_ratio(lambda r, eps: r - (r - 1) ** 2 / eps),
         of_the_main_script(),
-        torch.nn.PReLU(init=1.5),  # review core 12
+        torch.nn.PReLU(init=1.5),
     ],
     ids=["pair with lambda", "closure", "main script", "module"],
 )
@@ -162,7 +162,7 @@ def test_a_shape_that_was_edited_renamed_or_exchanged_is_noticed(tmp_path, monke
 
 
 @pytest.mark.parametrize("name", ["shaping_name", "shaping_fingerprint"])
-def test_a_file_without_the_shape_is_refused(name, tmp_path):  # review core 12
+def test_a_file_without_the_shape_is_refused(name, tmp_path):
     trained().save(tmp_path / "model", exclude=[name])
     with pytest.raises(ValueError, match=f"lacks {name}; save the model again without exclude="):
         ANO.load(tmp_path / "model", shaping="ano")
@@ -171,7 +171,6 @@ def test_a_file_without_the_shape_is_refused(name, tmp_path):  # review core 12
 @pytest.mark.parametrize(
     ("shaping", "error", "message"),
     [
-        # review users U12, U13
         (("ano", torch.log1p), ValueError, "shaping='torch:log1p' is not finite at x = -1"),
         (3, TypeError, "shaping=3 is not a shape; allowed are"),
     ],
@@ -181,13 +180,13 @@ def test_bad_shapes_are_named_with_what_is_allowed(shaping, error, message):
         ANO("MlpPolicy", "CartPole-v1", shaping=shaping)
     with pytest.warns(UserWarning, match="shaping='torch:sin' violates enclosure: h\\(-64\\) = -0.92"):
         model = ANO("MlpPolicy", "CartPole-v1", **SMALL, shaping="torch:sin")
-    with pytest.raises(error, match=message):  # review users U16
+    with pytest.raises(error, match=message):
         model.shaping = shaping
     assert model.shaping == model.shaping_name == "torch:sin"
 
 
 @pytest.mark.parametrize("shape", ["ano", ("ppo", pseudo_huber)], ids=["the same", "pair"])
-def test_a_shape_that_is_assigned_takes_effect_at_the_next_update(shape):  # review users U16
+def test_a_shape_that_is_assigned_takes_effect_at_the_next_update(shape):
     model, expected = trained(shaping="ano"), trained(shaping=shape)
     expected.set_parameters(model.get_parameters())
     model.shaping = shape
@@ -255,7 +254,7 @@ def test_a_missing_part_is_noticed(saved, tmp_path):
 
 @pytest.mark.parametrize("entry", ["policy.pth", "notes.txt"])
 def test_a_file_that_unpacks_to_far_more_is_not_unpacked(entry, saved, tmp_path, monkeypatch):
-    """Review safety H8: 2.6 MB stood for 2.5 GB."""
+    """2.6 MB stood for 2.5 GB."""
     ANO.load(rewritten(saved, tmp_path / "compressed.zip"))
     bomb = rewritten(saved, tmp_path / "bomb.zip", **{entry: b" " * 2**25})
     monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_, **__: pytest.fail("it was unpacked"))

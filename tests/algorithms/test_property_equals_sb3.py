@@ -77,9 +77,7 @@ ALONE = [
 ]
 
 
-# The findings of review core: 4 (WithResidualNets, forward_actor and forward of an instance), 5 (hooks on
-# gradients), 6 (optimizer.step, optimizer hook, weight_decay, maximize, evaluate_actions of an instance), 7 (attributes), 8
-# (callbacks: data, parameters, other net), 12 (log_std, draws).
+# Networks and methods of an instance, hooks on gradients and optimizers, attributes, callbacks that change something, and draws.
 @pytest.mark.parametrize(("axis", "value"), ALONE)
 def test_each_value_of_each_axis_acts_as_in_sb3(axis, value):
     expected = assert_equals_sb3({**PLAIN, axis: value}, torch_compile=False)
@@ -90,7 +88,6 @@ def test_each_value_of_each_axis_acts_as_in_sb3(axis, value):
 @pytest.mark.parametrize(
     "config",
     [
-        # review core 2
         {"observations": "grid", "extractor": "Viewing"},
         {"observations": "grid", "extractor": "Striding"},
         # found by these tests
@@ -123,7 +120,7 @@ def test_a_rollout_buffer_of_sb3_gives_the_same_training():
 @pytest.mark.parametrize(
     "config",
     [
-        {"before": "gradient hook"},  # review core 5
+        {"before": "gradient hook"},
         {"between": "gradient hook"},
         {"between": "normalize_advantage"},
         {"between": "set_parameters"},

@@ -119,7 +119,7 @@ class Forgiving(FlattenExtractor):
         return torch.nan_to_num(super().forward(observations), nan=0.0, posinf=10.0, neginf=-10.0)
 
 
-def test_the_check_can_be_switched_off(tmp_path):  # review users U7
+def test_the_check_can_be_switched_off(tmp_path):
     def run(cls, **options):
         tiny = TinyEnv(copy.deepcopy(BOX_OBSERVATIONS), spaces.Discrete(2))
         hidden = TransformObservation(tiny, lambda o: np.where(o[0] < 0.0, np.float32(NAN), o), tiny.observation_space)
@@ -299,7 +299,7 @@ def test_methods_that_a_users_buffer_overrides_are_called(method):
     torch.testing.assert_close(parameters(model), parameters(train(plain(actions=BOX_ACTIONS))))
 
 
-def test_a_rollout_that_is_not_full_is_not_trained_on():  # review core 7
+def test_a_rollout_that_is_not_full_is_not_trained_on():
     model = train(plain())
     assert [len(minibatch.advantages) for minibatch in model.rollout_buffer.get()] == [64]
     kept = model.rollout_buffer.advantages

@@ -35,7 +35,6 @@ MISTAKES = [
     ([*RUN, "--algos", "ano:n_envs=0", "--plan"], "n_envs=0 is not allowed; allowed are integers from 1"),
     ([*RUN, "--algos", "ano:frame_stack=-2", "--plan"], "frame_stack=-2 is not allowed; allowed are integers from 1"),
     ([*RUN, "--device", "gpu"], "device='gpu' is not allowed; allowed are auto, cpu, cuda"),
-    # Review bench B11
     ([*RUN, "--grid", "lr=1e-3"], "unknown hyperparameter of this plan 'lr', did you mean 'learning_rate'?"),
     ([*RUN, "--algos", "ano", "trpo", "--grid", "trpo.clip_range=1"], "of this plan 'trpo.clip_range'"),
     (["report", "nowhere"], "nowhere holds no results"),

@@ -72,7 +72,7 @@ def test_the_interval_is_that_of_the_differences_of_pairs_and_of_the_middle_of_t
     assert np.allclose(middle, np.array(ours.estimate(ours.mean, gain[:, 1:2], reps=FINE)) + 100.0, atol=0.05)
 
 
-# Review bench S1: the percentile interval contained the truth in 80 % of cases with three seeds.
+# The percentile interval contained the truth in 80 % of cases with three seeds.
 @pytest.mark.slow
 @pytest.mark.parametrize(("seeds", "copies"), [(2, 1), (3, 1), (5, 1), (10, 1), (3, 2)])
 def test_95_percent_intervals_contain_the_truth_in_95_percent_of_cases(seeds, copies):
@@ -176,7 +176,7 @@ def test_performance_profiles_count_the_scores_above_with_wilsons_interval():
     np.testing.assert_allclose([band.low, band.high], np.transpose([(part.low, part.high) for part in expected]), atol=1e-9)
 
 
-# Review bench S3: the report had no number for the claim that one algorithm reacts more to the learning rate.
+# The report had no number for the claim that one algorithm reacts more to the learning rate.
 def test_changes_are_relative_and_interactions_are_differences_of_changes():
     result = ours.relative_change(HAND, 0.6 * HAND, REPS)
     sure = ours.relative_change(HAND, 0.6 * HAND, REPS, True, ours.mean)

@@ -29,7 +29,7 @@ GRIDS = ["n_epochs=20", "clip_range=2e-1", "gae_lambda=0.80", "learning_rate=0.0
 EQUAL = [("n_epochs=20", label) for label in ("ano:shaping=ano", "ano:clip_range=0.2", "ano:precision=float32")]
 
 
-# Review bench B1: a grid that names the suite's own value trained and counted the same configuration twice.
+# A grid that names the suite's own value trained and counted the same configuration twice.
 @pytest.mark.parametrize(("grid", "label"), [*EQUAL, *((grid, "ano") for grid in GRIDS)])
 def test_equal_configurations_are_one_run_however_they_are_written(grid, label):
     (default,), (run,) = plan(), plan(grid, labels=[label])
@@ -93,7 +93,7 @@ def test_hyperparameters_are_those_of_the_zoos_files_at_the_paper_s_rate_and_rad
     assert arguments["learning_rate"](0.5) == pytest.approx(1.5e-4)
 
 
-# Review bench S4: Atari was evaluated with deterministic actions, unlike in the RL Zoo and CleanRL.
+# Atari was evaluated with deterministic actions, unlike in the RL Zoo and CleanRL.
 def test_suites_have_the_paper_s_tasks_and_steps_and_atari_stochastic_actions():
     mujoco, atari, classic = (load_suite(name) for name in ("mujoco", "atari", "classic"))
     assert (len(mujoco.tasks), len(atari.tasks), len(classic.tasks)) == (6, 40, 3)

@@ -115,7 +115,7 @@ def test_changes_and_interactions_are_relative_to_the_suites_learning_rate(writt
     assert row["Change of X - change of Y"] == pytest.approx(ppo - ano)
 
 
-# Users Z18: no figure came with its numbers.
+# No figure came with its numbers.
 def test_every_figure_and_table_is_a_file_and_the_page_needs_none_of_them(written):
     out, notes = written
     both = ["aggregates", "improvement", "tasks", "sensitivity-learning-rate"]
@@ -138,7 +138,7 @@ def test_every_figure_and_table_is_a_file_and_the_page_needs_none_of_them(writte
     assert re.search(r"^\| PPO learning\\_rate=0.0003 \| 3 \| 0\.\d+ \(0\.\d+ to 0\.\d+\) \|", summary, re.MULTILINE)
 
 
-# Users Z10, review bench B9: curves were drawn at tenths of the training, before anything had been measured there.
+# Curves were drawn at tenths of the training, before anything had been measured there.
 def test_curves_are_drawn_at_the_steps_where_they_were_measured(tmp_path):
     curve = {"curve": (np.array([4096, 8192]), np.array([100.0, 200.0])), "steps": 6000}
     (section,) = tasks(load(write_results(tmp_path, runs(**curve))))
@@ -147,7 +147,7 @@ def test_curves_are_drawn_at_the_steps_where_they_were_measured(tmp_path):
     assert b"CreationDate" not in render(section.figure, "pdf")  # equal figures are equal files
 
 
-# Review bench B2: figures took the lowest learning rate, and said that it was the suite's.
+# Figures took the lowest learning rate, and said that it was the suite's.
 @pytest.mark.parametrize(("rates", "chosen"), [([1e-4, None, 1e-3], 3e-4), ([1e-3, 1e-4], 1e-4)])
 def test_the_suites_learning_rate_is_shown_or_else_the_lowest(rates, chosen, tmp_path, report):
     changes = [{"changed": {"learning_rate": f"lin_{rate}"}, "final": 1e6 * rate} if rate else {} for rate in rates]
@@ -157,7 +157,7 @@ def test_the_suites_learning_rate_is_shown_or_else_the_lowest(rates, chosen, tmp
     assert ("Not run at the suite" in (out / "index.html").read_text()) == (None not in rates)
 
 
-# Review bench B8: a second grid removed the first one's figure.
+# A second grid removed the first one's figure.
 def test_the_best_of_two_grids_is_selected_and_said_to_flatter(report):
     grid = {900.0: {"clip_range": 0.1}, 1000.0: {}, 1100.0: {"clip_range": 0.3}, 1200.0: {"n_epochs": 20}}
     out, _ = report(*(runs(final=final, changed=changed) for final, changed in grid.items()))
@@ -213,7 +213,7 @@ def test_a_schedule_and_its_constant_are_two_settings_if_a_task_has_both(tmp_pat
     assert lines.to_dict() == {"PPO": [0.0003, 0.001], "PPO learning_rate=linear": [0.0003, 0.001]}
 
 
-# Review bench B11: the number of steps was a hyperparameter, and the longest runs were selected.
+# The number of steps was a hyperparameter, and the longest runs were selected.
 def test_runs_of_different_length_are_chapters_of_their_own(tmp_path):
     write_results(tmp_path, runs(seeds=[0, 1]) + runs(seeds=[0, 1], steps=5000, changed={"total_timesteps": 5000}))
     assert [chapter.name for chapter in load_chapters(Results(tmp_path), SETTINGS)] == ["mujoco", "mujoco, 5,000 steps"]
@@ -229,7 +229,7 @@ def test_suites_whose_names_differ_in_case_have_figures_of_their_own(tmp_path):
     assert sorted(map(sorted, algorithms)) == [["ano"], ["ppo"]]
 
 
-# Review bench B3: HalfCheetah's training return was that of a single episode at 77 % of the training.
+# HalfCheetah's training return was that of a single episode at 77 % of the training.
 def test_returns_are_those_of_the_last_hundred_episodes_or_of_the_last_evaluations(tmp_path):
     write_results(tmp_path, runs(seeds=[0, 1]), episodes=400)
     chapter = load(tmp_path, Settings("training", reps=FEW))
@@ -241,7 +241,6 @@ def test_returns_are_those_of_the_last_hundred_episodes_or_of_the_last_evaluatio
     assert chapter.runs["score"][0] == pytest.approx(float(ReferenceScores().normalize("HalfCheetah-v4", 925.0)))
 
 
-# Review bench S7, B10.
 def test_nothing_is_left_out_in_silence(report):
     swimmer = runs(["Swimmer-v4"], seeds=[7], details={"backend_used": "envpool"}) + runs(["Swimmer-v4"], seeds=[8])
     own = [runs(["Own-v0"], changed=changed, suite="own") for changed in ({}, FAST)]  # has no reference scores
@@ -258,7 +257,7 @@ def test_nothing_is_left_out_in_silence(report):
     assert not list(out.glob("figures/own-profiles*"))
 
 
-# Safety H8: names of tasks in Markdown, in spreadsheets, and in matplotlib's formulas.
+# Names of tasks in Markdown, in spreadsheets, and in matplotlib's formulas.
 def test_names_are_only_names(tmp_path):
     name = "=cmd|' /C calc'!A0 <script>alert(1)</script> $\\frac{ [a](b) `c` {unit}"
     both = runs(["Hopper-v4"], ["ano"], [0, 1], suite=name, details={"versions": {name: "1"}})
@@ -274,7 +273,7 @@ def test_names_are_only_names(tmp_path):
 
 
 def test_numbers_have_three_significant_digits_and_their_intervals_the_same_decimals():
-    # Review bench B4: the first ones were 0.001 and 0.009.
+    # The first ones were 0.001 and 0.009.
     values = [0.00149, 0.0094, 0.00099, 0.9996, 2.78e-16, 1234.6, -12.345, 7, 4000, np.inf, np.nan, "x_1"]
     assert " ".join(map(text, values)) == "0.00149 0.00940 0.000990 1.00 0 1,235 -12.3 7 4,000 inf - x_1"
     names = ["A", "B", "B low", "B high", "C, change in %", "C, change in % low", "C, change in % high"]
@@ -288,7 +287,7 @@ def test_numbers_have_three_significant_digits_and_their_intervals_the_same_deci
 OKABE_ITO = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
 
 
-# Review bench B5: PPO and ANO were the same color for readers without red receptors, and both were solid lines.
+# PPO and ANO were the same color for readers without red receptors, and both were solid lines.
 def test_algorithms_are_named_and_told_apart_by_colors_of_okabe_and_ito_and_line_styles_in_a_legend_that_fits():
     labels = ["ppo", "ano:shaping=spo,desired_kl=0.01", "cleanrl_ppo"]
     assert [title(label) for label in labels] == ["PPO", "ANO (shaping=spo, desired_kl=0.01)", "cleanrl_ppo"]
@@ -368,7 +367,7 @@ document.querySelector("iframe").onload = (event) => {
 </script>"""
 
 
-# Review bench B7: wide tables were cut off on paper.
+# Wide tables were cut off on paper.
 @pytest.mark.slow
 # On a machine of continuous integration, a browser that is missing is a failure.
 @pytest.mark.skipif(CHROMIUM is None and not os.environ.get("CI"), reason="Chromium is not installed")

@@ -43,7 +43,6 @@ DAMAGES = [
 ]
 
 
-# Review bench B12 and safety H8, its table of unclear errors included.
 @pytest.mark.parametrize(("damage", "message"), DAMAGES)
 def test_a_damaged_run_is_named(results, damage, message):
     run = Results(results).runs()[0]

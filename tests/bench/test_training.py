@@ -64,7 +64,7 @@ def test_recording_and_evaluating_change_neither_training_nor_episodes(label, de
     assert load_results(str(tmp_path / "run"))["r"].tolist() == episodes["r"].tolist()  # SB3 reads the file, too
 
 
-# Review bench S5, and resume within a run: a run that is killed at 99 % started again at 0.
+# Resume within a run: a run that is killed at 99 % started again at 0.
 @pytest.mark.parametrize("label", ["ano", *(pytest.param(label, marks=pytest.mark.slow) for label in ("ppo", "trpo"))])
 def test_a_killed_run_resumes_from_its_checkpoint_as_if_nothing_had_happened(label, tmp_path, monkeypatch):
     assert inspect.signature(train).parameters["checkpoint_seconds"].default == 60.0
@@ -105,7 +105,7 @@ def test_the_files_tell_what_was_run_and_the_evaluation_is_that_of_sb3_with_the_
     made = read_run(path)
     document, updates = made.document, made.updates()
     expected = {**dataclasses.asdict(run), "imports": [], "name": run.name, "changed": {"clip_range": 0.1}, "threads": 1}
-    expected |= {"timesteps": 640, "backend": "auto", "backend_used": "gymnasium", "commit": commit()}  # review bench B10
+    expected |= {"timesteps": 640, "backend": "auto", "backend_used": "gymnasium", "commit": commit()}
     assert document.items() >= expected.items()
     # PyPI's wheels do not name their build in their metadata.
     assert document["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]

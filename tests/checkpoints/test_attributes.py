@@ -115,7 +115,7 @@ def change_much(callback: Event) -> None:
     model.policy.action_net.requires_grad_(False)
 
 
-# Review core 9 found that most of these were lost without a warning.
+# Most of these were once lost without a warning.
 EXACT = {
     "much of the model": (event(change_much),),
     "a callback's text, with SB3's PPO": (assign(phase="exploit"), cart_pole, partial(PPO, "MlpPolicy", **PPO_SHORT)),
@@ -162,7 +162,7 @@ NAMED = {
 @pytest.mark.filterwarnings("ignore:.*Box (low|high)'s precision lowered:UserWarning")
 @pytest.mark.filterwarnings("ignore:Training and eval env are not of the same type:UserWarning")
 @pytest.mark.parametrize("name", NAMED)
-def test_attributes_that_cannot_be_restored_are_named(name, tmp_path, capsys):  # review core 9
+def test_attributes_that_cannot_be_restored_are_named(name, tmp_path, capsys):
     interrupt(tmp_path, Program(NAMED[name]), every=32, verbose=1)
     output = capsys.readouterr().out
     is_lost = name.endswith(("stream", "env", "opponent"))  # others are paths

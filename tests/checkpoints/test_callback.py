@@ -300,7 +300,7 @@ def test_two_trainings_never_share_a_directory(tmp_path):
         program.learn(callback)
     callback.on_training_end()  # RL Zoo calls it whatever happened
     assert not list(tmp_path.glob("*.zip"))
-    # A training that ended with an exception releases its directory (review core 11).
+    # A training that ended with an exception releases its directory.
     interrupt(tmp_path, program, at=100)
     gc.collect()  # the model, which the user can keep, does not keep the callback
     DirectoryLock(tmp_path, patience=0.0).release()  # conflicts as that of another process does

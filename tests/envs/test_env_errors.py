@@ -17,7 +17,7 @@ UNKNOWN_IDS = ["Nothing-v0", "no space/Nothing-v0", "", "a/b/c-v0", "CartPole-v9
 PROTOCOLS = [("noop_max", -1), ("frame_skip", 0), ("frame_stack", 1.5), ("screen_size", True), ("max_frames", "many")]
 PROTOCOLS += [("repeat_action_probability", 2.0), ("repeat_action_probability", -0.1)]
 TO_GYMNASIUM = "is not allowed with backend 'envpool'; backend 'gymnasium' takes it"
-# Unknown keys of env_kwargs, and what the message says of them (users U11).
+# Unknown keys of env_kwargs, and what the message says of them.
 SETTINGS = [
     ("Hopper-v5", POOL, "frame_skp", "EnvPool's Hopper-v5 does not know: frame_skp, did you mean 'frame_skip'"),
     ("Hopper-v5", POOL, "seed", "EnvPool's Hopper-v5 does not know: seed"),
@@ -62,7 +62,7 @@ SETTINGS = [
         *((env_id, {**backend, "env_kwargs": {key: 1}}, message) for env_id, backend, key, message in SETTINGS),
     ],
 )
-def test_invalid_arguments_raise(env_id, arguments, message):  # users U8
+def test_invalid_arguments_raise(env_id, arguments, message):
     with pytest.raises(TypeError if "does not know" in message else ValueError, match=message) as raised:
         make_vec_env(env_id, **{"n_envs": 2, **arguments})
     assert "\n" not in str(raised.value)

@@ -233,7 +233,7 @@ def test_idle_threads_of_pytorch_end_if_the_environments_need_their_processors(r
     assert left == {cores() - 1: 0, cores(): 1}
 
 
-def test_the_backend_is_printed(capsys):  # users U9
+def test_the_backend_is_printed(capsys):
     env = make_vec_env("Pong-v5", 1, backend="ale")
     ANO("CnnPolicy", VecNormalize(env, norm_obs=False), n_steps=64, verbose=1)
     assert "The environments run on backend 'ale'." in capsys.readouterr().out
@@ -242,7 +242,7 @@ def test_the_backend_is_printed(capsys):  # users U9
     env.close()
 
 
-def test_a_monitor_file_is_closed_with_the_last_reference(tmp_path, recwarn):  # users U11
+def test_a_monitor_file_is_closed_with_the_last_reference(tmp_path, recwarn):
     warnings.simplefilter("always", ResourceWarning)
     env = make_vec_env("Hopper-v5", 2, backend="envpool", monitor_dir=tmp_path)
     env.reset()
@@ -251,7 +251,7 @@ def test_a_monitor_file_is_closed_with_the_last_reference(tmp_path, recwarn):  #
     assert not [str(warning.message) for warning in recwarn if issubclass(warning.category, ResourceWarning)]
 
 
-# What follows is SB3's make_vec_env, in arguments and results (users U8).
+# What follows is SB3's make_vec_env, in arguments and results.
 
 
 def pendulum(g: float = 10.0) -> gym.Env:

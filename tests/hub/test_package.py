@@ -112,7 +112,7 @@ TRAINED_IN = [
 @pytest.mark.filterwarnings("ignore:.*precision lowered")
 @pytest.mark.parametrize(("make", "settings", "additions"), TRAINED_IN)
 def test_an_environment_that_its_id_and_settings_do_not_make_has_to_be_given(make, settings, additions, evaluated):
-    """users U1, U2: the score of another task was published, or an AssertionError came from inside SB3."""
+    """The score of another task was published, or an AssertionError came from inside SB3."""
     model = trained(env=make(), steps=0)
     env_id = "CartPole-v1" if model.observation_space.shape == (4,) else "Pendulum-v1"
     if additions:
@@ -131,7 +131,7 @@ def test_an_environment_that_its_id_and_settings_do_not_make_has_to_be_given(mak
 
 
 def test_the_score_is_that_of_the_environment_that_was_given(evaluated):
-    """users U1: 9.10 on the card of an agent that scores 500 in its own environment. Wrapped rewards do not count."""
+    """9.10 on the card of an agent that scores 500 in its own environment. Wrapped rewards do not count."""
     model = trained(env=make_vec_env("CartPole-v1", 1, wrapper_class=Reversed), steps=1024)
     returns = evaluated(model, model.get_env(), 5, seed=3)["episode_returns"]
     assert returns == returns_by_hand(model, Reversed(gym.make("CartPole-v1")), 5, seed=3)
@@ -141,7 +141,7 @@ def test_the_score_is_that_of_the_environment_that_was_given(evaluated):
 
 
 def test_statistics_are_used_where_the_training_had_them_and_environments_are_left_as_they_were(evaluated):
-    """users U2: VecNormalize and VecFrameStack in either order."""
+    """VecNormalize and VecFrameStack in either order."""
     stacked = VecFrameStack(pendulums(), 2)
     for make, other in ((inside, stacked), (inside, outside()), (outside, inside())):
         model, given = trained(env=make(clip_obs=0.5)), make()
@@ -164,7 +164,7 @@ GAMES += [(env_id, "envpool") for env_id in ("PongNoFrameskip-v4", "Pong-v5", "A
 @needs_envpool
 @pytest.mark.parametrize(("env_id", "backend"), GAMES)
 def test_an_atari_game_keeps_the_id_that_it_was_trained_with(env_id, backend, pack, capsys):
-    """users U3: no agent of EnvPool could be packaged under two of the three ids. Other rules are another task."""
+    """No agent of EnvPool could be packaged under two of the three ids. Other rules are another task."""
     env = VecNormalize(make_vec_env(env_id, 2, backend=backend, env_kwargs={"episodic_life": False}), norm_obs=False)
     model = trained(env=env, policy="CnnPolicy", steps=0)
     with pytest.raises(ValueError, match="n_eval_episodes=0"):
@@ -197,7 +197,7 @@ def test_the_hub_reads_numbers_and_words_and_the_page_says_how_the_agent_was_jud
     trained = ("- algorithm: ANO, 2,048 steps, 2 environment(s)", "- seed: 0", f"torch {metadata.version('torch')}")
     for part in (row, *trained, "zhang2026ano", "pickles: loading it runs whatever code"):
         assert part in card.text
-    # users U6 d: the license is only named if the author names one.
+    # The license is only named if the author names one.
     assert "licen" not in packed["README.md"].decode().lower()
 
 
@@ -209,7 +209,7 @@ REQUIREMENTS["CartPoleNoVel-v1"] = ["zoo", "rl_zoo3"]
 @needs_envpool
 @pytest.mark.parametrize(("env_id", "needed"), REQUIREMENTS.items())
 def test_the_requirements_are_those_of_the_package_and_the_environment(env_id, needed, cartpole, evaluated):
-    """users U5, U6 e: the first command of the card failed; the versions of all packages were listed."""
+    """The first command of the card failed; the versions of all packages were listed."""
     importlib.import_module("rl_zoo3.import_envs")  # registers CartPoleNoVel-v1
     results = evaluated(cartpole, cartpole.get_env(), env_id=env_id)
     command = f'\npip install "sb3-ano[{",".join(["hub", *needed[:1]])}] @ git+{PROJECT["urls"]["Repository"]}"\n'
@@ -221,7 +221,7 @@ def test_the_requirements_are_those_of_the_package_and_the_environment(env_id, n
 
 
 def test_no_name_writes_code_or_markdown_into_the_card(cartpole, pack):
-    """safety H8: env_id= went unescaped into the Python of the card."""
+    """env_id= went unescaped into the Python of the card."""
     with pytest.raises(ValueError, match="env_id=.* is not allowed.* register it with gymnasium"):
         pack(cartpole, cartpole.get_env(), env_id='x"); evil("-v0')
     hostile = "');evil()\n```\nevil()"
@@ -252,7 +252,7 @@ NAMELESS = {"shaping": lambda x: x - x * x}, f"- `shaping`: `{__name__}:<lambda>
 @pytest.mark.filterwarnings("ignore:.*(stored by name only|cannot be imported|is another function):UserWarning")
 @pytest.mark.parametrize(("options", "remarks", "warning"), [NAMELESS, (CUSTOM, (NEEDS, PARTS), CODE)])
 def test_the_card_names_what_only_the_author_has(options, remarks, warning, pack, monkeypatch):
-    """Safety H6: what cannot be imported by name is pickled as code, with the globals that it uses."""
+    """What cannot be imported by name is pickled as code, with the globals that it uses."""
     with pytest.warns(UserWarning, match=warning):
         folder = pack(trained(steps=0, **options))
     for remark in [remarks] if isinstance(remarks, str) else remarks:
@@ -287,7 +287,7 @@ def test_the_snippet_leaves_the_reader_only_what_an_id_and_settings_cannot_make(
 
 
 def test_the_run_is_published_without_anything_of_the_authors_machine(pack, tmp_path, monkeypatch):
-    """users U4, safety H6: every byte of every file, of zip entries and of pickles; every CSV file was published."""
+    """Every byte of every file, of zip entries and of pickles; every CSV file was published."""
     home = tmp_path / "alice_q7x"
     run = home / "run"
     for name in ("HOME", "USER", "LOGNAME", "USERNAME"):

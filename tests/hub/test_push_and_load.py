@@ -107,7 +107,7 @@ def test_the_tools_of_sb3_find_the_model_with_and_without_this_package(pushed, p
 def test_a_run_is_made_of_the_safe_format_alone(pushed, pendulum, tmp_path):
     """Every pickle and every YAML file of the repository is broken.
 
-    Review safety H2: settings of an environment can be files elsewhere, memory, executables. They are shown and left out.
+    Settings of an environment can be files elsewhere, memory, executables. They are shown and left out.
     """
     files = pushed.repositories[REPOSITORY][-1]
     broken = {name: b"no pickle, no YAML: {" for name in files if name.endswith((".zip", ".pkl", ".yml"))}
@@ -134,7 +134,7 @@ def test_a_missing_package_is_named_with_its_extra():
 
 
 def test_a_push_that_cannot_succeed_stops_before_anything_is_done(cartpole, hub, capsys, tmp_path):
-    """users U6 c: a wrong class and a malformed id are reported without the Hub, a wrong token before the evaluation."""
+    """A wrong class and a malformed id are reported without the Hub, a wrong token before the evaluation."""
     with one_line(TypeError, "model is of class PPO; allowed are SPO, PAPO, ANO"):
         push_to_hub(trained(PPO, steps=0), "somebody/agent", token="hf_wrong")
     for repo_id in ("a/b/c", "../agent"):

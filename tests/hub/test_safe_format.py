@@ -278,7 +278,7 @@ def test_stored_agents_act_as_they_did(name):
 
 
 def test_what_is_missing_has_its_default(folder):
-    """review users U7: agents of before an argument was added."""
+    """Agents of before an argument was added."""
     rewrite(folder, dict.fromkeys(("arguments/check_finite", "arguments/gamma", "progress/radius_factor"), MISSING))
     model = load_safe(folder)
     assert (model.check_finite, model.gamma, model.radius_factor) == (True, 0.99, 1.0)

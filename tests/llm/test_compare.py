@@ -593,7 +593,7 @@ def test_generation_resumes_with_the_same_completions(tmp_path):
     assert path.read_bytes() == content
     assert [row["completion"] for row in complete(seed=4).values()] != [row["completion"] for row in whole.values()]
     assert len(path.read_bytes().splitlines()) == 40
-    # Review B10: the model's own configuration made all seeds alike. Every end that it names is an end, as in training (B9).
+    # The model's own configuration made all seeds alike. Every end that it names is an end, as in training.
     settings = {"top_p": 0.01, "repetition_penalty": 9.0, "eos_token_id": [0, 7]}
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps(settings))
     path.unlink()

@@ -200,7 +200,7 @@ def test_a_loss_that_the_shape_cannot_act_on_is_an_error(calls, shaping, tmp_pat
 
 
 def test_completions_end_with_any_eos_token_of_the_model(tmp_path):
-    """Review B9: a penalty for completions that ended with another one than the tokenizer's."""
+    """A penalty for completions that ended with another one than the tokenizer's."""
     trainer = make(tmp_path, ShapedGRPOTrainer, ShapedGRPOConfig, missing_eos_penalty=0.5)
     trainer.eos_token_ids = [tokenizer().eos_token_id, 7]
     assert trainer._missing_eos([[5, 7], [5, tokenizer().eos_token_id], [5, 6], [7, 5], []]) == [0.0, 0.0, 1.0, 1.0, 1.0]
@@ -256,7 +256,7 @@ def test_it_is_not_in_the_loss_too_and_logged_as_trl_does(level, tmp_path):
     assert ours._metrics["train"]["kl"][0] == pytest.approx(in_loss._metrics["train"]["kl"][0], rel=1e-5)
     assert "kl" not in without._metrics["train"]
     assert ours.beta == 0.5  # which the next generation needs
-    with pytest.raises(ValueError, match="beta=0.0 is not allowed; allowed are positive finite numbers"):  # review N8
+    with pytest.raises(ValueError, match="beta=0.0 is not allowed; allowed are positive finite numbers"):
         rewarded(tmp_path, beta=0.0)
 
 
@@ -269,7 +269,7 @@ def test_tokens_that_the_policy_did_not_write_do_not_count(tmp_path):
         ids = tokenizer()(text=prompts)["input_ids"]
         completions = [torch.randint(3, 30, (6,), generator=generator).tolist() for _ in prompts]
         written.extend(torch.randint(0, 2, (6,), generator=generator).tolist() for _ in prompts)
-        some = torch.tensor(completions)  # asking for log-probabilities here must not be taken for the scoring (review B8)
+        some = torch.tensor(completions)  # asking for log-probabilities here must not be taken for the scoring
         trainer._get_per_token_logps_and_entropies(trainer.model, some, torch.ones_like(some), 3)
         return {"prompt_ids": ids, "completion_ids": completions, "logprobs": None, "env_mask": written[-len(prompts) :]}
 

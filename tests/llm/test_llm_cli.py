@@ -25,7 +25,7 @@ def test_help_needs_no_trl_and_training_names_the_extra():
 
 
 def test_help_on_train_can_be_read(capsys, monkeypatch):
-    """Users Z12: 1,222 lines, with the options of this package at both ends and no choices."""
+    """1,222 lines, with the options of this package at both ends and no choices."""
     monkeypatch.setenv("COLUMNS", "100")
     for algo, max_steps in (("ano", 62500), ("grpo", 15625)):
         assert main(["train", "--algo", algo, "--help"]) == 0
@@ -37,7 +37,7 @@ def test_help_on_train_can_be_read(capsys, monkeypatch):
 
 
 def test_code_that_comes_with_models_may_run_if_that_is_asked_for(data, monkeypatch):
-    """Review B11: the option reached neither the tokenizer nor the reward model."""
+    """The option reached neither the tokenizer nor the reward model."""
     asked = []
 
     def load(*_, trust_remote_code=False, **__):
@@ -71,13 +71,13 @@ def test_policies_are_trained_against_a_reward_model_and_a_function(data, capsys
         assert (config.num_iterations, config.use_cpu, config.bf16, config.fp16) == (2, True, False, False)
         assert any((data / algo / "runs").rglob("events.out.tfevents.*"))  # TensorBoard's
         card = (data / algo / "README.md").read_text()
-        assert f"trained with {algo.upper()}" in card  # review B5
-        assert ("DeepSeekMath" in card) == (algo == "grpo")  # review B14: GANO was attributed to the paper of GRPO
+        assert f"trained with {algo.upper()}" in card
+        assert ("DeepSeekMath" in card) == (algo == "grpo")  # GANO was attributed to the paper of GRPO
         assert (data / algo / "critic" / "model.safetensors").is_file() == (algo in ("ano", "spo", "ppo"))
         final = AutoModelForCausalLM.from_pretrained(data / algo / "final")
         weights.append(torch.nn.utils.parameters_to_vector(final.parameters()))
     assert all(not torch.equal(a, b) for i, a in enumerate(weights) for b in weights[:i])
-    # Options of TRL that had no effect (review N1 to N3, and evaluations).
+    # Options of TRL that had no effect.
     resume = "--resume_from_checkpoint gano/checkpoint-3 --save_steps 1 --save_total_limit 5"
     train(f"{short} --output_dir gano --max_steps 4 {resume}")
     assert {path.name for path in (data / "gano").glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-4"}
@@ -85,7 +85,7 @@ def test_policies_are_trained_against_a_reward_model_and_a_function(data, capsys
     (data / "epoch.yaml").write_text(f"num_train_epochs: 1\n{adapter}eval_strategy: epoch\ngradient_accumulation_steps: 4\n")
     train("--dataset_name few.jsonl --output_dir lora --config epoch.yaml --dataset_test_split train")
     assert (data / "lora/checkpoint-3").is_dir()  # one generation, used three times
-    # Review B1: nothing could read the adapter.
+    # Nothing could read the adapter.
     train(f"{short} --output_dir more --max_steps 2", model="lora/final")
     adapters = [(data / name / "final/adapter_model.safetensors").read_bytes() for name in ("lora", "more")]
     assert adapters[0] != adapters[1]
@@ -138,25 +138,25 @@ COMMANDS = [
     (TRAIN + "--config wrong.yaml", "unknown algorithm 'grop', did you mean 'grpo'?"),
     (TRAIN + "--shaping anno", "shaping='anno' is unknown; allowed are"),
     (TRAIN + "--epsilon -1", "epsilon=-1.0 is not allowed; allowed are positive finite numbers"),
-    (TRAIN + "--num_iterations 0", "num_iterations=0 is not allowed; allowed are positive integers"),  # review B17
+    (TRAIN + "--num_iterations 0", "num_iterations=0 is not allowed; allowed are positive integers"),
     (TRAIN + "--importance_sampling_level word", "importance_sampling_level='word' is not allowed; allowed are 'token'"),
     (TRAIN + "--loss_type cispo", "loss_type='cispo' is not allowed with a shape; allowed are 'grpo', 'bnpo'"),
     (TRAIN + "--delta 4", "delta=4.0 is not allowed with a shape, because it is a second clip of the ratio; allowed are None"),
     (TRAIN + "--off_policy_mask_threshold 0.1", "off_policy_mask_threshold=0.1 is not allowed with a shape, because"),
     (TRAIN + "--use_bias_correction_kl True", "True is not allowed without shaping='ppo' and kl_in='loss'"),
     (TRAIN + "--algo grpo --shaping spo --use_bias_correction_kl True", "True is not allowed without shaping='ppo' and"),
-    (TRAIN + "--mask_truncated_completions True", "True is not allowed with kl_in='reward', because TRL hides"),  # review B13
+    (TRAIN + "--mask_truncated_completions True", "True is not allowed with kl_in='reward', because TRL hides"),
     (TRAIN + "--multi_objective_aggregation normalize_then_sum", "'normalize_then_sum' is not allowed with a critic, kl_in="),
     (TRAIN + "--algo ppo --loss_type grpo", "loss_type='grpo' is not allowed with a critic; allowed are 'bnpo', 'dapo'"),
     (TRAIN + "--algo spo --scale_rewards batch", "scale_rewards='batch' is not allowed with a critic, which does not"),
     (TRAIN + "--algo ano --lam nan", "lam=nan is not allowed; allowed are numbers from 0 to 1"),
     (TRAIN + "--algo spo --shaping ano", "shaping='ano' is not allowed: SPOTrainer has the shape 'spo'"),
     (TRAIN + "--value_model reward", "value_model has no effect without a critic, which only ppo, spo and ano have"),
-    (TRAIN + "--lora_alpha 4", "lora_alpha has no effect without LoRA; add --use_peft"),  # review N3
-    (TRAIN + "--dataset_test_split train", "dataset_test_split needs --eval_strategy"),  # N5
-    (TRAIN + "--output_dir done --resume", "done has no checkpoint to resume from"),  # N6
-    (TRAIN + "--max_steps 0", "max_steps=0 trains nothing"),  # N9
-    (TRAIN + "--output_dir x --resume_from_checkpoint nowhere", "'nowhere' is no complete checkpoint"),  # N1
+    (TRAIN + "--lora_alpha 4", "lora_alpha has no effect without LoRA; add --use_peft"),
+    (TRAIN + "--dataset_test_split train", "dataset_test_split needs --eval_strategy"),
+    (TRAIN + "--output_dir done --resume", "done has no checkpoint to resume from"),
+    (TRAIN + "--max_steps 0", "max_steps=0 trains nothing"),
+    (TRAIN + "--output_dir x --resume_from_checkpoint nowhere", "'nowhere' is no complete checkpoint"),
     (TRAIN + "--output_dir x --resume --resume_from_checkpoint nowhere", "resume and resume_from_checkpoint exclude each"),
     (TRAIN + "--output_dir old", "old holds a training; add --resume"),
     (TRAIN + "--dataset_train_split tarin", "data set 'posts' has no split 'tarin'; it has 'train', 'test'"),
@@ -164,7 +164,7 @@ COMMANDS = [
     (TRAIN + "--model_name_or_path someone/nothing", "model 'someone/nothing' cannot be loaded"),
     (TRAIN + "--reward_funcs nowhere:it", "reward function 'nowhere:it' cannot be imported"),
     ("train --dataset_name posts --model_name_or_path model --algo ano --reward_funcs lengths:score", "give value_model"),
-    # Users Z13: these asked the Hub for the model first.
+    # These asked the Hub for the model first.
     (TRAIN + "--model_name_or_path ./sft", "model_name_or_path='./sft' does not exist"),
     (TRAIN + "--model_name_or_path no/model --reward_model posts/reward", "reward_model='posts/reward' does not exist"),
     (FILES + "three.jsonl --request [1]", "argument --request: invalid json_object value: '[1]'"),
@@ -227,10 +227,10 @@ WITHOUT_EOS = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend_token
     ("trainer", "config", "given", "message"),
     [
         (ShapedGRPOTrainer, GRPOConfig, {}, "args is a GRPOConfig; allowed are settings of class ShapedGRPOConfig"),
-        (GANOTrainer, ShapedGRPOConfig, {}, "allowed are settings of class GANOConfig"),  # review B14
+        (GANOTrainer, ShapedGRPOConfig, {}, "allowed are settings of class GANOConfig"),
         (ShapedGRPOTrainer, ShapedPPOConfig, {}, "ShapedPPOConfig; allowed are settings of class ShapedGRPOConfig"),
-        (ShapedGRPOTrainer, ShapedGRPOConfig, {"shaping": lambda x: x + 1}, r"violates anchoring: h\(0\) = 1"),  # review N8
-        (GANOTrainer, GANOConfig, {"reward_funcs": [reward, kl]}, "a reward function is called 'kl', like one of"),  # B15
+        (ShapedGRPOTrainer, ShapedGRPOConfig, {"shaping": lambda x: x + 1}, r"violates anchoring: h\(0\) = 1"),
+        (GANOTrainer, GANOConfig, {"reward_funcs": [reward, kl]}, "a reward function is called 'kl', like one of"),
         (GANOTrainer, GANOConfig, {"train_dataset": {"text": ["a"]}}, "train_dataset has no column 'prompt'; it has text"),
         (GANOTrainer, GANOConfig, {"train_dataset": {"prompt": ["a", "  "]}}, "train_dataset has the prompt '  ' in row 1"),
         (GANOTrainer, GANOConfig, {"train_dataset": {"prompt": [[]]}}, r"train_dataset has the prompt \[\] in row 0"),
@@ -259,7 +259,7 @@ def test_a_critic_rejects_sharded_models_and_images_and_a_reward_model_zero_3(tm
         with pytest.raises(ValueError, match=f"a critic {message}"):
             critic_trainer(tmp_path, beta=0.0)
     monkeypatch.setattr("sb3_ano.llm.rewards.is_deepspeed_zero3_enabled", lambda: True)
-    with pytest.raises(ValueError, match="reward_model is not allowed with DeepSpeed ZeRO-3"):  # review B16
+    with pytest.raises(ValueError, match="reward_model is not allowed with DeepSpeed ZeRO-3"):
         LearnedReward.load(classifier(tmp_path), tokenizer(), "cpu")
 
 

@@ -76,7 +76,7 @@ def test_the_search_finds_the_beta_of_a_divergence(monkeypatch, tmp_path, expone
 
 def test_the_report_has_means_over_seeds_and_win_rates(tmp_path):
     """The mean of the last tenth, over seeds, the best tenth of the gold reward, and both halves of the matrix."""
-    dash = "\N{EN DASH}"  # users Z11: a spread of 0.00 of one seed
+    dash = "\N{EN DASH}"  # a spread of 0.00 of one seed
     rising = [0.1 * i for i in range(20)]  # ends with 1.8, 1.9
 
     def run(values: list[float]) -> dict:

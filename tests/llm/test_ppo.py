@@ -191,7 +191,7 @@ def test_a_critic_that_lacks_layers_is_not_filled_with_random_ones(tmp_path):
 
 
 def test_the_hub_gets_the_final_policy_once_and_the_critic_on_request(tmp_path, monkeypatch):
-    """Review B6: it got the weights twice, with everything else in the output directory."""
+    """It got the weights twice, with everything else in the output directory."""
     pushed: list[list[str]] = []
 
     def upload_folder(folder_path, token, **_):
@@ -245,7 +245,7 @@ def test_a_reward_model_scores_what_the_policy_wrote_with_its_end(tmp_path):
 
 
 def test_prompts_of_messages_are_scored_as_the_policy_has_seen_them(tmp_path):
-    """Review B7: they were an error of the tokenizer. The reward model's own tokenizer has no chat template."""
+    """They were an error of the tokenizer. The reward model's own tokenizer has no chat template."""
     template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}TL;DR:{% endif %}"
     chat = tiny.chatty(template)
     scores = LearnedReward.load(classifier(tmp_path), chat, "cpu")
@@ -262,7 +262,6 @@ def test_prompts_of_messages_are_scored_as_the_policy_has_seen_them(tmp_path):
 
 
 def test_adapters_are_reward_models(tmp_path):
-    """Review B1."""
     base = AutoModelForSequenceClassification.from_pretrained(classifier(tmp_path))
     adapted = get_peft_model(base, LoraConfig(r=2, target_modules=["query_key_value"], task_type="SEQ_CLS"))
     with torch.no_grad():

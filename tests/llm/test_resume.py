@@ -97,11 +97,11 @@ def test_parameters_of_two_types_are_loaded_without_loss(tmp_path):
 
 
 def test_completions_that_fit_no_batch_are_generated_again(tmp_path):
-    """Review B4: parts of a batch in a training with other batches were an IndexError."""
+    """Parts of a batch in a training with other batches were an IndexError."""
     trainer(tmp_path, max_steps=4).train()
     with pytest.warns(UserWarning, match="written with gradient_accumulation_steps=2, steps_per_generation=2; completions"):
         resumed(tmp_path, 4, max_steps=5, gradient_accumulation_steps=4)
-    with pytest.warns(UserWarning, match="checkpoint-4 was written with shaping=ano; completions are"):  # review N7
+    with pytest.warns(UserWarning, match="checkpoint-4 was written with shaping=ano; completions are"):
         resumed(tmp_path, 4, max_steps=5, shaping="spo")
     (tmp_path / "checkpoint-4" / "rollout_0.pt").write_bytes(b"damaged")
     with pytest.raises(ValueError, match="rollout_0.pt is damaged, or holds more than tensors; remove it"):
@@ -211,7 +211,7 @@ def test_two_processes_are_one_also_after_resumption(kind, tmp_path):
     classifier(tmp_path)
     one, resumed_one, _ = run(tmp_path, 1, kind)
     two, resumed_two, other, errors = run(tmp_path, 2, kind, tmp_path / f"1_{kind}" / "checkpoint-4")
-    # Review B3: a checkpoint of one process made two wait for each other for ever.
+    # A checkpoint of one process made two wait for each other for ever.
     assert "checkpoint-4 was written with num_processes=1, per_device_train_batch_size=" in errors
     assert other["log"][-1]["step"] == 6
     assert (other["parameters"] - one["parameters"]).abs().max() < 0.1
@@ -228,4 +228,4 @@ def test_two_processes_are_one_also_after_resumption(kind, tmp_path):
     assert any(abs(entry.get("rewards/kl/mean", 0.0)) > 1e-3 for entry in one["log"])
     assert any(entry.get("ratio/outside_high", 0.0) > 0 for entry in one["log"])
     assert torch.equal(resumed_one["parameters"], one["parameters"])
-    assert torch.equal(resumed_two["parameters"], two["parameters"])  # review B2: two processes could not resume
+    assert torch.equal(resumed_two["parameters"], two["parameters"])  # two processes could not resume

@@ -58,12 +58,12 @@ def test_inflections_are_counted():
 
 REJECTED = {
     "anchoring": (lambda x: x + 0.5, r"violates anchoring: h\(0\) = 0.5.*from_ratio"),
-    # The worst point is named (review users U14).
+    # The worst point is named.
     "clamp": (lambda x: x.clamp(min=-4.0), r"violates enclosure: h\(-64\) = -4, allowed is h"),
     "digits": (lambda x: x + 1e-6 * (x * (4 - x) / 4).clamp(min=0.0), r"violates enclosure: h\(2\) = 2.000001, allowed"),
     # Beyond the grid only.
     "tail": (lambda x: x + 0.01 * (x > 5e5), r"violates enclosure: h\(1000000\) = 1000000.01, allowed"),
-    # The point is named (review users U13).
+    # The point is named.
     "log1p": (torch.log1p, r"is not finite at .*h\(x\) = -inf"),
     "step to NaN": (
         lambda x: torch.where(x > 5.0, torch.full_like(x, math.nan), x),
@@ -75,7 +75,7 @@ REJECTED = {
         lambda x: torch.where(x < 0, x, x.abs().sqrt() - x.abs().sqrt() + x),
         r"is not finite at x = 0: h\(x\) = 0 with slope nan",
     ),
-    # It cannot improve the policy (review users U12).
+    # It cannot improve the policy.
     "detached": (lambda x: x.clamp(max=1.0).detach(), "has the slope 0 at x = 0, allowed are slopes above 0"),
     "descent": (lambda x: -x - x.abs(), "has the slope -1 at x = 0"),
     "reduction": (lambda x: x.sum(), "not elementwise"),
@@ -91,7 +91,7 @@ def test_a_shape_that_violates_definition_3_2_or_cannot_train_is_rejected_with_t
         check(shape)
 
 
-def test_a_module_with_float32_parameters_is_measured_in_float64():  # review core 12
+def test_a_module_with_float32_parameters_is_measured_in_float64():
     shape = torch.nn.PReLU(init=1.5)
     found = check(shape)
     assert (found.kinks, found.slope_left, found.slope_right, found.slope_at_zero) == ((0.0,), 1.5, 1.0, 1.5)

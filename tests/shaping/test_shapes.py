@@ -43,7 +43,7 @@ def test_only_functions_at_the_top_level_of_a_module_can_be_found_again():
     others = [lambda x: x, functools.partial(pseudo_huber), from_ratio(lambda r, eps: r), torch.nn.Tanh()]
     assert not any(map(is_importable, others))
     assert name_of(ano) == "ano"
-    assert name_of(torch.tanh) == "torch:tanh"  # review users U14
+    assert name_of(torch.tanh) == "torch:tanh"
     assert name_of([pseudo_huber, "spo"]) == ["tests.common:pseudo_huber", "spo"]
 
 

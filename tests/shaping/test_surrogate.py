@@ -133,7 +133,7 @@ def test_invalid_radii_are_rejected():
 
 
 @pytest.mark.parametrize("advantages", [(64,), (64, 64), (1, 64), (3, 1)], ids=str)
-def test_shapes_that_would_broadcast_to_another_are_rejected(advantages):  # review users U15
+def test_shapes_that_would_broadcast_to_another_are_rejected(advantages):
     log_ratio = torch.zeros(64, 1)
     for other in ({}, {"eps_high": torch.full(advantages, 0.2)}):
         tensor, radii = torch.ones(64, 1) if other else torch.ones(advantages), {"eps_low": 0.2, "eps_high": 0.2, **other}

@@ -32,7 +32,7 @@ SHIPPED = [
 
 @pytest.mark.parametrize(("env_id", "changes", "processes", "kind", "shape"), SHIPPED)
 def test_the_shipped_files_take_the_fast_environments(env_id, changes, processes, kind, shape, tmp_path):
-    # Review users Z23: the README's speeds are those of train.
+    # The README's speeds are those of train.
     register_atari(env_id)
     options = {"eval_freq": -1, "verbose": 0, "vec_env_type": processes, "hyperparams": changes}
     manager = rl_zoo3.train.ExperimentManager(Namespace(), "ano", env_id, str(tmp_path), **options)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings(*LEFT_OPEN)
 ANO, CHEETAH = "--algo ano --env CartPole-v1", "--algo ano --env HalfCheetah-v4"
 
 
-# Users Z3: enjoy without options finds what train has left without options.
+# Enjoy without options finds what train has left without options.
 @pytest.mark.parametrize(("algo", "which"), [("ano", ANO), ("ppo", "")])
 def test_an_agent_is_trained_enjoyed_and_trained_further(algo, which, zoo):
     few = "-n 512 --eval-freq 256 --eval-episodes 1 --seed 1"
@@ -41,7 +41,7 @@ def test_an_agent_is_trained_enjoyed_and_trained_further(algo, which, zoo):
     run = Path("logs", algo, "CartPole-v1_1")
     assert {"CartPole-v1.zip", "best_model.zip", "0.monitor.csv", "evaluations.npz"} <= {path.name for path in run.iterdir()}
     config, args = (yaml.unsafe_load((run / "CartPole-v1" / f"{name}.yml").read_text()) for name in ("config", "args"))
-    assert (config["gamma"], config["n_timesteps"]) == (0.9, 512)  # users Z6: the file's are more
+    assert (config["gamma"], config["n_timesteps"]) == (0.9, 512)  # the file's are more
     assert not {"resume", "checkpoint_freq"} & set(args)
     enjoyed = zoo(f"enjoy {which} --no-render -n 300").output
     assert re.search(rf"(?s)Loading {run}/CartPole-v1.zip.*Mean reward:", enjoyed)
@@ -89,7 +89,7 @@ def test_trainings_that_start_together_have_a_directory_each(zoo, monkeypatch):
 
 BAD_INPUT = [
     ("--algo ano -params xyzzy:1", "-params: unknown key 'xyzzy' for ANO; allowed are"),
-    ("--algo ppo -params nsteps:8", "-params: unknown key 'nsteps' for PPO, did you mean 'n_steps'?\n"),  # users Z22
+    ("--algo ppo -params nsteps:8", "-params: unknown key 'nsteps' for PPO, did you mean 'n_steps'?\n"),
     ("--algo spo -params \"shaping:'ano'\"", "unknown key 'shaping' for SPO"),
     ("enjoy --nonsense", "unrecognized arguments: --nonsense ('python -m sb3_ano.zoo enjoy --help' shows the options)"),
     ("--algo ano -params \"shaping:'anno'\"", "shaping='anno' is unknown; allowed are"),
@@ -99,7 +99,7 @@ BAD_INPUT = [
     ("--algo ano -params clip_range=0.3", "options KEY:VALUE take Python values, such as clip_range:0.3"),
     (f"{CHEETAH} -params \"backend:'envpol'\"", "backend='envpol' is unknown, did you mean 'envpool'?"),
     (f"{CHEETAH} --vec-env subproc -params \"backend:'envpool'\"", "vec_env_cls is not allowed with backend 'envpool'"),
-    ("--algo ano -n 512 --device bogus", "bogus"),  # users Z7
+    ("--algo ano -n 512 --device bogus", "bogus"),
     ("--algo ano -optimize --storage a.txt", "--storage a.txt cannot be opened: Could not parse SQLAlchemy URL"),
     ("--algo sac --checkpoint-freq 100", "--checkpoint-freq needs an on-policy algorithm; sac is none"),
     ("--algo ano -optimize --n-evaluations 0", "--n-evaluations 0 is not allowed; allowed are positive integers"),
@@ -151,20 +151,20 @@ def test_the_version_is_that_of_the_distribution(capsys):
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_help_on_a_command_has_the_zoos_options_and_ours(command, zoo):
     output = " ".join(zoo(f"{command} --help").output.split())
-    assert output.startswith(f"usage: python -m sb3_ano.zoo {command} ")  # users Z14
+    assert output.startswith(f"usage: python -m sb3_ano.zoo {command} ")
     zoos, ours = output.split("added by sb3_ano:")
     assert ("--resume" if command == "train" else "--figure" if command in PLOTS else "--trust-remote-code") in ours
     assert "papo" in zoos or "{a2c" not in zoos, "commands with a choice of algorithms know ours"
 
 
 @pytest.mark.slow
-def test_help_ends_where_its_reader_ends(tmp_path):  # users Z22
+def test_help_ends_where_its_reader_ends(tmp_path):
     pipe = '"$0" -m sb3_ano.zoo train --help | "$0" -c "import sys; sys.stdin.readline()"'
     shown = subprocess.run(["bash", "-c", pipe, sys.executable], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert shown.stderr == ""
 
 
-def test_commands_start_as_fast_as_the_zoos_own():  # users Z19
+def test_commands_start_as_fast_as_the_zoos_own():
     code = "import sys, rl_zoo3.train, sb3_ano.zoo.cli as cli; before = set(sys.modules); cli.main(['train', '--help'])"
     loaded = python("-c", f"{code}; print('@', *(set(sys.modules) - before))", check=True).stdout.rpartition("@")[2].split()
     assert "sb3_ano.zoo.commands" in loaded
@@ -263,7 +263,7 @@ def test_every_command_works_for_every_algorithm(algo, env, clean_python, tmp_pa
                 assert min([file.stat().st_size for file in tmp_path.glob(promised.strip("`"))], default=0) > 0, said
     assert imread(tmp_path / "curves.png").std() > 0.01, "the plot is empty"
     (row,) = re.findall(rf"^\|{algo}.*$", (tmp_path / "benchmarks" / "benchmark.md").read_text(), re.MULTILINE)
-    assert "|0k" in row.replace(" ", ""), "the steps of the training"  # users Z6
+    assert "|0k" in row.replace(" ", ""), "the steps of the training"
     pushed = hub.repositories[f"me/{algo}-{env}"][-1]
     assert {f"{algo}-{env}.zip", "config.yml", "README.md", "replay.mp4"} <= set(pushed)
     assert len(pushed["replay.mp4"]) > 1000

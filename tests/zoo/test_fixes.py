@@ -79,7 +79,7 @@ HOSTILE = {
     "a name": "a: !!python/name:os.system\n",
     "an expression": "normalize: \"__import__('os').mkdir('{target}') or {{}}\"\n",
     "a key": "? !!python/object/apply:os.mkdir [{target}]\n: 1\n",
-    # safety H3: plain strings that the zoo imports and calls
+    # Plain strings that the zoo imports and calls
     "wrappers": "env_wrapper: [builtins.repr, re.sub: {{repl: '', string: \"open('{target}','w')\"}}, builtins.eval]\n",
     "a wrapper's module": "env_wrapper: antigravity.Wrapper\n",
     "a wrapper of environments": "vec_env_wrapper: {{antigravity.Wrapper: {{}}}}\n",
@@ -91,7 +91,7 @@ HOSTILE = {
 }
 
 
-# Without keys, the zoo's enjoy raised an AttributeError (review safety). 26 levels of merge keys did not end (safety H8).
+# Without keys, the zoo's enjoy raised an AttributeError. 26 levels of merge keys did not end.
 ODD = {kind: (content, "it has no keys") for kind, content in {"nothing": "", "a list": "[1]", "text": "text"}.items()}
 BOMB = "a0: &a0 {{x: 1}}\n" + "".join(f"a{i}: &a{i} {{{{<<: [*a{i - 1}, *a{i - 1}]}}}}\n" for i in range(1, 27))
 ODD |= {"a bomb": (BOMB, "more than 10 aliases")}

@@ -44,7 +44,7 @@ def pushed(hub: FakeHub, algo: str = "spo") -> dict[str, bytes]:
 
 
 def test_a_push_has_what_the_zoo_reads_and_tells_of_the_training(hub, tmp_path):
-    """users Z1: it said one environment and seed 0, which are those of the push."""
+    """It said one environment and seed 0, which are those of the push."""
     for algo in ("ppo", "spo"):
         files = pushed(hub, algo)
         assert {f"{algo}-{ENV}.zip", "vec_normalize.pkl", "env_kwargs.yml", "README.md"} <= set(files)
@@ -176,7 +176,7 @@ STRANGERS = [
 
 @pytest.mark.parametrize(("env_id", "message"), STRANGERS)
 def test_a_stranger_chooses_neither_module_nor_environment(env_id, message, hub):
-    """Review safety H1, and H8: another environment was taken without a word, escape sequences reached the terminal."""
+    """Another environment was taken without a word, escape sequences reached the terminal."""
     Path("train.py").write_text("raise SystemExit('imported')")
     hub.add(f"{USER}/hostile", {**pushed(hub), "results.json": json.dumps({"env_id": env_id}).encode()})
     assert message in rejected(f"{LOAD} -f hostile -name hostile")

@@ -92,14 +92,14 @@ def test_every_environment_exists():
     names = set(read("ano")) - {"default", "atari"}
     elsewhere = set(filter(ELSEWHERE.match, names))
     assert names - elsewhere <= set(gym.registry)
-    assert {*MUJOCO, *OTHER_MUJOCO, *PENDULUMS} <= names  # users Z16
+    assert {*MUJOCO, *OTHER_MUJOCO, *PENDULUMS} <= names
     pytest.importorskip("minigrid")
     pytest.importorskip("pybullet_envs_gymnasium")
     assert elsewhere <= set(gym.registry)
 
 
 @pytest.mark.parametrize(("algo", "zoos"), [("ano", "ppo"), ("ano_lstm", "ppo_lstm")])
-def test_the_zoos_settings_of_ppo_are_the_starting_point(algo, zoos):  # users Z16
+def test_the_zoos_settings_of_ppo_are_the_starting_point(algo, zoos):
     defaults, ours = {"max_grad_norm": 0.5, "vf_coef": 0.5, "clip_range": 0.2}, read(algo)
     theirs = yaml.safe_load((Path(rl_zoo3.__file__).parent / "hyperparams" / f"{zoos}.yml").read_text())
     names = {*ours, *(name for name in theirs if algo == "ano" and ELSEWHERE.match(name))}

@@ -44,7 +44,7 @@ def test_training_curves_read_the_monitor_file_of_a_batch(zoo, tmp_path):
     env.close()
     zoo("plot_train -a ano -e Hopper-v5 -f logs -w 5 --figure curve.png")
     assert imread(tmp_path / "curve.png").std() > 0.01
-    why = "no run of Hopper-v5 in logs/ano has 1000 episodes, over which reward is averaged; use a smaller -w"  # users Z8
+    why = "no run of Hopper-v5 in logs/ano has 1000 episodes, over which reward is averaged; use a smaller -w"
     assert why in rejected("plot_train -a ano -e Hopper-v5 -f logs -w 1000 --figure empty.png")
     assert not Path("empty.png").exists()
 
@@ -89,7 +89,7 @@ def test_rliable_normalizes_the_tasks_that_the_zoo_knows_and_warns_of_others(zoo
     assert Path("rliable-3.png").is_file()
 
 
-def test_tasks_of_different_length_are_shown_and_empty_plots_say_why(zoo):  # users Z9, Z8
+def test_tasks_of_different_length_are_shown_and_empty_plots_say_why(zoo):
     for run, count in {"CartPole-v1_1": 4, "Pendulum-v1_1": 2, "Pendulum-v1_2": 2, "Acrobot-v1_1": 1}.items():
         evaluated(run, np.ones((count, 2)))
     zoo("all_plots -a ano -e CartPole-v1 Pendulum-v1 -f logs -o results --figure evaluations.png")

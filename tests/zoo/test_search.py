@@ -67,7 +67,7 @@ def test_a_search_leaves_a_report_and_hyperparameters_that_train(algo):
     trials = sorted(study.trials, key=lambda trial: -trial.value)
     radii = [trial.user_attrs[HYPERPARAMETERS]["clip_range_high"] for trial in trials]
     (row,) = (line.split()[1:] for line in printed if line.startswith("clip_range_high"))
-    assert row == ["none" if radius is None else f"{radius:.4g}" for radius in radii]  # users Z22
+    assert row == ["none" if radius is None else f"{radius:.4g}" for radius in radii]
     run(" ".join([*printed[-1].split()[3:], "-n 64 --eval-freq -1"]))
     assert config_of(1, algo) == best | {"n_timesteps": 64}
 

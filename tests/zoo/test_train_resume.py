@@ -74,7 +74,7 @@ RUNS = [
 
 @pytest.mark.parametrize(("algo", "vec_env", "params"), RUNS)
 def test_a_run_with_a_uuid_resumes_in_its_files_and_with_new_episodes_if_need_be(algo, vec_env, params, run_until, tmp_path):
-    """users Z2: the run was not found."""
+    """The run was not found."""
     command = f"train --algo {algo} {COMMON} -n 1536 --checkpoint-freq 256 -uuid --tensorboard-log tb {params} {SMALL}"
     killed = run_until(command, tmp_path, AT.format(768))
     before = {file: file.read_text().splitlines()[:4] for file in tmp_path.glob("logs/*/*/*.monitor.csv")}
@@ -134,7 +134,7 @@ def test_without_a_run_a_new_one_starts_with_the_reason(planned):
     assert all(planned(f"--checkpoint-freq {never}")[2]["record"] is None for never in (0, -1))
 
 
-@pytest.mark.parametrize("finished", [False, True])  # users Z5
+@pytest.mark.parametrize("finished", [False, True])
 @pytest.mark.parametrize("other", ["-n 2000", "--seed 8", "-params n_envs:2", "-n 1000 -i x.zip"])
 def test_a_run_does_not_swallow_other_options(other, finished, zoo):
     written_run("CartPole-v1_1", "-n", "1000", finished=finished)

@@ -147,7 +147,6 @@ def test_pickles_and_code_next_to_the_files_are_not_looked_at(watched, folder, s
 
 
 def test_paths_that_are_no_directory_are_one_line(tmp_path):
-    """Review safety, unclear errors."""
     (tmp_path / "file").write_text("no directory")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for name in ("file", "nowhere", "loop", "x" * 5000, "a\0b"):
@@ -156,7 +155,7 @@ def test_paths_that_are_no_directory_are_one_line(tmp_path):
 
 
 def test_a_file_of_holes_is_refused_before_memory_is_taken(watched, folder):
-    """Review safety, unclear errors: a sparse file of 2 GiB, with 1 GiB to spare."""
+    """A sparse file of 2 GiB, with 1 GiB to spare."""
     n = (2**31 - 104) // 4
     begin = with_header({"value_net.bias": entry([n], 0, 4 * n)})
     path = folder / "policy.safetensors"
@@ -181,7 +180,7 @@ print(model.n_steps, memory() - before)
 
 
 def test_a_rollout_takes_no_memory_before_training(watched, sound, folder):
-    """Review safety H4: a buffer of 1.9 GiB was written in full; the real number of environments counts."""
+    """A buffer of 1.9 GiB was written in full; the real number of environments counts."""
     rewrite(folder, {"arguments/n_steps": 10**7, "n_envs": 1000})  # of the author's; one environment is given
     assert watched(folder)["error"] is None
     rewrite(folder, {"n_envs": 1})
@@ -197,7 +196,7 @@ def test_a_rollout_takes_no_memory_before_training(watched, sound, folder):
 
 
 def test_no_weights_are_made_orthogonal_to_be_replaced(sound):
-    """Review safety H8: in cubic time, minutes for a file of 137 MB."""
+    """In cubic time, minutes for a file of 137 MB."""
     with torch.profiler.profile() as whole:
         assert load_safe(sound).policy.ortho_init
     with torch.profiler.profile() as afterwards:
@@ -237,7 +236,7 @@ def spots(size, count):
 
 
 REPOSITORY = "somebody/ano-CartPole-v1"
-# The review's names of modules, and files of theirs in the current directory.
+# Names of modules, and files of theirs in the current directory.
 MODULES = ("train", "this", "test", "evil_agent")
 
 
@@ -261,7 +260,6 @@ NO_NAME = "results.json does not name the agent's environment"
 @pytest.mark.parametrize(
     ("results", "message"),
     [
-        # Review safety H1, and the row of download_run among the unclear errors.
         *[({"env_id": f"{name}:CartPole-v1"}, NOT_REGISTERED) for name in (*MODULES, "test.__main__", "evil_agent.evil", "")],
         *[({"env_id": name}, NOT_REGISTERED) for name in ("", "/etc/passwd", "x" * 300, "CartPole-v1\0", "\x1b]0;title\x07x")],
         *[({"env_id": value}, NO_NAME) for value in (["CartPole-v1"], 3)],
@@ -284,7 +282,7 @@ def test_an_environment_is_only_looked_up(results, message, share, tmp_path, mon
 
 
 def test_the_files_together_have_a_limit(share, packed, monkeypatch):
-    """Review safety H8: sizes that the Hub does not list, and all files together."""
+    """Sizes that the Hub does not list, and all files together."""
     share(b"{}")
     total = len(packed["sb3_ano.json"]) + len(packed["policy.safetensors"]) + 2
     monkeypatch.setattr("sb3_ano.hub.pull.MAX_BYTES", total)
@@ -325,7 +323,7 @@ assert sys.path[0] == ""
 
 
 def test_a_directory_supplies_no_modules_even_if_it_is_the_current_one(packed, tmp_path):
-    """Review safety H7: packages that PyTorch imports late, and those that this package imports late."""
+    """Packages that PyTorch imports late, and those that this package imports late."""
     for name, content in packed.items():
         (tmp_path / name).write_bytes(content)
     for name in ("sympy", "mpmath", "triton", "optree", "networkx", "pandas", "onnx", "safetensors", "late"):

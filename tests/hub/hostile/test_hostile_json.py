@@ -54,7 +54,6 @@ COUNTS = ["num_timesteps", "total_timesteps", "num_timesteps_at_start", "n_updat
 VALUES = {
     "algorithm": [("SPO", "shaping="), ("PAPO", "arguments has the unknown key")],
     "format_version": [(0, "is not of an agent in the safe format"), (10**6, "has format version 1000000; install a newer")],
-    # Review safety H4.
     "arguments/n_steps": [(41_297_763, "of n_steps=41297763 x 1 environments x 52 bytes"), (32.0, ""), (True, "")],
     "arguments/gamma": [({"$float": "nan"}, "gamma=nan"), (10**400, "")],
     "arguments/clip_range": [
@@ -71,7 +70,7 @@ VALUES = {
         ({"$class": "torch.nn.ReLU"}, "allowed are values that are not classes"),
     ],
     "observation_space": [
-        (multi_discrete(2**22, 2**63 - 1, 2**63 - 2**22 + 5), TOO_LARGE),  # the sum is 4 modulo 2^64: review safety H5
+        (multi_discrete(2**22, 2**63 - 1, 2**63 - 2**22 + 5), TOO_LARGE),  # the sum is 4 modulo 2^64
         (discrete(10**30), "does not describe a Discrete: "),
         (discrete(2, dtype="float32"), "observation_space.dtype='float32' is not allowed"),
         ({"type": "MultiBinary", "n": [2**13, 2**13]}, "observation_space.n=[8192, 8192] is not allowed"),
@@ -80,7 +79,7 @@ VALUES = {
         (dict_of(dict_of()), "is a Dict inside of a Dict"),
         (dict_of(*[{"type": "Box", "shape": [2**23], "dtype": "float64", "low": 0, "high": 1}] * 9), "has more than 16777216"),
     ],
-    "observation_space/type": [([[["x" * 100] * 10] * 10] * 10, "type=[[[")],  # review safety, errors
+    "observation_space/type": [([[["x" * 100] * 10] * 10] * 10, "type=[[[")],
     "observation_space/shape": [
         ([HUGE, HUGE], ""), ([-4], ""), ([0], ""), ([4.0], ""), ([1] * 99, "does not describe a Box"),
     ],
@@ -111,7 +110,7 @@ VALUES = {
     "versions/torch": [(number, "JSON compliant") for number in (math.nan, -math.inf)],  # which nothing else looks at
     **{name: [(DEEP, name)] for name in ("policy", "arguments", "shaping", "vec_normalize")},
     ("files", "policy.safetensors"): [({"size": 2**62, "sha256": ""}, "damaged or cut off")],
-    # Review safety H8: 4.2 % of single flipped bits loaded unnoticed. Stored agents have checksums that fit.
+    # 4.2 % of single flipped bits loaded unnoticed. Stored agents have checksums that fit.
     "checksum": [("0" * 64, "does not match its checksum: it is damaged; if you edited it, remove the key 'checksum'")],
 }  # fmt: skip
 CASES = [
