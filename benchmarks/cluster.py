@@ -24,7 +24,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from sb3_ano import ANO
 from sb3_ano._io import machine, versions, write_figure, write_file
-from sb3_ano.bench.report.figures import looks
+from sb3_ano.bench.looks import looks
 from sb3_ano.rllib import ANOConfig
 
 ROLLOUT, SLEEP = 2048, 0.005

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from sb3_ano._io import write_figure
-from sb3_ano.bench.report.figures import looks
+from sb3_ano.bench.looks import looks
 
 _PROGRAMS = looks(["sbx", "other"])
 #: Color, line style and marker of PPO and of our algorithms, as in reports, and of other programs.

@@ -15,7 +15,7 @@ import pandas as pd
 from scipy import stats
 
 from sb3_ano._io import write_figure, write_file
-from sb3_ano.bench.report.figures import looks
+from sb3_ano.bench.looks import looks
 from sb3_ano.bench.scores import ReferenceScores
 from sb3_ano.bench.statistics import Estimate, estimate, interaction, interquartile_mean, mean
 

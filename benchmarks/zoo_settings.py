@@ -17,7 +17,7 @@ from scipy import stats
 from step_sizes import RETURN, table
 
 from sb3_ano._io import write_figure, write_file
-from sb3_ano.bench.report.figures import looks
+from sb3_ano.bench.looks import looks
 
 ALGORITHMS = ["ppo", "ano", "spo", "papo"]
 SUITES = sorted(Path(__file__).parent.glob("zoo*.yml"))

@@ -20,7 +20,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_ano import ANO
-from sb3_ano.bench.report.figures import looks
+from sb3_ano.bench.looks import looks
 from sb3_ano.envs import make_vec_env
 
 ENV = "InvertedDoublePendulum-v5"

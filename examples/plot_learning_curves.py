@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sb3_ano.bench.report.figures import looks
+from sb3_ano.bench.looks import looks
 
 LOOKS = looks()
 #: Name, color and line style of each setting: the color is that of the algorithm, the line style that of its step.

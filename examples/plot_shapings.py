@@ -5,7 +5,7 @@ import argparse
 import matplotlib
 import torch
 
-from sb3_ano.bench.report.figures import looks
+from sb3_ano.bench.looks import looks
 from sb3_ano.shaping import as_pair, ratio_form
 
 matplotlib.use("Agg")

@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sb3_ano.bench.looks import looks
 from sb3_ano.bench.report import Settings, latex, load_chapters, shown
-from sb3_ano.bench.report.figures import draw_intervals, draw_lines, looks, points
+from sb3_ano.bench.report.figures import draw_intervals, draw_lines, points
 from sb3_ano.bench.report.sections import make_sections
 from sb3_ano.bench.results import Results
 from sb3_ano.bench.statistics import Estimate

@@ -13,8 +13,9 @@ import pandas as pd
 import pytest
 
 from sb3_ano.bench.algorithms import title
+from sb3_ano.bench.looks import looks
 from sb3_ano.bench.report import Settings, escaped, latex, load_chapters, render, shown, text, write_report
-from sb3_ano.bench.report.figures import draw_lines, looks, points
+from sb3_ano.bench.report.figures import draw_lines, points
 from sb3_ano.bench.report.sections import make_sections, tasks
 from sb3_ano.bench.results import Results
 from sb3_ano.bench.scores import ReferenceScores

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from sb3_ano.bench.algorithms import CLASSES, Algorithm, number, replaced, title
-from sb3_ano.bench.report.figures import looks
+from sb3_ano.bench.looks import looks
 from sb3_ano.bench.results import Results, RunFiles, require_different
 from sb3_ano.bench.scores import DEFAULT_TABLES, ReferenceScores
 from sb3_ano.bench.statistics import METRICS, Estimate, estimate, interquartile_mean

@@ -8,7 +8,7 @@ line that has points of single seeds is drawn with these instead of its interval
 import io
 import textwrap
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +20,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from sb3_ano.bench.algorithms import title
+from sb3_ano.bench.looks import Looks
 from sb3_ano.bench.statistics import Estimate
 
-#: Color, line style and marker by label of the algorithm.
-Looks = Mapping[str, tuple[str, Any, str]]
-# Okabe and Ito's palette (2008), without its yellow, which is too light for lines.
-_LOOKS: Looks = {
-    "ppo": ("#000000", (0, (4, 1.5)), "s"),
-    "trpo": ("#CC79A7", (0, (1, 1)), "v"),
-    "spo": ("#0072B2", (0, (5, 1, 1, 1)), "^"),
-    "papo": ("#009E73", (0, (3, 1, 1, 1, 1, 1)), "D"),
-    "ano": ("#D55E00", "-", "o"),
-}
-_OTHERS = [
-    (color, line, marker)
-    for line, markers in (((0, (2, 1)), "P*X"), ((0, (8, 2)), "<>h"))
-    for color, marker in zip(("#E69F00", "#56B4E9", "#999999"), markers, strict=True)
-]
 _PANEL_WIDTH, _PANEL_HEIGHT = 3.3, 2.3
 _LARGEST_SPAN, _MOST_TICKS = 1e4, 6
 # Ratios of the ends of a logarithmic axis below which powers of ten alone, or with 2 and 5, are too few ticks.
@@ -56,15 +42,6 @@ _TICK_WIDTH = 0.1
 
 #: Decorates functions that draw: matplotlib reads its settings whenever an artist is made.
 styled = mpl.rc_context(mpl.rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=False))
-
-
-def looks(algorithms: Iterable[str] = ()) -> Looks:
-    """Return color, line style and marker of each algorithm.
-
-    :param algorithms: labels, in the order in which those without a fixed look get one
-    """
-    others = [label for label in dict.fromkeys(algorithms) if label not in _LOOKS]
-    return {**_LOOKS, **{label: _OTHERS[index % len(_OTHERS)] for index, label in enumerate(others)}}
 
 
 def points(
