@@ -212,8 +212,8 @@ def _cached(api: HfApi, repo_id: str, ordered: list[str], marker: str, revision:
 
 def _unavailable(error: Exception, repo_id: str, revision: str, token: str | None) -> Exception:
     """Return the error for files that neither the Hub nor the cache has; what the Hub rejects stays its own error."""
-    is_answer = isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500
-    if is_answer:
+    cause = error.__cause__ or error  # huggingface_hub's error for a file names neither
+    if isinstance(cause, errors.HfHubHTTPError) and cause.response.status_code < 500:
         return error
 
     missing = f"{repo_id} at revision {revision!r} is not in the cache {constants.HF_HUB_CACHE}"
@@ -221,7 +221,7 @@ def _unavailable(error: Exception, repo_id: str, revision: str, token: str | Non
         return errors.LocalEntryNotFoundError(
             f"HF_HUB_OFFLINE is set, and {missing}; unset it to download the agent, or set HF_HUB_CACHE to a cache that has it"
         )
-    reason = redacted(one_line(error.__cause__ or error), token)
+    reason = redacted(one_line(cause), token)
     endpoint = redacted(constants.ENDPOINT, token)
     return errors.LocalEntryNotFoundError(
         f"the Hub at {endpoint} cannot be reached ({reason}), and {missing}; an agent that was loaded once with a connection "

@@ -120,8 +120,8 @@ def task_of(
     if additions and env is None and isinstance(venv.unwrapped, SubprocVecEnv):
         raise ValueError(
             f"env={env_id!r} is not what the model was trained in, because the model's environment has "
-            f"{', '.join(additions)}: it is in a SubprocVecEnv, which cannot be inspected; build that environment and pass it as "
-            f"env=gym.make({env_id!r}, render_mode='rgb_array')"
+            f"{', '.join(additions)}: it is in a SubprocVecEnv, which cannot be inspected; build that environment and "
+            f"pass it as env=gym.make({env_id!r}, render_mode='rgb_array')"
         )
     if additions and env is None:
         raise ValueError(

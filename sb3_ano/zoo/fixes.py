@@ -21,7 +21,7 @@ from unittest import mock  # which replaces names and puts them back, outside of
 
 import numpy as np
 import rl_zoo3.utils
-from huggingface_hub.errors import RemoteEntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common import callbacks
 
@@ -135,12 +135,13 @@ def missing_metadata(stack: ExitStack) -> None:
 
 
 def missing_optional_file(stack: ExitStack) -> None:
-    """Let downloads continue if an agent has no ``vec_normalize.pkl``: the zoo waits for an error of requests.
+    """Let downloads continue if an agent, or without a Hub the cache, has no ``vec_normalize.pkl``: the zoo waits for an
+    error of requests.
 
     The command ``load_from_hub`` imports the error when it starts; ``enjoy`` and ``benchmark`` use a module that has done so.
     """
     for module in ("rl_zoo3.load_from_hub", "requests.exceptions"):
-        replace(stack, importlib.import_module(module), "HTTPError", RemoteEntryNotFoundError)
+        replace(stack, importlib.import_module(module), "HTTPError", EntryNotFoundError)
 
 
 def agents_without_masks(stack: ExitStack) -> None:

@@ -12,6 +12,7 @@ import pytest
 import rl_zoo3.utils
 import torch
 import yaml
+from huggingface_hub import constants
 from stable_baselines3 import PPO
 
 from sb3_ano import SPO
@@ -83,6 +84,20 @@ def test_a_pickle_is_loaded_only_with_the_option_and_what_is_not_there_is_one_li
     for line in (LOAD, f"{load} --trust-remote-code"):
         assert "Repository Not Found" in rejected(f"{line} -f nothing -name nothing")
         assert not Path("nothing").exists()
+
+
+def test_agents_in_the_cache_load_without_the_hub(hub, monkeypatch):
+    commands = [LOAD, f"{LOAD} --trust-remote-code".replace("--algo spo", "--algo ppo")]
+    for command in commands:
+        run(f"{command} -f cached")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for command in commands:
+        run(f"{command} -f cached")
+        line = rejected(f"{command} -f uncached -name uncached")
+        assert re.search("HF_HUB_OFFLINE is set|cannot find the requested files in the local cache", line)
+    agents = {str(path.relative_to("cached")) for path in Path("cached").glob("*/*/*.zip")}
+    assert agents == {f"{algo}/{ENV}_{number}/{ENV}.zip" for algo in ("ppo", "spo") for number in (1, 2)}
+    assert not Path("uncached").exists()
 
 
 def test_benchmark_downloads_no_pickle_without_the_option_and_its_table_is_here(hub, monkeypatch):
