@@ -21,7 +21,12 @@ from sb3_ano.bench.statistics import Estimate, estimate, interaction, interquart
 
 #: Mean of the last three evaluations of ten episodes.
 RETURN = "last_evaluations"
-DIAGNOSTICS = {"kl_mean": "KL per update", "radius": "radius", "ratio_max": "largest ratio", "discarded": "gradient discarded"}
+DIAGNOSTICS = {
+    "kl_after": "KL per update",
+    "clip_range_mean": "radius",
+    "ratio_max_after": "largest ratio",
+    "ppo_discarded_gradient": "gradient discarded",
+}
 # Chance to find a difference that is there.
 _POWER = 0.8
 _LOW, _HIGH = 3e-4, 1e-3
@@ -132,7 +137,7 @@ def updates(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
 def steps(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     """Yield the KL divergence per update of each setting on each task: the same radius is a larger step with more actions."""
     for (rate, setting), part in rows.groupby(["learning_rate", "setting"]):
-        means = part.groupby("env")["kl_mean"].mean()
+        means = part.groupby("env")["kl_after"].mean()
         yield {"rate": f"{rate:g}", "setting": setting, **{str(env): f"{kl:.3g}" for env, kl in means.items()}}
 
 
@@ -199,7 +204,7 @@ def figure(rows: pd.DataFrame) -> plt.Figure:
     styles, blocks = looks(["ppo", "spo", "ano"]), blocks_of(rows)
     lines: dict[tuple[str, float], list[tuple[float, Estimate]]] = {}
     for (setting, rate), block in blocks.items():
-        kl = rows.loc[(rows["setting"] == setting) & (rows["learning_rate"] == rate), "kl_mean"].mean()
+        kl = rows.loc[(rows["setting"] == setting) & (rows["learning_rate"] == rate), "kl_after"].mean()
         score = estimate(interquartile_mean, block.to_numpy())
         lines.setdefault((setting.partition(",")[0], rate), []).append((kl, score))
     for (family, rate), dots in lines.items():
@@ -211,7 +216,7 @@ def figure(rows: pd.DataFrame) -> plt.Figure:
             kls, value, [value - low, high - value], color=color, marker=marker, label=f"{family} at {rate:g}", **face
         )
     panels[0, 0].set(xlabel="KL divergence per update", ylabel="IQM, TD3-normalized")
-    for axes, column in zip(panels.flat[1:], ("radius", "ratio_max", "discarded"), strict=True):
+    for axes, column in zip(panels.flat[1:], ("clip_range_mean", "ratio_max_after", "ppo_discarded_gradient"), strict=True):
         for name, part in rows.groupby("setting", sort=False):
             color, _, marker = styles[str(name).partition(",")[0].lower()]
             means = part.groupby("learning_rate")[column].mean()

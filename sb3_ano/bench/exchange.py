@@ -23,11 +23,11 @@ KEY = ["env", "algorithm", *_SETTINGS, "changed", "steps", "seed", "identity"]
 _TEXTS = dict.fromkeys(["env", "algorithm", "changed", "identity", "date", "commit"], str)
 # Columns of progress.csv, and how their updates are summarized.
 _DIAGNOSTICS = {
-    "kl_mean": ("update/approx_kl", "mean"),
-    "ratio_max": ("update/ratio_max", "median"),
-    "outside": ("update/clip_fraction", "mean"),
-    "discarded": ("train/ppo_discarded_gradient", "mean"),
-    "radius": ("train/clip_range", "mean"),
+    "kl_after": ("update/kl_after", "mean"),
+    "ratio_max_after": ("update/ratio_max_after", "median"),
+    "outside_after": ("update/outside_after", "mean"),
+    "ppo_discarded_gradient": ("train/ppo_discarded_gradient", "mean"),
+    "clip_range_mean": ("train/clip_range", "mean"),
 }
 # Signs that a spreadsheet takes for the beginning of a formula, also in their full width.
 _FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")

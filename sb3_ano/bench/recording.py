@@ -153,7 +153,7 @@ def measure_update(model: OnPolicyAlgorithm) -> dict[str, float]:
     Algorithms log such numbers for minibatches during the update, each in its own way, or not at all.
 
     :param model: model after an update, with the rollout in its buffer
-    :return: ``approx_kl`` (mean of ``r - 1 - log r``), ``ratio_mean``, ``ratio_max``, and ``clip_fraction``, the fraction of
+    :return: ``kl_after`` (mean of ``r - 1 - log r``), ``ratio_mean_after``, ``ratio_max_after``, and ``outside_after``, the fraction of
         samples whose ratio is outside the radius, NaN for algorithms without a radius
     """
     buffer = model.rollout_buffer
@@ -178,8 +178,8 @@ def measure_update(model: OnPolicyAlgorithm) -> dict[str, float]:
         high = logged.get("train/clip_range_high", low)
         outside = float(((ratio < 1.0 - low) | (ratio > 1.0 + high)).mean())
     return {
-        "approx_kl": float((ratio - 1.0 - log_ratio).mean()),
-        "ratio_mean": float(ratio.mean()),
-        "ratio_max": float(ratio.max()),
-        "clip_fraction": outside,
+        "kl_after": float((ratio - 1.0 - log_ratio).mean()),
+        "ratio_mean_after": float(ratio.mean()),
+        "ratio_max_after": float(ratio.max()),
+        "outside_after": outside,
     }

@@ -39,7 +39,7 @@ class ShapedGRPOTrainer(GRPOTrainer):
     does nothing, and the advantages by the shaped objective. Masks, loss types, evaluation, LoRA and vLLM stay TRL's. With
     PPO's shape nothing is replaced, because TRL's clip is that shape.
 
-    It logs ``ratio/mean``, ``ratio/max``, ``ratio/outside_low``, ``ratio/outside_high`` and ``approx_kl`` in addition to
+    It logs ``ratio/mean``, ``ratio/max``, ``ratio/outside_low``, ``ratio/outside_high`` and ``ratio/kl`` in addition to
     TRL's metrics, at the level of ``importance_sampling_level``; in evaluations the ratio is 1. With ``kl_in="reward"``,
     ``rewards/kl/mean`` is the sum over a completion, and ``kl`` is what TRL logs with the KL divergence in the loss.
     ``rewards/missing_eos/mean`` is the fraction of completions without EOS, if they are penalized. Checkpoints also contain
@@ -324,7 +324,7 @@ class ShapedGRPOTrainer(GRPOTrainer):
         log_ratio = torch.where(seen, log_ratio.float(), 0.0).clamp(max=MAX_LOG_RATIO)
         deviation = torch.expm1(log_ratio)  # r - 1, zero where it does not count
         outside = {"ratio/outside_low": deviation < -self.epsilon_low, "ratio/outside_high": deviation > self.epsilon_high}
-        self._log_means(seen, {"ratio/mean": deviation + 1.0, **outside, "approx_kl": deviation - log_ratio})
+        self._log_means(seen, {"ratio/mean": deviation + 1.0, **outside, "ratio/kl": deviation - log_ratio})
         if self._kl_in_reward:
             self._log_means(mask, {"kl": torch.expm1(to_ref) - to_ref})
         maximum = torch.where(seen, deviation + 1.0, 0.0).max().reshape(1)

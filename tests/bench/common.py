@@ -81,7 +81,7 @@ def write_run_files(
     monitor = pd.DataFrame({"r": final * done / steps, "l": 7, "t": done / 1000.0, "timesteps": done})
     (path / "monitor.csv").write_text('#{"t_start": 0.0}\n' + monitor.to_csv(index=False))
     columns = {"time/total_timesteps": ends, "time/seconds": ends / 1000.0, "train/entropy_loss": -2.0}
-    columns |= {"update/ratio_max": 1.5, "update/clip_fraction": 0.1, "update/approx_kl": 1e-3 + 1e-6 * final}
+    columns |= {"update/ratio_max_after": 1.5, "update/outside_after": 0.1, "update/kl_after": 1e-3 + 1e-6 * final}
     pd.DataFrame(updates or columns).to_csv(path / "progress.csv", index=False)
     circumstances = {
         "seconds": steps / 1000.0,

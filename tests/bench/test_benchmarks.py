@@ -73,7 +73,9 @@ def test_step_sizes_are_compared_on_the_seeds_that_both_have(tmp_path):
     rows += [(ano, 0.01, seed, value) for seed, value in enumerate([2000.0, 2100.0])]
     table = pd.DataFrame(rows, columns=["algorithm", "desired_kl", "seed", "last_evaluations"])
     table = table.assign(env="Hopper-v4", clip_range=0.2, learning_rate=3e-4)
-    table.assign(kl_mean=0.01, radius=0.2, ratio_max=1.5, discarded=0.0).to_csv(tmp_path / "runs.csv")
+    table.assign(kl_after=0.01, clip_range_mean=0.2, ratio_max_after=1.5, ppo_discarded_gradient=0.0).to_csv(
+        tmp_path / "runs.csv"
+    )
     run_script("step_sizes", "--results", tmp_path, "--out", tmp_path)
     text = (tmp_path / "tables.md").read_text()
     gap = "{:.3f}".format(*np.diff(ReferenceScores().normalize("Hopper-v4", np.array([1000.0, 2000.0]))))

@@ -171,7 +171,9 @@ def test_weights_and_biases_gets_a_run_with_all_values_and_its_settings(tmp_path
     logged = [call.args[0] for call in wandb.init.return_value.__enter__.return_value.log.call_args_list]
     returns = [(row["global_step"], row["charts/episodic_return"]) for row in logged if "charts/episodic_return" in row]
     assert returns == [*run.episodes()[["timesteps", "r"]].itertuples(index=False, name=None)]
-    assert all({"global_step": 100_000, **row} in logged for row in ({"eval/mean_reward": 1e3}, {"update/ratio_max": 1.5}))
+    assert all(
+        {"global_step": 100_000, **row} in logged for row in ({"eval/mean_reward": 1e3}, {"update/ratio_max_after": 1.5})
+    )
     assert [row["global_step"] for row in logged] == sorted(row["global_step"] for row in logged)
 
 

@@ -36,7 +36,12 @@ def sections(directory, *parts, drawn=False):
 def updates(rollout: int, entropy: float, steps: int = 100_000):
     """Return the columns of progress.csv for rollouts of some length, which end at or after the last step."""
     ends = np.arange(rollout, steps + rollout, rollout)
-    return {"time/total_timesteps": ends, "train/entropy_loss": -entropy, "update/approx_kl": 0.01, "update/ratio_max": 1.5}
+    return {
+        "time/total_timesteps": ends,
+        "train/entropy_loss": -entropy,
+        "update/kl_after": 0.01,
+        "update/ratio_max_after": 1.5,
+    }
 
 
 ROLLOUTS = {"HalfCheetah-v4": (2_048, 0.69), "Hopper-v4": (30_000, 1.67)}

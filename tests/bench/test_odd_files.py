@@ -42,8 +42,8 @@ ODD_FILES = {
     "progress.csv": [
         b"",
         b"\xe9\n1\n",
-        b"update/approx_kl\n0.1\n",
-        b"time/total_timesteps,update/approx_kl\n10,high\n20,0.1\n",
+        b"update/kl_after\n0.1\n",
+        b"time/total_timesteps,update/kl_after\n10,high\n20,0.1\n",
         b"time/total_timesteps\ninf\n",
         b"time/total_timesteps\n10\n10\n",
         b"a,b\n1,2,3\n1\n",

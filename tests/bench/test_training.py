@@ -154,8 +154,8 @@ def test_algorithms_with_lstm_policies_and_masks_are_trained_and_evaluated(label
     assert made.evaluations()["timesteps"].tolist() == [128, 256]
     updates = made.updates()
     # Over the whole rollout it is about that of the last minibatches, if masks and states are those of the rollout.
-    np.testing.assert_allclose(updates["update/approx_kl"], updates["train/approx_kl"], rtol=1.0, atol=1e-5)
-    assert np.isfinite(updates["update/clip_fraction"]).all()
+    np.testing.assert_allclose(updates["update/kl_after"], updates["train/approx_kl"], rtol=1.0, atol=1e-5)
+    assert np.isfinite(updates["update/outside_after"]).all()
 
 
 def test_seeds_share_no_environment_and_algorithms_have_the_same():
@@ -212,7 +212,7 @@ def test_the_measure_of_an_update_is_the_closed_form_of_two_gaussians(label, mon
     log_ratio = after.sum(axis=1) - old_log_prob[:, 0]
     ratio = np.exp(log_ratio)
     found = recording.measure_update(model)
-    expected = {"approx_kl": (ratio - 1 - log_ratio).mean(), "ratio_mean": ratio.mean(), "ratio_max": ratio.max()}
+    expected = {"kl_after": (ratio - 1 - log_ratio).mean(), "ratio_mean_after": ratio.mean(), "ratio_max_after": ratio.max()}
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4)
     outside = float((np.abs(ratio - 1) > 0.2).mean())
     assert 0.1 < outside < 0.9

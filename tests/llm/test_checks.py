@@ -79,7 +79,7 @@ def trained(trainer):
 
 def ratios(trainer) -> list[float]:
     """All that is logged of ratios and divergences, in a training at learning rate 0."""
-    names = ("ratio/mean", "ratio/max", "ratio/outside_low", "ratio/outside_high", "approx_kl", "kl", "rewards/kl/mean")
+    names = ("ratio/mean", "ratio/max", "ratio/outside_low", "ratio/outside_high", "ratio/kl", "kl", "rewards/kl/mean")
     lines = [line for line in trained(trainer).state.log_history if "ratio/max" in line]
     assert len(lines) == 3
     return [abs(line[name] - (name in names[:2])) for line in lines for name in names if name in line]

@@ -129,7 +129,7 @@ def test_ratios_are_counted_where_the_mask_says(tmp_path):
     ratio, mask = torch.tensor([[1.0, 1.3, 0.5], [1.1, 9.0, 0.7]]), torch.tensor([[1, 1, 1], [1, 0, 1]])
     seen = [1.0, 1.3, 0.5, 1.1, 0.7]
     expected = {"ratio/mean": 4.6 / 5, "ratio/max": 1.3, "ratio/outside_low": 2 / 5, "ratio/outside_high": 1 / 5}
-    expected["approx_kl"] = sum(r - 1 - math.log(r) for r in seen) / 5
+    expected["ratio/kl"] = sum(r - 1 - math.log(r) for r in seen) / 5
     trainer._log(ratio.log(), mask.bool(), torch.zeros(2, 3), mask)
     assert {name: value for name, (value,) in trainer._metrics["train"].items()} == pytest.approx(expected, rel=1e-5)
     trainer._log(ratio.log(), mask.bool() & False, torch.zeros(2, 3), 0 * mask)  # nothing but padding
@@ -143,7 +143,7 @@ def test_evaluation_and_metrics(tmp_path):
     train = [entry for entry in trainer.state.log_history if "loss" in entry]
     (evaluation,) = (entry for entry in trainer.state.log_history if "eval_loss" in entry)
     assert evaluation["eval_ratio/mean"] == 1.0
-    for name in ("ratio/mean", "ratio/max", "ratio/outside_low", "ratio/outside_high", "approx_kl", "kl"):
+    for name in ("ratio/mean", "ratio/max", "ratio/outside_low", "ratio/outside_high", "ratio/kl", "kl"):
         assert all(name in entry for entry in train), name
     generated = [entry for entry in train if "reward" in entry]
     for entry in generated:
@@ -151,8 +151,8 @@ def test_evaluation_and_metrics(tmp_path):
         assert entry["reward"] == pytest.approx(2.0 * score - 0.05 * kl - 0.5 * missing_eos, abs=1e-5)
     assert generated
     assert not any(name.startswith("clip_ratio/") for entry in train for name in entry)
-    assert train[0]["approx_kl"] == pytest.approx(0.0, abs=1e-6)
-    assert train[2]["approx_kl"] > 1e-5
+    assert train[0]["ratio/kl"] == pytest.approx(0.0, abs=1e-6)
+    assert train[2]["ratio/kl"] > 1e-5
 
 
 @pytest.mark.parametrize("critic", [False, True])

@@ -18,9 +18,9 @@ from sb3_ano.bench.statistics import METRICS, Estimate, estimate, interquartile_
 LENGTH, LEARNING_RATE = "total_timesteps", "learning_rate"
 #: Diagnostics of an update: columns of ``progress.csv`` with their signs. SB3 logs the entropy as a loss.
 DIAGNOSTICS = {
-    "KL divergence": ("update/approx_kl", 1.0),
-    "Largest ratio": ("update/ratio_max", 1.0),
-    "Fraction outside": ("update/clip_fraction", 1.0),
+    "KL divergence": ("update/kl_after", 1.0),
+    "Largest ratio": ("update/ratio_max_after", 1.0),
+    "Fraction outside": ("update/outside_after", 1.0),
     "Entropy": ("train/entropy_loss", -1.0),
 }
 # Value of a setting whose suite has different values for its tasks.
