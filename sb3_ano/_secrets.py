@@ -204,7 +204,7 @@ def _secrets_of_addresses(text: str) -> Iterator[str]:
             yield from (secret, unquote(secret))
 
 
-def _secrets() -> set[str]:
+def known_secrets() -> set[str]:
     """Return the secrets that are known now."""
     secrets = set(_remembered)
     for name, value in os.environ.items():
@@ -245,7 +245,7 @@ def _stored_token(path: str) -> str:
 def _hide_in_text(text: str) -> str:
     if len(text) < _SHORTEST:
         return text
-    known = _patterns(frozenset(_secrets()))
+    known = _patterns(frozenset(known_secrets()))
 
     if "://" in text:
         text = _USER.sub(rf"\1{MASK}@", text)

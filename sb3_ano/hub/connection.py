@@ -2,52 +2,21 @@
 
 import base64
 import contextlib
-import os
 import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
-from huggingface_hub import HfApi, constants, errors, get_token, hf_hub_url, is_offline_mode
+from huggingface_hub import HfApi, constants, errors, hf_hub_url, is_offline_mode
 from huggingface_hub.errors import HTTPError
 
 from sb3_ano._io import write_file
+from sb3_ano._secrets import hide, known_secrets, remember
 from sb3_ano.hub.documents import one_line
 
-# A shorter text than this is no token, and would be replaced all over a message.
-_SHORTEST_SECRET = 6
-_HIDDEN = "***"
-
-
-def secrets(token: str | None = None) -> list[str]:
-    """Return the tokens and passwords that this process uses for the Hub; the longest first.
-
-    :param token: token that the caller passed
-    """
-    endpoint = constants.ENDPOINT
-    found = {token, get_token(), os.environ.get("HF_TOKEN"), os.environ.get("HUGGING_FACE_HUB_TOKEN")}
-
-    login = urlsplit(endpoint).netloc.rpartition("@")[0]
-    if login:
-        found.add(login)
-        password = login.partition(":")[2]
-        found.add(password)
-        found.add(unquote(password))
-
-    texts = [secret.strip() for secret in found if secret]
-    return sorted((text for text in texts if len(text) >= _SHORTEST_SECRET or text == login), key=len, reverse=True)
-
-
-def redacted(text: str, token: str | None = None) -> str:
-    """Replace tokens and passwords in a text.
-
-    :param text: text that another library wrote
-    :param token: token that the caller passed
-    """
-    for secret in secrets(token):
-        text = text.replace(secret, _HIDDEN)
-    return text
+# A shorter text may be a part of any file.
+_SHORTEST_SECRET = 8
 
 
 def without_login(url: str) -> str:
@@ -56,19 +25,18 @@ def without_login(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
-def require_no_secrets(folder: Path, token: str | None = None) -> None:
-    """Check that no file that is about to be published holds a token or password of the Hub.
+def require_no_secrets(folder: Path) -> None:
+    """Check that no file that is about to be published holds a key, token or password of this process.
 
     :param folder: directory of files, whose archives and pickles are looked into
-    :param token: token that the caller passed
     :raises ValueError: if one does
     """
-    known = [secret.encode() for secret in secrets(token) if len(secret) >= _SHORTEST_SECRET]
+    known = [secret.encode() for secret in known_secrets() if len(secret) >= _SHORTEST_SECRET]
     for file in sorted(folder.iterdir()):
         for name, content in _contents(file):
             if any(secret in content for secret in known):
                 raise ValueError(
-                    f"{name} would publish a token or password of the Hub; remove it from the model's attributes, env_kwargs "
+                    f"{name} would publish a key, token or password; remove it from the model's attributes, env_kwargs "
                     "or the files in run, and push again"
                 )
 
@@ -95,19 +63,20 @@ def safe_errors(token: str | None = None) -> Iterator[None]:
     :param token: token that the caller passed
     :raises ConnectionError: instead of the HTTP client's errors, which are no OSError
     """
+    remember({"hub_token": token, "endpoint": constants.ENDPOINT})
     try:
         yield
     except Exception as error:
         is_lost = isinstance(error, HTTPError) and not isinstance(error, errors.HfHubHTTPError)
         if is_lost:
-            endpoint = redacted(constants.ENDPOINT, token)
-            message = redacted(one_line(error), token)
+            endpoint = hide(constants.ENDPOINT)
+            message = hide(one_line(error))
             raise ConnectionError(f"the Hub at {endpoint} cannot be reached: {message}") from None
-        _hide_secrets(error, token)
+        _hide_secrets(error)
         raise
 
 
-def _hide_secrets(error: BaseException, token: str | None) -> None:
+def _hide_secrets(error: BaseException) -> None:
     """Change the messages of an error and of those that it came from, which Python prints with it."""
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
@@ -116,7 +85,7 @@ def _hide_secrets(error: BaseException, token: str | None) -> None:
         if current is None or id(current) in seen:
             continue
         seen.add(id(current))
-        current.args = tuple(redacted(part, token) if isinstance(part, str) else part for part in current.args)
+        current.args = hide(current.args)
         pending += [current.__cause__, current.__context__]
 
 
@@ -155,7 +124,7 @@ def download(
         except (HTTPError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
             paths = _cached(api, repo_id, ordered, marker, revision)
             if not paths:
-                raise _unavailable(error, repo_id, revision, token) from None
+                raise _unavailable(error, repo_id, revision) from None
             _require_size(repo_id, {name: path.stat().st_size for name, path in paths.items()}, max_bytes)
     return paths
 
@@ -210,7 +179,7 @@ def _cached(api: HfApi, repo_id: str, ordered: list[str], marker: str, revision:
     return {name: snapshot / name for name in ordered if (snapshot / name).exists()}
 
 
-def _unavailable(error: Exception, repo_id: str, revision: str, token: str | None) -> Exception:
+def _unavailable(error: Exception, repo_id: str, revision: str) -> Exception:
     """Return the error for files that neither the Hub nor the cache has; what the Hub rejects stays its own error."""
     cause = error.__cause__ or error  # huggingface_hub's error for a file names neither
     if isinstance(cause, errors.HfHubHTTPError) and cause.response.status_code < 500:
@@ -221,8 +190,8 @@ def _unavailable(error: Exception, repo_id: str, revision: str, token: str | Non
         return errors.LocalEntryNotFoundError(
             f"HF_HUB_OFFLINE is set, and {missing}; unset it to download the agent, or set HF_HUB_CACHE to a cache that has it"
         )
-    reason = redacted(one_line(cause), token)
-    endpoint = redacted(constants.ENDPOINT, token)
+    reason = hide(one_line(cause))
+    endpoint = hide(constants.ENDPOINT)
     return errors.LocalEntryNotFoundError(
         f"the Hub at {endpoint} cannot be reached ({reason}), and {missing}; an agent that was loaded once with a connection "
         "loads without"

@@ -14,7 +14,6 @@ import torch
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano._io import read_json
-from sb3_ano._secrets import remember
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.envs import DirectVecEnv, register_atari
 from sb3_ano.hub.card import RESULTS, environment_name, write_settings
@@ -61,7 +60,6 @@ def load_from_hub(
 @contextlib.contextmanager
 def _downloaded(repo_id: str, revision: str | None, token: str | None) -> Iterator[Path]:
     """Yield a temporary directory with the files that loading reads, by their fixed names."""
-    remember({"hub_token": token})
     paths = download(repo_id, (*SAFE_FILES, RESULTS), DOCUMENT, MAX_BYTES, revision, token)
     if not paths:
         raise ValueError(

@@ -25,7 +25,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano._io import write_file
 from sb3_ano._registry import ALGORITHMS
-from sb3_ano._secrets import hide, remember
+from sb3_ano._secrets import hide
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.hub import card
 from sb3_ano.hub.connection import require_no_secrets, safe_errors, without_login
@@ -261,7 +261,6 @@ def push_to_hub(
         and empty
     """
     require_algorithm(model)
-    remember({"hub_token": token})
     api = HfApi(token=token)
     with safe_errors(token):
         url = api.create_repo(repo_id, private=private, exist_ok=True)  # before minutes are spent on evaluation and video
@@ -284,7 +283,7 @@ def push_to_hub(
             license=license,
             verbose=verbose,
         )
-        require_no_secrets(folder, token)
+        require_no_secrets(folder)
         with safe_errors(token):
             _commit(api, repo_id, folder, revision, hide(commit_message or f"{model.algorithm} agent"))
 

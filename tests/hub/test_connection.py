@@ -155,7 +155,7 @@ def with_secret_log(model, run):
 def test_no_token_is_published(where, hub, tmp_path):
     model = trained(steps=0)
     options = with_secret_setting(model) if where == "attribute" else with_secret_log(model, tmp_path / "run")
-    with one_line(ValueError, r"\.zip/\S+ would publish a token or password of the Hub; remove it"):
+    with one_line(ValueError, r"\.zip/\S+ would publish a key, token or password; remove it"):
         push_to_hub(model, AGENT, **QUICK, **options)
     assert [set(files) for files in hub.repositories[AGENT]] == [{".gitattributes"}]
 
