@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
 from sb3_ano.bench.looks import looks
@@ -73,7 +74,7 @@ def draw(output: str, learning_rate: float, studies: list[str]) -> None:
     for axes in panels[-1]:
         axes.set_xlabel("environment steps (millions)")
     # Some settings were run on some tasks only.
-    handles = {}
+    handles: dict[str, Artist] = {}
     for axes in panels.flat[: len(tasks)]:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)

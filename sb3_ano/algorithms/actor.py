@@ -42,7 +42,7 @@ _COPIED = 2**21
 def acts_with_copies(model: Any) -> bool:
     """Tell whether a policy may act with copies of its parameters, which have to be compared with them at each step."""
     size = sum(parameter.numel() for parameter in model.policy.parameters())
-    return size <= _COPIED or model.precision == "bfloat16"  # which would convert all weights at each step
+    return bool(size <= _COPIED or model.precision == "bfloat16")  # which would convert all weights at each step
 
 
 class Snapshot:
@@ -287,7 +287,7 @@ def _layers(network: nn.Sequential, head: Any) -> list[_Layer]:
 def _stacked_size(actor: _Layer, critic: _Layer, shared_input: bool) -> int:
     """Return the number of weights of the layer that :func:`_stacked` makes."""
     inputs = len(actor.weight) if shared_input else len(actor.weight) + len(critic.weight)
-    return inputs * (actor.weight.shape[1] + critic.weight.shape[1])
+    return int(inputs * (actor.weight.shape[1] + critic.weight.shape[1]))
 
 
 def _stacked(actor: _Layer, critic: _Layer, shared_input: bool) -> _Layer:

@@ -60,7 +60,7 @@ def _steps_of(optimizer: Optimizer, parameter: torch.nn.Parameter) -> float:
 
 def _state_of(optimizer: Optimizer, parameter: torch.nn.Parameter) -> dict[str, torch.Tensor]:
     """Return the state of a parameter, made as Adam makes it before the first step."""
-    state = optimizer.state[parameter]
+    state: dict[str, torch.Tensor] = optimizer.state[parameter]
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
         state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
@@ -73,7 +73,9 @@ def _state_of(optimizer: Optimizer, parameter: torch.nn.Parameter) -> dict[str, 
 
 def gradient_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     """Return the norm of all gradients together, a 0-d tensor; ``torch.nn.utils.get_total_norm`` takes twice the time."""
-    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
+    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
 
 
 @torch.no_grad()

@@ -28,7 +28,6 @@ from sb3_ano import (
 )
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer, RolloutSamples
-from sb3_ano.algorithms.flat_adam import FlatAdam
 from sb3_ano.algorithms.papo import DictTDRolloutBuffer, TDRolloutBuffer
 from sb3_ano.algorithms.update import ClipRange
 from sb3_ano.bench import statistics
@@ -87,7 +86,7 @@ power: Power = Power("CartPole-v1", power=2.0).learn(1_000)
 actions, states = model.predict(cart_pole.observation_space.sample(), deterministic=True)
 model.save("model")
 loaded: ANO = ANO.load(Path("model"), env="CartPole-v1", device="cpu", shaping=bump, learning_rate=1e-4)
-buffers: list[type] = [FlatRolloutBuffer, DictFlatRolloutBuffer, DictTDRolloutBuffer, FlatAdam]
+buffers: list[type] = [FlatRolloutBuffer, DictFlatRolloutBuffer, DictTDRolloutBuffer]
 version: str = sb3_ano.__version__
 missing: type[ImportError] = MissingExtraError
 
@@ -101,6 +100,7 @@ named: torch.Tensor = shaping.resolve("ano")(x)
 wrapped: shaping.Shaping = shaping.from_ratio(paper_f)
 pair: shaping.ShapingPair = shaping.from_ratio(paper_f, g=paper_f)
 properties: shaping.ShapeProperties = shaping.check("ano")
+properties.require_trainable()
 two: tuple[shaping.ShapeProperties, ...] = shaping.check(("ano", bump))
 table: str = shaping.property_table([properties, shaping.measure(bump), *two])
 like: list[shaping.ShapingLike] = ["ano", bump, ("ano", bump), pair, shaping.as_pair(bump)]

@@ -75,6 +75,7 @@ print(read_checkpoint(Path("checkpoint")).steps)  # wrong
 
 # Hub, experiments and language models
 hub.push_to_hub("me/ano-CartPole-v1", model)  # wrong
+hub.push_to_hub(model, "me/ano-CartPole-v1", n_episodes=5)  # wrong
 hub.load_from_hub("me/ano-CartPole-v1", env=3)  # wrong
 hub.load_from_hub("me/ano-CartPole-v1", "CartPole-v1", "main")  # wrong
 hub.package(model, "agent")  # wrong
