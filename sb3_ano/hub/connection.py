@@ -181,7 +181,9 @@ def _cached(api: HfApi, repo_id: str, ordered: list[str], marker: str, revision:
 
 def _unavailable(error: Exception, repo_id: str, revision: str) -> Exception:
     """Return the error for files that neither the Hub nor the cache has; what the Hub rejects stays its own error."""
-    cause = error.__cause__ or error  # huggingface_hub's error for a file names neither
+    cause: BaseException = error
+    if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None:
+        cause = error.__cause__  # this error does not say what happened
     if isinstance(cause, errors.HfHubHTTPError) and cause.response.status_code < 500:
         return error
 
