@@ -31,7 +31,6 @@ from sb3_ano.algorithms.update import ClipRange, Updater, UpdateSettings, approx
 from sb3_ano.envs import make_env
 from sb3_ano.shaping import MIN_RADIUS
 
-
 # Updates in a row, far from desired_kl with the radius at a bound, after which it counts as out of reach.
 _UPDATES_OFF_TARGET = 2
 
@@ -384,8 +383,8 @@ class ShapedPolicyAlgorithm(RolloutMixin):
             reward = float(np.abs(self.rollout_buffer.rewards).max())
             raise FloatingPointError(
                 f"all {len(skipped)} minibatches of the update after {self.num_timesteps} steps were skipped, because of NaN "
-                f"or Inf in {term}. The largest observation of the rollout is {largest:.3g}, the largest reward {reward:.3g}, in "
-                "absolute value. Look at the scale of rewards and observations, or lower learning_rate"
+                f"or Inf in {term}. The largest observation of the rollout is {largest:.3g}, the largest reward {reward:.3g}. "
+                "Look at the scale of rewards and observations, or lower learning_rate"
             )
         if self.n_skipped_minibatches == 0:
             warnings.warn(
