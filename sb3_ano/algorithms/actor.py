@@ -242,17 +242,17 @@ def _rows(space: spaces.Space[Any]) -> Callable[[Any], np.ndarray] | None:
         return lambda observations: np.concatenate([part(observations[key]) for key, part in parts.items()], axis=1)  # type: ignore[misc]
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         ends = np.cumsum(choices(space)).tolist()
-        parts = [slice(*span) for span in itertools.pairwise([0, *ends])]
+        columns = [slice(*span) for span in itertools.pairwise([0, *ends])]
 
         def one_hot(observations: Any) -> np.ndarray:
             indices = _flat(observations).T.astype(np.uint32)  # a negative index raises, as in SB3
             batch = np.arange(indices.shape[1])
             # One row per environment. A table of all codes would have as many rows as there are values.
             rows = np.zeros((len(batch), ends[-1]), dtype=np.float32)
-            if len(parts) == 1:
+            if len(columns) == 1:
                 rows[batch, indices[0]] = 1.0
                 return rows
-            for part, index in zip(parts, indices, strict=True):
+            for part, index in zip(columns, indices, strict=True):
                 rows[:, part][batch, index] = 1.0
             return rows
 

@@ -430,8 +430,8 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
             reward = float(np.abs(self.rollout_buffer.rewards).max())
             raise FloatingPointError(
                 f"all {len(skipped)} minibatches of the update after {self.num_timesteps} steps were skipped, because of NaN "
-                f"or Inf in {term}. The largest observation of the rollout is {largest:.3g}, the largest reward {reward:.3g}, in "
-                "absolute value. Look at the scale of rewards and observations, or lower learning_rate"
+                f"or Inf in {term}. The largest observation of the rollout is {largest:.3g}, the largest reward {reward:.3g}. "
+                "Look at the scale of rewards and observations, or lower learning_rate"
             )
         if self.n_skipped_minibatches == 0:
             warnings.warn(

@@ -31,7 +31,7 @@ class MaskableANO(ANO):
     sb3-contrib: one bool per action, for MultiDiscrete and MultiBinary those of all dimensions in a row.
     The keyword arguments are those of :class:`~sb3_ano.algorithms.ano.ANO`.
 
-    If masks allow no action, all are drawn with the same probability, as in MaskablePPO, which is warned about once per training.
+    If masks allow no action, all are drawn with the same probability, as in MaskablePPO, with a warning once per training.
 
     :raises ValueError: if the environment has no masks, or masks of the wrong shape
     """
@@ -415,8 +415,8 @@ class _MaskedActor:
         where = f" in dimension {dimension}" if len(self._sizes) > 1 else ""
         warnings.warn(
             f"action_masks() of environment {environment} allows no action{where} at step "
-            f"{self._model.num_timesteps // self._env.num_envs} of the training (environments and dimensions count from 0); any "
-            "action is drawn, as in MaskablePPO, and nothing is learned from it. Allow an action, or end the episode a step earlier",
+            f"{self._model.num_timesteps // self._env.num_envs} of the training (environments and dimensions count from 0); "
+            "any action is drawn, as in MaskablePPO, and nothing is learned from it. Allow one, or end the episode earlier",
             stacklevel=2,
         )
 

@@ -5,10 +5,11 @@ import torch
 
 from sb3_ano.algorithms.update import SCALARS, ClipRange, StepResult
 
-# Samples whose log-ratios, advantages and gradients are kept until they are summarized: small, and few times to wait for the device.
+# Samples whose log-ratios, advantages and gradients are kept until they are summarized: little memory, and few waits.
 _SAMPLES = 2**16
-# Numbers that are kept of each minibatch, in addition to SCALARS: whether it was skipped, whether it ended the update, means over its
-# samples, the largest ratio, and sums of the gradient's absolute value, over samples that PPO's clip would discard and over all.
+# Numbers that are kept of each minibatch, in addition to SCALARS: whether it was skipped, whether it ended the update, means
+# over its samples, the largest ratio, and the gradient's sum in absolute value, of samples that PPO's clip would discard, and
+# of all.
 _COLUMNS = (*SCALARS, "skipped", "stop", "kl", "ratio_mean", "ratio_max", "above", "below", "discarded", "gradient")
 
 

@@ -214,7 +214,7 @@ class FiniteCheck:
         self._normalize = normalize = unwrap_vec_normalize(env)
         self._statistics = _statistics(env) if statistics is None else statistics
         if self._enabled:  # what VecNormalize received is kept from its first step or reset on
-            if hasattr(normalize, "old_obs"):
+            if normalize is not None and hasattr(normalize, "old_obs"):
                 self._reject("observation", normalize.old_obs)
             self._reject("observation", model._last_obs, for_policy=True)
 
@@ -295,29 +295,30 @@ class FiniteCheck:
         :param for_policy: whether the policy reads them, in float32
         """
         for name, part in _parts(what, values):
-            limit = _MAX_FLOAT32 if for_policy else math.inf
-            # Written so that NaN is invalid, too.
-            valid = np.isfinite(part) & (np.abs(part) <= limit)
+            valid = np.isfinite(part)
+            if for_policy and np.asarray(part).dtype == np.float64:
+                valid &= np.abs(part) <= _MAX_FLOAT32
             if valid.all():
                 continue
 
             where = tuple(np.argwhere(~valid)[0])
             value = np.asarray(part)[where]
-            reason = (
-                f", which is Inf in the policy's float32, whose largest number is {limit:.2g}" if np.isfinite(value) else ""
-            )
+            reason = ""
+            if np.isfinite(value):
+                reason = f", which is Inf in the policy's float32, whose largest number is {_MAX_FLOAT32:.2g}"
             if self._normalize is not None:
-                raw = dict(_parts(what, self._normalize.old_obs)).get(name) if what == "observation" else None
+                received = getattr(self._normalize, "old_obs", None) if what == "observation" else None
+                raw = dict(_parts(what, received)).get(name) if received is not None else None
                 if raw is not None and np.isfinite(raw[where]):
                     reason = f", of which VecNormalize made {value}"
                     value = raw[where]
                 vars(self._normalize).update(self._statistics)
 
-            index = where
-            if environment is None:
-                environment, *index = where
+            # The environment is the first index of a batch.
+            number = where[0] if environment is None else environment
+            index = where[1:] if environment is None else where
             raise ValueError(
-                f"environment {environment} returned {value:.12g} in its {_indexed(name, index)} at {self._place()}{reason} "
+                f"environment {number} returned {value:.12g} in its {_indexed(name, index)} at {self._place()}{reason} "
                 "(environments count from 0, steps for each environment); observations and rewards must be finite, or "
                 "check_finite=False leaves them to the policy"
             )

@@ -1,6 +1,8 @@
 """Policies with LSTMs and masks: variants, masks, files and messages; test_equals_sb3_contrib.py has their plain trainings."""
 
+import contextlib
 import copy
+import warnings
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.wrappers import FlattenObservation
-from sb3_contrib import RecurrentPPO
+from sb3_contrib import MaskablePPO, RecurrentPPO
 from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from sb3_contrib.common.maskable.callbacks import MaskableEvalCallback
 from sb3_contrib.common.maskable.distributions import MaskableCategoricalDistribution
@@ -23,9 +25,10 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
 from sb3_ano import MaskableANO, RecurrentANO, RecurrentMaskableANO
 from sb3_ano.algorithms.contrib import with_masks
-from tests.algorithms.comparison import relative_difference
+from tests.algorithms.comparison import relative_difference, traced_only
 from tests.algorithms.configurations import CHANGES, Callback
 from tests.algorithms.test_equals_sb3_contrib import CASES, DISCRETE, SETTINGS, THEIRS, after_three_rollouts, make, taken
+from tests.algorithms.test_equals_sb3_ppo import tolerance
 from tests.common import parameters
 from tests.tiny_envs import BOX_OBSERVATIONS, MaskedEnv, TwoAllowed, masked_vec_env, n_choices
 
@@ -224,3 +227,38 @@ def test_a_sequence_that_starts_anew_within_is_that_of_sb3_contrib():
         arguments = features, (states[0], states[1]), starts, policy.lstm_actor
         found, expected = policy._process_sequence(*arguments), RecurrentActorCriticPolicy._process_sequence(*arguments)
         torch.testing.assert_close(found, expected)
+
+
+class Nothing(MaskedEnv):
+    """Masks that allow no action at every third step, or none in the first dimension."""
+
+    def action_masks(self) -> np.ndarray:
+        masks = super().action_masks()
+        if self._steps % 3 == 2:
+            masks[: masks.size if isinstance(self.action_space, spaces.Discrete) else 2] = False
+            masks[:3] = False
+        return masks
+
+
+@pytest.mark.parametrize("case", ["Discrete", "MultiDiscrete", "MultiBinary", "Dict", "image"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_masks_that_allow_no_action_train_as_in_sb3_contrib_with_one_warning(case, compiled):
+    expected = after_three_rollouts(MaskablePPO, case, kind=Nothing, n_epochs=2)
+    where = " in dimension 0" if case.startswith("Multi") else ""
+    with traced_only() if compiled else contextlib.nullcontext(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        options = {"shaping": "ppo", "torch_compile": compiled}
+        found = after_three_rollouts(MaskableANO, case, kind=Nothing, n_epochs=2, **options)
+    messages = [str(warning.message) for warning in caught if "allows no action" in str(warning.message)]
+    assert len(messages) == 1
+    assert f"action_masks() of environment 0 allows no action{where} at step 2 of the training" in messages[0]
+    np.testing.assert_allclose(taken(found), taken(expected))
+    assert relative_difference(expected, found) <= tolerance(case)
+
+
+def test_masks_that_allow_no_action_are_warned_about_in_each_training():
+    model = make(MaskableANO, "Discrete", kind=Nothing)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="allows no action at step") as caught:
+            model.learn(64)
+        assert len(caught) == 1

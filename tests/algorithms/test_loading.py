@@ -342,3 +342,32 @@ def test_saved_tensors_are_those_of_sb3_each_with_memory_of_its_own(torch_compil
             return archive.getinfo("policy.pth").file_size
 
     assert save(ANO, torch_compile=torch_compile) == pytest.approx(save(PPO), rel=0.01)
+
+
+class Counting:
+    """A custom shape that counts its evaluations."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return pseudo_huber(x)
+
+
+@pytest.mark.filterwarnings("ignore:shaping=.* cannot be imported")
+def test_a_custom_shape_is_evaluated_a_few_times_and_a_built_in_one_is_not_differentiated(tmp_path, monkeypatch):
+    shape = Counting()
+    ANO("MlpPolicy", "CartPole-v1", **SMALL, shaping=shape).save(tmp_path / "custom")
+    assert shape.calls <= 3
+    shape.calls = 0
+    ANO.load(tmp_path / "custom", shaping=shape)
+    assert shape.calls <= 3
+
+    def forbidden(*arguments, **options):
+        raise AssertionError("a built-in shape was differentiated")
+
+    monkeypatch.setattr(torch.autograd, "grad", forbidden)
+    for built_in in ("ano", "spo", ("ppo", "identity")):
+        ANO("MlpPolicy", "CartPole-v1", **SMALL, shaping=built_in).save(tmp_path / "built in")
+        ANO.load(tmp_path / "built in")

@@ -308,3 +308,89 @@ def test_a_rollout_that_is_not_full_is_not_trained_on():
     np.testing.assert_array_equal(kept, copied)  # what a callback keeps is not overwritten, as in SB3
     with pytest.raises(ValueError, match="the rollout buffer holds 0 of 32 steps; collect a whole rollout first"):
         model.train()
+
+
+@pytest.mark.parametrize(("observations", "n_envs"), [(BOX_OBSERVATIONS, 3), (BOX_OBSERVATIONS, 1), (DICT_OBSERVATIONS, 3)])
+def test_after_a_training_the_buffer_has_the_arrays_of_sb3(observations, n_envs):
+    policy = "MultiInputPolicy" if observations is DICT_OBSERVATIONS else "MlpPolicy"
+
+    def arrays(cls: type, **options) -> dict:
+        buffer = train(tiny_vec_env(observations, BOX_ACTIONS, n_envs), policy, cls, **options).rollout_buffer
+        found = dict(buffer.observations) if isinstance(buffer.observations, dict) else {"observations": buffer.observations}
+        return {name: array for name, array in {**vars(buffer), **found}.items() if isinstance(array, np.ndarray)}
+
+    expected = arrays(PPO)
+    found = arrays(ANO, shaping="ppo")
+    for name, array in expected.items():
+        assert (found[name].shape, found[name].dtype) == (array.shape, array.dtype), name
+        np.testing.assert_allclose(found[name], array, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_minibatches_are_gathered_from_one_rearranged_rollout():
+    buffer = train(tiny_vec_env(BOX_OBSERVATIONS, BOX_ACTIONS)).rollout_buffer
+    expected = buffer.tensors()
+    place = buffer.observations.ctypes.data
+    rows = []
+    for samples in buffer.get(7):
+        rows.append(samples.observations)
+        assert buffer.observations.ctypes.data == place  # not copied again
+    assert len(rows) == 10
+    order = torch.cat(rows)
+    torch.testing.assert_close(order.sort(dim=0)[0], expected.observations.sort(dim=0)[0])
+    if buffer.device.type == "cpu":
+        assert expected.observations.data_ptr() == place
+
+
+WIDE = spaces.Box(-np.inf, np.inf, (2, 3), np.float64)
+STEEP = {"policy_kwargs": {"activation_fn": nn.ReLU}}
+
+
+def with_one_number(number: float, at: int, key: str = "", actions: spaces.Space = BOX_ACTIONS):
+    """Three environments, of which the last one returns ``number`` at step ``at``."""
+    steps = itertools.count()
+
+    def spoil(observation):
+        if next(steps) == at:
+            (observation[key] if key else observation)[1, 2] = number
+        return observation
+
+    space = spaces.Dict({"place": WIDE}) if key else WIDE
+    plain = (
+        spaces.Dict({"place": spaces.Box(-1.0, 1.0, (2, 3), np.float64)}) if key else spaces.Box(-1.0, 1.0, (2, 3), np.float64)
+    )
+
+    def make(spoiled: bool):
+        def wrapped():
+            tiny = TinyEnv(copy.deepcopy(plain), actions)
+            return TransformObservation(tiny, spoil if spoiled else lambda o: o, space)
+
+        return wrapped
+
+    return DummyVecEnv([make(False), make(False), make(True)])
+
+
+@pytest.mark.parametrize(("key", "name"), [("", "observation"), ("place", "observation 'place'")])
+@pytest.mark.parametrize("at", [0, 3, TinyEnv.length])
+def test_a_number_that_float32_cannot_hold_is_named(at, key, name):
+    kind = f"terminal {name}" if at == TinyEnv.length else name
+    message = (
+        rf"environment 2 returned 1e\+300 in its {kind}\[1, 2\] at step {at} of the training, which is Inf in the policy's"
+    )
+    with pytest.raises(ValueError, match=message):
+        train(with_one_number(1e300, at, key), "MultiInputPolicy" if key else "MlpPolicy")
+
+
+@pytest.mark.parametrize("actions", [BOX_ACTIONS, spaces.Discrete(3), spaces.MultiBinary(2)], ids=str)
+def test_an_unchecked_observation_that_breaks_the_policy_is_named(actions):
+    env = with_one_number(NAN, 3, actions=actions)
+    message = r"NaN or Inf at step 3 of the training, because environment 2 returned nan in its observation\[1, 2\]; scale or"
+    with pytest.raises(ValueError, match=message):
+        train(env, check_finite=False)
+
+
+def test_a_parameter_that_breaks_the_policy_is_named():
+    model = ANO("MlpPolicy", plain(actions=BOX_ACTIONS), **SETTINGS)
+    with torch.no_grad():
+        model.policy.log_std.fill_(100.0)
+    with pytest.raises(ValueError, match="look at its parameters: the largest is 100 in policy.log_std"):
+        model.learn(64)

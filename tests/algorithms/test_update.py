@@ -4,15 +4,17 @@ import copy
 import itertools
 import math
 import re
+import warnings
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from stable_baselines3 import PPO
 from stable_baselines3.common.utils import LinearSchedule
 
-from sb3_ano import ANO, SPO
+from sb3_ano import ANO, PAPO, SPO
 from sb3_ano.hub import load_safe, save_safe
 from tests.algorithms.comparison import traced_only
 from tests.algorithms.configurations import Callback
@@ -123,7 +125,7 @@ def test_an_update_that_is_not_finite_changes_nothing_raises_and_names_the_term(
     model.loss, model.vf_coef, model.spoiled = loss, vf_coef, range(99)
     with pytest.raises(FloatingPointError, match="all 8 minibatches .* were skipped, because of NaN or Inf in ") as caught:
         model.learn(64)
-    assert f"in {term}. Look at" in str(caught.value)
+    assert f"in {term}. The largest observation" in str(caught.value)
     assert all(map(torch.equal, state(model), before))
 
 
@@ -302,3 +304,60 @@ def test_loading_keeps_the_adapted_radius(tmp_path):
     assert logged_updates(loaded, 1)[0]["clip_range"] == pytest.approx(0.2 * trained.radius_factor) != pytest.approx(0.2)
     without = ANO.load(tmp_path / "model", env="Pendulum-v1", desired_kl=None)
     assert logged_updates(without, 1)[0]["clip_range"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "advice"),
+    [
+        (0.9, {"clip_range": 4.0, "learning_rate": 1e-4}, "raise learning_rate or n_epochs, or lower desired_kl"),
+        (0.9, {"clip_range": 0.2, "learning_rate": 1e-4}, None),  # the radius grows for 14 updates
+        (1e-9, {"clip_range": 0.05}, "lower learning_rate or n_epochs, or raise desired_kl"),
+        # A falling learning rate ends below any target.
+        (0.9, {"clip_range": 4.0, "learning_rate": lambda progress: 1e-4 * 0.4 ** (10.0 * (1.0 - progress))}, None),
+    ],
+)
+def test_a_target_out_of_reach_is_warned_about_once_per_training(target, options, advice):
+    model = desired(target, n_epochs=1, **options)
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.learn(6 * 256)
+        messages = [str(warning.message) for warning in caught]
+        assert len(messages) == (advice is not None)
+        if advice is not None:
+            assert f"desired_kl={target:g} is out of reach" in messages[0]
+            assert f"the radius is at its bound of {options['clip_range']:.3g}, " in messages[0]
+            assert advice in messages[0]
+
+
+@pytest.mark.parametrize("target", [1, 1.5, -1, 0, math.inf, NAN])
+def test_targets_are_above_0_and_below_1(target):
+    with pytest.raises(ValueError, match=f"desired_kl={target}.* allowed are a number above 0 and below 1, such as 0.02"):
+        desired(target)
+
+
+def test_a_schedule_of_targets_stays_below_1_too():
+    model = desired(LinearSchedule(0.9, 1.5, 1.0))
+    before = parameters(model).clone()
+    with pytest.raises(ValueError, match="desired_kl=1.5 is not allowed; allowed are a number above 0 and below 1"):
+        model.learn(256)
+    assert torch.equal(parameters(model), before)
+
+
+def test_the_log_does_not_depend_on_when_minibatches_are_summarized(monkeypatch):
+    def log(samples: int) -> dict[str, float]:
+        monkeypatch.setattr("sb3_ano.algorithms.diagnostics._SAMPLES", samples)
+        return logged(PAPO("MlpPolicy", "CartPole-v1", **SETTINGS, max_epoch_kl=None).learn(128))
+
+    assert log(1) == pytest.approx(log(2**16), rel=1e-12)
+
+
+def test_gradients_stay_in_the_parameters_clipped_as_in_sb3():
+    def gradients(cls: type, **options: Any) -> torch.Tensor:
+        once = {**SETTINGS, "batch_size": 64, "n_epochs": 1, "max_grad_norm": 0.01}
+        model = cls("MlpPolicy", "CartPole-v1", **once, **options).learn(64)
+        return torch.cat([parameter.grad.flatten() for parameter in model.policy.parameters()])
+
+    found = gradients(ANO, shaping="ppo", torch_compile=False)
+    torch.testing.assert_close(found, gradients(PPO), rtol=1e-4, atol=1e-8)
+    assert found.norm() == pytest.approx(0.01, rel=1e-3)
