@@ -30,7 +30,7 @@ _OF_THE_POOL |= {"num_threads", "seed", "thread_affinity_offset"}
 _COUNTS = ("frame_skip", "max_episode_steps")
 _NOT_PINNED = -1
 # Steps after which environments of different seeds must have differed. Some start with the same image and differ later.
-_TRIED_STEPS = 20
+_TRIED_STEPS = 100
 
 
 def has(env_id: str) -> bool:
