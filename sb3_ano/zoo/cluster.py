@@ -71,7 +71,8 @@ class ClusterManager(OwnManager):
         }
         for name, is_set in reasons.items():
             if is_set:
-                raise ValueError(f"--cluster trains with RLlib, which cannot express {name}")
+                remedy = "; train further without --cluster" if name.startswith("-i ") else ""
+                raise ValueError(f"--cluster trains with RLlib, which cannot express {name}{remedy}")
 
     def learn(self, model: Any) -> None:
         """Train on the cluster, and copy the result to the model; an interrupt ends the training early.

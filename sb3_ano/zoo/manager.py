@@ -254,7 +254,10 @@ def plan_training(options: Options) -> dict[str, Any]:
     for name, value in given.items():
         if name not in free and hide(value) != hide(started[name]):  # it would be another run
             kept = f"is not what {run} was started with ({' '.join(record['arguments'])}); a resumed run keeps its options"
-            raise ValueError(f"--{name.replace('_', '-')} {value} {kept}; to train its agent further, start a new run with -i")
+            further = "-i, without --cluster if observations are normalized" if started.get("cluster") is not None else "-i"
+            raise ValueError(
+                f"--{name.replace('_', '-')} {value} {kept}; to train its agent further, start a new run with {further}"
+            )
     if record["finished"]:
         print(f"{run} has finished: there is nothing to resume")
         raise SystemExit(0)

@@ -1,5 +1,6 @@
 """``train --cluster``: runs on clusters of several nodes, that lose nodes, are interrupted, and resumed."""
 
+import json
 import os
 import signal
 import time
@@ -178,4 +179,12 @@ def test_invalid_options_are_one_line(options, message, zoo):
 def test_statistics_of_another_agent_are_not_lost(zoo):
     run(f"train {CARTPOLE} -n 64 -params n_envs:1 normalize:True")
     again = "-i logs/ano/CartPole-v1_1/CartPole-v1.zip --cluster -params normalize:True"
-    assert "cannot express -i with normalized observations" in rejected(f"train {CARTPOLE} {again}")
+    message = "cannot express -i with normalized observations; train further without --cluster"
+    assert message in rejected(f"train {CARTPOLE} {again}")
+    # What --resume advises for a run on a cluster, and this message, work.
+    record = Path("logs/ano/CartPole-v1_1/CartPole-v1/run.json")
+    content = json.loads(record.read_text())
+    record.write_text(json.dumps({**content, "arguments": [*content["arguments"], "--cluster"]}))
+    advice = "start a new run with -i, without --cluster if observations are normalized"
+    assert advice in rejected(f"train {CARTPOLE} -n 128 --cluster --resume")
+    run(f"train {CARTPOLE} -n 64 {again.replace('--cluster', '')}")
