@@ -7,6 +7,7 @@ import json
 import os
 import random
 import sys
+import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,22 @@ from matplotlib.figure import Figure
 from scipy.optimize import minimize
 
 from sb3_ano._io import now, versions, write_file
+from sb3_ano._secrets import hide, remember_arguments
 from sb3_ano.cli import Parser
 from sb3_ano.llm.config import check_range
-from sb3_ano.llm.data import FORMATS, check_paths, load_reward_function, load_split, load_tokenizer
+from sb3_ano.llm.data import FORMATS, check_arguments, check_paths, load_reward_function, load_split, load_tokenizer
 from sb3_ano.llm.generation import generate, read_completions
-from sb3_ano.llm.judges import REQUEST, TEMPLATE, Judge, Ledger, judge_by_chat, judge_by_score, plain
+from sb3_ano.llm.judges import (
+    FUNCTION_SECONDS,
+    REQUEST,
+    REQUEST_SECONDS,
+    TEMPLATE,
+    Judge,
+    Ledger,
+    judge_by_chat,
+    judge_by_score,
+    plain,
+)
 from sb3_ano.llm.rewards import LearnedReward
 
 #: Text of the report, with the names of what is filled in.
@@ -32,6 +44,8 @@ REPORT = Path(__file__).with_name("report.md").read_text()
 _COLORS: dict[Any, Any] = {"win": "#56B4E9", "tie": "#DDDDDD", "lose": "#E69F00"}
 _KEYS = ["policy", "opponent", "temperature"]
 _COLUMNS = [*_KEYS, "length", "opponent_length", "pair"]
+# A share of pairs without a verdict that is worth a warning
+_MANY = 0.1
 _OUTCOMES = {"win": 1.0, "tie": 0.5, "lose": 0.0, "order": 0.5}
 # Rows by policy and prompt
 Policies = dict[str, dict[str, dict[str, Any]]]
@@ -44,6 +58,7 @@ def compare(arguments: Sequence[str], program: str) -> None:
     :param program: name of the program in help texts
     :raises ValueError: if an option is invalid, or the judge fails
     """
+    remember_arguments(arguments)
     options = _parse(arguments, f"{program} compare")
     sys.path.append(os.getcwd())  # for module:function; only "python -m" looks in the current directory
     out = Path(options.out)
@@ -54,14 +69,33 @@ def compare(arguments: Sequence[str], program: str) -> None:
     table = pd.DataFrame([{**dict(zip(_KEYS, key, strict=True)), **summarize(part)} for key, part in groups])
     write_file(out / "win_rates.csv", table.to_csv(index=False, float_format="%.6g"))
     draw(table, out)
+    warning = _unparseable(verdicts["verdict"], options)
     report = REPORT.format(
         date=now(),
         versions=", ".join(" ".join(pair) for pair in versions(("sb3-ano", "transformers", "openai")).items()),
         options=", ".join(f"{name} {value}" for name, value in vars(options).items() if value is not None),
         table=table.set_index(_KEYS).to_string(line_width=120, float_format=lambda number: f"{number:.3g}"),
+        warning=f"\nWarning: {warning}.\n" if warning else "",
     )
+    report = hide(report)
     write_file(out / "report.md", report)
     print(report)
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def _unparseable(verdicts: "pd.Series[str]", options: argparse.Namespace) -> str:
+    """Return a warning if many pairs have no verdict, or an empty text."""
+    count = int((verdicts == "unparseable").sum())
+    if count <= _MANY * len(verdicts):
+        return ""
+    if options.judge_model is None:
+        return f"{count} of {len(verdicts)} pairs have no verdict, because a score is NaN or None"
+    file = Path(options.out, "verdicts.jsonl")
+    return (
+        f"{count} of {len(verdicts)} pairs have no verdict that can be read; see the replies in {file}. They should end "
+        "with A, B or TIE: let --template ask for that, and --request allow as many tokens as the model needs"
+    )
 
 
 def summarize(rows: pd.DataFrame) -> dict[Any, float]:
@@ -162,6 +196,10 @@ def _draw_matrix(axes: Any, table: pd.DataFrame) -> None:
     axes.set(xlabel="Opponent", ylabel="Win rate of the policy, %")
 
 
+_TIMEOUT = f"time for a request with its repetitions, {REQUEST_SECONDS:g} by default; or for a batch of the function, "
+_TIMEOUT += f"{FUNCTION_SECONDS:g} by default"
+
+
 def _parse(arguments: Sequence[str], program: str) -> argparse.Namespace:
     description = "Compare policies pair by pair. The same command resumes; nothing is generated or asked twice."
     parser = Parser(prog=program, description=description, allow_abbrev=False)
@@ -178,6 +216,7 @@ def _parse(arguments: Sequence[str], program: str) -> argparse.Namespace:
     chat.add_argument("--template", help="file with the request; {prompt}, {first} and {second} are replaced")
     chat.add_argument("--concurrency", type=int, default=8, help="requests at the same time")
     chat.add_argument("--retries", type=int, default=8, help="repetitions of a failed request, after growing pauses")
+    chat.add_argument("--timeout", type=float, metavar="SECONDS", help=_TIMEOUT)
     chat.add_argument("--request", type=json_object, default=REQUEST, metavar="JSON", help="fields besides model and messages")
     texts = parser.add_argument_group("completions")
     texts.add_argument("--dataset_name", help="Hub id, directory or file; it has a column 'prompt'")
@@ -194,6 +233,12 @@ def _parse(arguments: Sequence[str], program: str) -> argparse.Namespace:
         raise ValueError(f"policies {' '.join(names)!r} are not allowed; give two or more, as NAME=PATH with different names")
     for name in ("concurrency", "retries", "samples", "max_completion_length", "batch_size"):
         check_range(name, getattr(options, name), "positive integers")
+    check_range("timeout", options.timeout, "positive finite numbers")
+    address = urllib.parse.urlsplit(options.base_url or "http://host")
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise ValueError(
+            f"base_url={hide(options.base_url)!r} is not allowed; allowed are addresses such as http://host:8000/v1"
+        )
     for temperature in options.temperatures:
         check_range("temperatures", temperature, "finite numbers from 0")
     check_paths({"dataset_name": options.dataset_name, "reward_model": options.reward_model, **options.policies})
@@ -219,7 +264,12 @@ def _policy(text: str) -> tuple[str, str]:
 def _make_judge(options: argparse.Namespace, verdicts: Path) -> Judge:
     if options.judge_function is not None:
         function = load_reward_function(options.judge_function)
-        return functools.partial(judge_by_score, score=function, name=options.judge_function)
+        given = ["prompts", "completions"]
+        if not all(map(_is_file, options.policies.values())):  # a model's tokens are known
+            given.append("completion_ids")
+        check_arguments(function, options.judge_function, given)
+        seconds = options.timeout or FUNCTION_SECONDS
+        return functools.partial(judge_by_score, score=function, name=options.judge_function, timeout=seconds)
     if options.reward_model is not None:
         own, device = load_tokenizer(options.reward_model), torch.accelerator.current_accelerator(check_available=True)
         # One of a policy comes last: its chat template holds.
@@ -236,7 +286,8 @@ def _make_judge(options: argparse.Namespace, verdicts: Path) -> Judge:
     key = os.environ.get("OPENAI_API_KEY") or (options.base_url and "none")
     client = openai.OpenAI(api_key=key, base_url=options.base_url, max_retries=options.retries, timeout=120.0)
     settings = {"template": template, "concurrency": options.concurrency, "fields": options.request}
-    return functools.partial(judge_by_chat, client=client, model=options.judge_model, ledger=Ledger(verdicts), **settings)
+    settings |= {"timeout": options.timeout or REQUEST_SECONDS, "ledger": Ledger(verdicts, ("verdict", "usage"))}
+    return functools.partial(judge_by_chat, client=client, model=options.judge_model, **settings)
 
 
 def _completions(options: argparse.Namespace, file: Path) -> dict[str, Policies]:
@@ -255,7 +306,10 @@ def _completions(options: argparse.Namespace, file: Path) -> dict[str, Policies]
     files = {name: {text: file[text] for text in map(plain, prompts)} for name, file in files.items()}
     if len(files) == len(options.policies):
         return {"": files}
-    ledger, sampling = Ledger(file), (options.seed, options.max_completion_length, options.batch_size)
+    ledger, sampling = (
+        Ledger(file, ("completion", "completion_ids")),
+        (options.seed, options.max_completion_length, options.batch_size),
+    )
     return {
         f"{temperature:g}": {
             name: files.get(name) or generate(path, prompts, ledger, temperature, *sampling)

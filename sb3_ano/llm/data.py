@@ -1,7 +1,9 @@
 """Data sets, tokenizers and reward functions by name, and the checks of what they contain."""
 
+import inspect
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import Parameter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +13,9 @@ from transformers import AutoTokenizer
 
 #: Names of the library's readers, by the ending of a file.
 FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+
+_BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+_NEEDED = (*_BY_NAME, Parameter.POSITIONAL_ONLY)
 
 
 def check_paths(names: Mapping[str, str | None]) -> None:
@@ -109,6 +114,31 @@ def tokenize_prompts(
         return tokenizer(text=prompts)["input_ids"]
     options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
     return tokenizer.apply_chat_template(prompts, **options, **chat_template_kwargs)["input_ids"]
+
+
+def check_arguments(function: Callable[..., Any], name: str, given: Iterable[str], columns: str = "") -> None:
+    """Check that a reward function takes the arguments that it will get, before anything is generated.
+
+    :param function: reward function
+    :param name: name of the function in messages
+    :param given: names of the arguments
+    :param columns: where further arguments come from, for the message
+    :raises ValueError: if it does not take one of them, or needs another one
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of C, which does not say
+        return
+    given = set(given)
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    by_name = {parameter.name for parameter in parameters if parameter.kind in _BY_NAME}
+    required = {
+        parameter.name for parameter in parameters if parameter.default is parameter.empty and parameter.kind in _NEEDED
+    }
+    if lacking := sorted(required - given):
+        raise ValueError(f"reward function {name!r} needs {lacking[0]!r}; it gets {', '.join(sorted(given))}{columns}")
+    if not takes_all and (unknown := sorted(given - by_name)):
+        raise ValueError(f"reward function {name!r} does not take {unknown[0]!r}; add **kwargs to its arguments")
 
 
 def load_reward_function(name: str) -> Callable[..., list[float]]:

@@ -72,4 +72,9 @@ def generate(
             completion = tokenizer.decode(ids, skip_special_tokens=True)
             if key not in ledger.rows:  # the process was killed in the middle of the batch
                 ledger.add(key, **settings, prompt=prompt, completion=completion, completion_ids=ids)
-    return {plain(row["prompt"]): row for row in (ledger.rows[key] for batch in keys for key in batch)}
+    # With the prompts as they are, because the file has no keys and passwords.
+    rows = {}
+    for batch, names in zip(batches, keys, strict=True):
+        for prompt, key in zip(batch, names, strict=True):
+            rows[plain(prompt)] = {**ledger.rows[key], "prompt": prompt}
+    return rows

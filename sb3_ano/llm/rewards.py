@@ -1,5 +1,15 @@
 """Reward models: as reward functions, and as the start of a critic."""
 
+import asyncio
+import contextlib
+import functools
+import inspect
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -69,6 +79,106 @@ class LearnedReward:
         rows = [[*prompt, *completion] for prompt, completion in zip(prompt_ids, completion_ids, strict=True)]
         batch = self.tokenizer.pad({"input_ids": rows}, padding_side="right", return_tensors="pt").to(self.model.device)
         return self.model(**batch).logits[:, 0].float().tolist()
+
+
+def check_rewards(values: Any, count: int, owner: str, kind: str = "rewards") -> list[float]:
+    """Return what a reward function has returned as numbers, with NaN for None.
+
+    :param values: list, array or tensor with a number or None per completion
+    :param count: number of completions
+    :param owner: function in messages, such as ``"reward function 'brevity'"``
+    :param kind: values in messages
+    :raises ValueError: if it is anything else
+    """
+    allowed = "allowed is a list with a number per completion, or None for one without a score"
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if isinstance(values, str | bytes | dict) or not hasattr(values, "__iter__"):
+        raise ValueError(f"{owner} returned a {type(values).__name__}; {allowed}")
+    numbers = []
+    for value in values:
+        # Elements of lists may be tensors, too.
+        value = value.item() if hasattr(value, "item") and getattr(value, "size", None) is not None else value
+        if value is None:
+            value = math.nan
+        if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+            raise ValueError(f"{owner} returned {value!r} for a completion; {allowed}")
+        numbers.append(float(value))
+    if len(numbers) != count:
+        raise ValueError(f"{owner} returned {len(numbers)} {kind} for {count} completions")
+    return numbers
+
+
+def checked_function(function: Callable[..., Any], name: str, timeout: float) -> Callable[..., Any]:
+    """Return a reward function whose rewards and time are checked.
+
+    :param function: reward function as in TRL, synchronous or not
+    :param name: name of the function in messages
+    :param timeout: seconds for a call
+    """
+    owner = f"reward function {name!r}"
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+
+        @functools.wraps(function)
+        async def checked_async(*, prompts: Any, **keywords: Any) -> list[float]:
+            try:
+                values = await asyncio.wait_for(function(prompts=prompts, **keywords), timeout)
+            except TimeoutError as error:
+                raise _overdue(owner, timeout) from error
+            return check_rewards(values, len(prompts), owner)
+
+        return checked_async
+
+    @functools.wraps(function)
+    def checked(*, prompts: Any, **keywords: Any) -> list[float]:
+        with limited(timeout, owner):
+            values = function(prompts=prompts, **keywords)
+        return check_rewards(values, len(prompts), owner)
+
+    return checked
+
+
+class _OverdueError(BaseException):
+    """Interrupt a function; no Exception, which the function might catch."""
+
+
+def _overdue(owner: str, seconds: float) -> TimeoutError:
+    return TimeoutError(f"{owner} has not returned after {seconds:g} seconds; if it waits for a server, look there")
+
+
+@contextlib.contextmanager
+def limited(seconds: float, owner: str) -> Iterator[None]:
+    """Interrupt a block that takes too long, such as one that waits for a server without end.
+
+    Python can interrupt its main thread only, and not on Windows; elsewhere, a block is not limited. Neither is a block that
+    sets an alarm of its own.
+
+    :param seconds: time for the block
+    :param owner: what the block does, for the message
+    :raises TimeoutError: if it takes longer
+    """
+    can_interrupt = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    if not can_interrupt or signal.getitimer(signal.ITIMER_REAL)[0] > 0.0:
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise _OverdueError
+
+    start = time.monotonic()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except _OverdueError:
+        raise _overdue(owner, seconds) from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    if time.monotonic() - start > seconds:  # it has caught everything
+        raise _overdue(owner, seconds)
 
 
 def load_classifier(name: str, tokenizer: Any, argument: str, trust_remote_code: bool = False) -> tuple[Any, Any, list[str]]:

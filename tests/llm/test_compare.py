@@ -1,15 +1,25 @@
 """Win rates: judges, their numbers, the command."""
 
+import asyncio
+import base64
+import contextlib
 import functools
+import http.server
+import itertools
 import json
 import math
 import re
+import signal
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
+import time
+import traceback
 from collections import Counter
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx2
 import numpy as np
@@ -20,6 +30,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from scipy.stats import binomtest
 
+from sb3_ano.llm import judges
 from sb3_ano.llm.cli import main
 from sb3_ano.llm.comparison import summarize, wilson, win_rate_at_equal_length
 from sb3_ano.llm.generation import generate, read_completions
@@ -122,9 +133,62 @@ def test_win_rate_at_equal_length_removes_the_judges_liking_for_length():
     assert win_rate_at_equal_length(outcomes, np.zeros(2000)) == pytest.approx(0.65, abs=1e-3)
 
 
+FIRST = [
+    "A",
+    "a.",
+    "thinking\n\n **A**. ",
+    "Answer: A",
+    "**Answer:** A",
+    "**Final answer: A**",
+    "Verdict - A.",
+    "The better answer is A.",
+    "The winner is Answer A",
+    "Answer A is better.",
+    "A is clearly the better answer.",
+    "Answer: A, because it is concise.",
+    "I prefer Answer A",
+    "Option A",
+    "```\nA\n```",
+    '```json\n{"verdict": "A", "reason": "It is short."}\n```',
+    '{"reasoning": "It does not repeat itself.", "answer": "A"}',
+    'Here it is: {"better_answer": "Answer A"}',
+    '"A"',
+    "So $\\boxed{A}$.",
+    "\\boxed{\\text{A}}",
+    "[[A]]",
+    "<think>Answer: B or A?</think>\n\nA",
+    "A\n\nIt names the culprit and is not too long.",
+    "Answer: A\n\nThe other one rambles.",
+]
+UNDECIDED = [
+    "",
+    "A or B",
+    "A/B",
+    "Answer: A or B",
+    "Both have their merits.",
+    "Neither is a better answer",
+    "A is not better",
+    "The worse answer is A",
+    "It is a better answer.",
+    "The flaw is in Answer B that follows",
+    "A: good.\nB: bad.",
+    "A\nrambles\nB\nis short",
+    "A is better than B",
+    "<think>Answer: A",
+    '{"answer": "A", "winner": "B"}',
+    '{"answer": 7}',
+    "\\boxed{A} or \\boxed{C}",
+]
+
+
 @pytest.mark.parametrize(
     ("reply", "verdict"),
-    [("A", "first"), ("thinking\n\n **b**. ", "second"), ("tie", "tie"), ("A or B", None), ("Answer: A", None), ("", None)],
+    [
+        *((text, "first") for text in FIRST),
+        *((re.sub(r"\bA\b", "B", text).replace("a.", "b."), "second") for text in FIRST),
+        *((text, "tie") for text in ("tie", "**TIE**", "Verdict: Tie.", "It is a tie.", '{"winner": "tie"}', "\\boxed{TIE}")),
+        *((text, None) for text in UNDECIDED),
+    ],
 )
 def test_replies_are_parsed(reply, verdict):
     assert parse_reply(reply) == verdict
@@ -156,6 +220,229 @@ def test_a_chat_judge_asks_in_both_orders_and_never_twice(tmp_path, mood, verdic
     assert judge.fields == {"model": "m", "max_tokens": 512, "chat_template_kwargs": {"enable_thinking": False}}
     assert judge.keys == {"Bearer secret-key"}
     assert "secret-key" not in file.read_text()
+
+
+@pytest.mark.parametrize(
+    "text", ["answer " + "-" * 200_000, "{" * 200_000, "[[" * 100_000, "\\boxed{" * 30_000, "is " * 100_000]
+)
+def test_a_long_reply_is_read_in_time(text):
+    start = time.process_time()
+    assert parse_reply(text) is None
+    assert time.process_time() - start < 5.0
+
+
+class Server(socketserver.ThreadingTCPServer):
+    """An endpoint that sends what it likes, for a client without any replacement of its network."""
+
+    daemon_threads = True
+
+    def __init__(self, send):
+        self.requests = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(handler):  # noqa: N805
+                body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+                self.requests.append((handler.path, dict(handler.headers), body))
+                with contextlib.suppress(OSError):
+                    send(handler)
+
+            def log_message(self, *_):
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def __exit__(self, *error):
+        self.shutdown()
+        super().__exit__(*error)
+
+    @property
+    def host(self):
+        return f"127.0.0.1:{self.server_address[1]}"
+
+
+def answered(content: str, status: int = 200, **fields):
+    """A function that sends a reply with this content."""
+
+    def send(handler):
+        reply = {"choices": [{"message": {"content": content}}], **fields}
+        body = json.dumps(reply if status == 200 else {"error": {"message": content}}).encode()
+        handler.send_response(status)
+        handler.send_header("Content-Type", "application/json")
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return send
+
+
+def slowly(content: bytes):
+    """A function that sends one byte after another, for an hour."""
+
+    def send(handler):
+        for byte in content.ljust(36_000):
+            handler.wfile.write(bytes([byte]))
+            handler.wfile.flush()
+            time.sleep(0.1)
+
+    return send
+
+
+SLOW = [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\nContent-Length: 36000\r\n\r\n"]
+
+
+@pytest.mark.parametrize("start", SLOW, ids=["headers", "body"])
+def test_a_judge_that_sends_a_byte_at_a_time_is_not_waited_for(start, files, capsys):
+    with Server(slowly(start)) as server:
+        began = time.monotonic()
+        arguments = ["compare", "up.jsonl", "three.jsonl", "--judge_model", "m", "--base_url", f"http://{server.host}/v1"]
+        assert main([*arguments, "--timeout", "1", "--retries", "1", "--out", "out"]) == 2
+        assert time.monotonic() - began < 30
+    assert "judge 'm' failed: there was no complete reply within 1 seconds; the same command asks" in capsys.readouterr().err
+
+
+def test_a_reply_that_does_not_end_is_left_alone(monkeypatch):
+    """With the default of --timeout, which has room for repetitions."""
+    now = iter(range(0, 10_000, 50))
+    monkeypatch.setattr("sb3_ano.llm.judges.time.monotonic", lambda: next(now))
+    with pytest.raises(TimeoutError, match="a reply has not ended after 120 seconds"):
+        judges._read(itertools.repeat(b"x"))
+
+
+def test_large_replies_are_neither_read_nor_kept_whole(files):
+    """One is larger than any verdict; the other one has its verdict at the end."""
+    sizes = iter([50_000_000, *[300_000] * 11])
+    lock = threading.Lock()
+
+    def send(handler):
+        with lock:
+            size = next(sizes)
+        answered("word " * (size // 5) + "\nAnswer: A")(handler)
+
+    with Server(send) as server:
+        arguments = ["compare", "up.jsonl", "three.jsonl", "--judge_model", "m", "--base_url", f"http://{server.host}/v1"]
+        assert main([*arguments, "--out", "out"]) == 0
+    rows = [json.loads(line) for line in Path("out/verdicts.jsonl").read_text().splitlines()]
+    assert sorted(str(row["verdict"]) for row in rows) == ["None", *["first"] * 11]
+    assert all(len(row["reply"]) <= 20_010 for row in rows)
+
+
+def test_a_reply_whose_connection_breaks_is_asked_for_again(files):
+    replies = itertools.count()
+
+    def send(handler):
+        if next(replies) % 2 == 0:
+            handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
+            handler.connection.shutdown(socket.SHUT_RDWR)
+        else:
+            answered("A")(handler)
+
+    with Server(send) as server:
+        arguments = ["compare", "up.jsonl", "three.jsonl", "--judge_model", "m", "--base_url", f"http://{server.host}/v1"]
+        assert main([*arguments, "--concurrency", "1", "--out", "out"]) == 0
+        assert len(server.requests) == 24
+    assert pd.read_csv("out/win_rates.csv")["order"].tolist() == [6]
+
+
+KEY = "sk-proj-aB3/dE+f6Gh1J2k3L4m5N6_7"
+
+
+@pytest.mark.parametrize("status", [200, 401])
+def test_a_key_and_a_password_are_written_and_printed_nowhere(status, files, capsys, monkeypatch):
+    """The server repeats the headers of the request, in several encodings, and the command is a password's in an address."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("OPENAI_LOG", "debug")
+
+    def send(handler):
+        token = handler.headers["Authorization"]
+        echo = {"headers": dict(handler.headers), "url": handler.path, "part": token[:20], "end": token[-9:]}
+        echo |= {
+            "base64": base64.b64encode(token.encode()).decode(),
+            "quoted": quote(token, safe=""),
+            "json": json.dumps(token),
+        }
+        answered(json.dumps(echo) + f" {token} hunter2/9\nA", status)(handler)
+
+    monkeypatch.setenv("SB3_ANO_TRACEBACK", "1" if status == 401 else "")
+    with Server(send) as server:
+        address = f"http://{server.host}/v1?api_key=query-secret-1"
+        for extra in (["--base_url", address], ["--base_url", f"http://{server.host}/v1"]):
+            body = json.dumps({"max_tokens": 5, "auth": {"password": "hunter2/9"}})
+            arguments = ["compare", "up.jsonl", "three.jsonl", "--judge_model", "m", *extra, "--request", body]
+            assert main([*arguments, "--retries", "1", "--out", "out"]) == (0 if status == 200 else 2)
+        assert {name.lower(): value for name, value in server.requests[0][1].items()}["authorization"] == f"Bearer {KEY}"
+        assert server.requests[0][2]["auth"] == {"password": "hunter2/9"}
+    assert main(["compare", "--base_url", "http://me:hunter2/9@127.0.0.1:9/v1", "--out", "x", "--judge_model", "m"]) == 2
+    assert main(["compare", "--api_key", "argument-secret", "up.jsonl", "three.jsonl", "--out", "x"]) == 2
+    shown = "".join(capsys.readouterr()).encode()
+    contents = [shown, *(path.read_bytes() for path in Path("out").iterdir() if path.suffix != ".png")]
+    for secret in (KEY, KEY[:12], KEY[-8:], "hunter2", "query-secret", "argument-secret", quote(KEY, safe="")[8:20]):
+        assert not any(secret.encode() in content for content in contents), secret
+    assert b"***" in shown
+    if status == 200:
+        assert pd.read_csv("out/win_rates.csv")["order"].tolist() == [6]
+        assert "base_url http" in Path("out/report.md").read_text()
+
+
+def test_an_error_of_the_judge_has_no_key_in_its_causes(tmp_path):
+    class Echo(Judge):
+        def answer(self, request):
+            return httpx2.Response(401, json={"error": {"message": f"wrong: {request.headers['Authorization']}"}})
+
+    with pytest.raises(ValueError, match="judge 'm' failed") as raised:
+        ask(Echo(), PAIRS, tmp_path / "verdicts.jsonl", retries=0)
+    text = "".join(traceback.format_exception(raised.value))
+    assert "wrong: Bearer ***" in text
+    assert "secret-key" not in text
+
+
+@pytest.mark.parametrize(("content", "number"), [("A", 0), ("I cannot decide.", 6)])
+def test_many_replies_without_a_verdict_are_a_warning(content, number, files, capsys):
+    with Server(answered(content)) as server:
+        arguments = ["compare", "up.jsonl", "three.jsonl", "--judge_model", "m", "--base_url", f"http://{server.host}/v1"]
+        assert main([*arguments, "--out", "out"]) == 0
+    errors = capsys.readouterr().err
+    warning = f"{number} of 6 pairs have no verdict that can be read; see the replies in out/verdicts.jsonl. They should end"
+    assert (f"warning: {warning}" in errors) == (number > 0)
+    assert (f"Warning: {warning}" in Path("out/report.md").read_text()) == (number > 0)
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"key": "a"}', '{"key": "a", "verdict": null}', "[" * 100_000])
+def test_a_line_that_is_no_row_is_named(line, tmp_path):
+    (tmp_path / "verdicts.jsonl").write_text('{"key": "k", "verdict": null, "usage": {}}\n' + line + "\n")
+    with pytest.raises(ValueError, match=r"verdicts.jsonl, line 2, is not a row of this comparison; remove the line"):
+        Ledger(tmp_path / "verdicts.jsonl", ("verdict", "usage"))
+
+
+SCORES = {
+    "none": (lambda **_: None, "returned a NoneType; allowed is a list"),
+    "text": (lambda **_: "1234", "returned a str; allowed is a list"),
+    "texts": (lambda prompts, **_: ["1"] * len(prompts), "returned '1' for a completion; allowed is a list"),
+    "pairs": (lambda prompts, **_: [[1.0]] * len(prompts), r"returned \[1.0\] for a completion; allowed is a list"),
+}
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_scores_that_are_no_numbers_are_named(name):
+    function, message = SCORES[name]
+    with pytest.raises(ValueError, match=f"judge 's' {message}"):
+        judge_by_score(PAIRS, function, "s")
+
+
+def test_a_function_that_waits_without_end_is_interrupted():
+    async def wait(**_):
+        await asyncio.sleep(60)
+
+    def catch_everything(**_):
+        with contextlib.suppress(Exception):
+            time.sleep(60)
+
+    for function in (wait, catch_everything, lambda **_: time.sleep(60)):
+        start = time.monotonic()
+        with pytest.raises(TimeoutError, match=r"judge 's' has not returned after 0.2 seconds"):
+            judge_by_score(PAIRS, function, "s", timeout=0.2)
+        assert time.monotonic() - start < 10
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_replies_are_kept_when_the_endpoint_fails(tmp_path):
