@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from trl import GRPOConfig
 
+from sb3_ano._secrets import hide, remember
 from sb3_ano.shaping import ShapingPair, as_pair, ppo
 
 #: TRL's losses that are made of a clipped ratio, which is what a shape replaces.
@@ -43,6 +44,9 @@ class ShapedGRPOConfig(GRPOConfig):
     :param kl_in: ``"loss"`` (TRL's way), or ``"reward"``: ``beta`` times the sum of ``log pi_old - log pi_ref`` over a
         completion is subtracted from its reward, before rewards are normalized within their group
     :param missing_eos_penalty: amount subtracted from the reward of a completion without EOS
+    :param disable_dropout: whether the policy, the reference and the critic are without dropout, which would make the ratio
+        differ from 1 before the first update
+    :param reward_timeout: seconds that a call of a reward function may take
     :param use_bias_correction_kl: weight of the KL divergence in the loss by the ratio; None: as in TRL (yes) with PPO's
         shape, and no with others, which replace that ratio
     :raises ValueError: if a setting is invalid, has no effect, or cannot be combined with a shape
@@ -55,15 +59,22 @@ class ShapedGRPOConfig(GRPOConfig):
     epsilon: float = option(0.2, "Radius of the shape for negative advantages.")
     epsilon_high: float | None = option(None, "Radius of the shape for positive advantages; epsilon by default.")
     missing_eos_penalty: float = option(0.0, "Reward penalty for completions without EOS.")
+    disable_dropout: bool = option(True, "Turn off dropout, which makes the ratio random.")
+    reward_timeout: float = option(1800.0, "Seconds that a call of a reward function may take.")
     use_bias_correction_kl: bool | None = option(None, "Weight KL in the loss by the ratio; by default with PPO's shape.")
 
     def __post_init__(self) -> None:
+        remember(vars(self))
         check(self, None if self.shaping is None else as_pair(self.shaping))
         super().__post_init__()
 
     def __getstate__(self) -> dict[str, Any]:
         # transformers pickles the settings in training_args.bin, and pushes it.
-        return {**vars(self), "hub_token": None}
+        return {**hide(vars(self)), "hub_token": None}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings for logs such as TensorBoard's and Weights & Biases', without keys and passwords."""
+        return hide(super().to_dict())
 
 
 @dataclass
@@ -144,6 +155,7 @@ def check(config: ShapedGRPOConfig, shape: ShapingPair | None) -> None:
     replaces_clip = shape is not None and not (shape.f is shape.g is ppo)
     choices: list[Any] = [("kl_in", KL_PLACES, ""), ("importance_sampling_level", ("token", "sequence"), "")]
     ranges = dict.fromkeys(("beta", "missing_eos_penalty"), "finite numbers from 0") | {"num_iterations": "positive integers"}
+    ranges |= {"reward_timeout": "positive finite numbers"}
     if isinstance(config, ShapedPPOConfig):
         # TRL's losses that average over tokens, as a critic's loss does: per batch (PPO), or per update.
         choices.append(("loss_type", ("bnpo", "dapo"), " with a critic"))

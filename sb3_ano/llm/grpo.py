@@ -2,20 +2,33 @@
 
 import copy
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from datasets import IterableDataset
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME
 from trl import GRPOTrainer
 
 from sb3_ano.llm.config import GANOConfig, ShapedGRPOConfig, ShapedPPOConfig, check
-from sb3_ano.llm.data import check_columns
+from sb3_ano.llm.data import check_arguments, check_columns
+from sb3_ano.llm.dropout import disable_dropout, random_parts, restored
 from sb3_ano.llm.resume import EpochSampler, load_rollout, load_weights, save_rollout
-from sb3_ano.shaping import MAX_LOG_RATIO, ano, as_pair, measure, name_of, ppo, surrogate
+from sb3_ano.llm.rewards import LearnedReward, checked_function
+from sb3_ano.shaping import MAX_LOG_RATIO, ShapingLike, ano, as_pair, measure, name_of, ppo, surrogate
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from peft import PeftConfig
+    from transformers import BitsAndBytesConfig
+
+#: A reward: a function, a model that scores, or the Hub id or directory of one.
+Reward: TypeAlias = Callable[..., Any] | PreTrainedModel | str
+# Arguments of reward functions that come from TRL, so that no column of the data can have their names.
+_FROM_TRAINER = ("prompts", "completions", "trainer_state", "log_extra", "log_metric", "environments", "self")
 
 
 class ShapedGRPOTrainer(GRPOTrainer):
@@ -35,10 +48,20 @@ class ShapedGRPOTrainer(GRPOTrainer):
     :param model: model, or its Hub id or directory
     :param reward_funcs: reward models and functions, as in TRL
     :param args: settings; by default those of the trainer's own class of settings
-    :param data: ``train_dataset``, with a column ``prompt``, ``eval_dataset`` and ``processing_class``, as in TRL
+    :param train_dataset: data with a column ``prompt``; its other columns are arguments of the reward functions
+    :param eval_dataset: data of evaluations, or several by name
+    :param processing_class: tokenizer of the policy; that of the model by default
+    :param reward_processing_classes: tokenizers of reward models
+    :param callbacks: callbacks of transformers
+    :param optimizers: optimizer and schedule, as in transformers
+    :param quantization_config: quantization of the policy
+    :param peft_config: adapter to train instead of the whole policy
+    :param tools: functions that the policy may call, as in TRL
+    :param rollout_func: function that generates completions, as in TRL
+    :param environment_factory: environments of the policy, as in TRL
     :param shaping: callable ``h(x)`` or anything else that :func:`sb3_ano.shaping.resolve` takes; ``args.shaping`` by default
-    :param more: the other arguments of ``GRPOTrainer``
-    :raises ValueError: if the tokenizer has no EOS token, the data set has no prompts, or a setting or the shape is invalid
+    :raises ValueError: if the tokenizer has no EOS token, the data set has no prompts, a setting or the shape is invalid, a
+        reward function does not take its arguments, or no parameter of the policy can be trained
     :raises TypeError: if ``args`` are settings of another trainer
     """
 
@@ -47,16 +70,33 @@ class ShapedGRPOTrainer(GRPOTrainer):
     algorithm: str | None = None
     args: ShapedGRPOConfig
     beta: float
+    reward_funcs: list[Any]
     reward_weights: torch.Tensor
     _tag_names = ["trl", "grpo", "sb3-ano"]  # noqa: RUF012
 
     def __init__(
-        self, model: Any, reward_funcs: Any = None, args: Any = None, *data: Any, shaping: Any = None, **more: Any
+        self,
+        model: str | torch.nn.Module,
+        reward_funcs: Reward | Sequence[Reward] | None = None,
+        args: ShapedGRPOConfig | None = None,
+        train_dataset: "Dataset | IterableDataset | None" = None,
+        eval_dataset: "Dataset | IterableDataset | dict[str, Dataset] | dict[str, IterableDataset] | None" = None,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
+        reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase] | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
+        quantization_config: "BitsAndBytesConfig | None" = None,
+        peft_config: "PeftConfig | None" = None,
+        tools: list[Callable[..., Any]] | None = None,
+        rollout_func: Callable[..., Any] | None = None,
+        environment_factory: Any = None,
+        *,
+        shaping: ShapingLike | None = None,
     ) -> None:
         # A copy, because another trainer may use the same settings with another shape.
         given = self.config_class("trainer_output") if args is None else args
         args = copy.copy(given)
-        args.hub_token = given.hub_token  # which pickles and copies lack
+        args.__dict__.update(given.__dict__)  # of which pickles and copies lack secrets
         has_critic = issubclass(self.config_class, ShapedPPOConfig)
         if not isinstance(args, self.config_class) or isinstance(args, ShapedPPOConfig) != has_critic:
             raise TypeError(f"args is a {type(args).__name__}; allowed are settings of class {self.config_class.__name__}")
@@ -80,10 +120,28 @@ class ShapedGRPOTrainer(GRPOTrainer):
         # Arguments, keyword arguments and log-probabilities of each forward pass over the completions being scored.
         self._scored: list[tuple[tuple[Any, ...], dict[str, Any], torch.Tensor]] = []
         self._tool_mask: list[list[int]] | None = None
-        super().__init__(model, reward_funcs, args, *data, **more)
-        if self.train_dataset is not None and more.get("environment_factory") is None:
+        self._has_warned = False
+        super().__init__(
+            model,
+            list(reward_funcs) if isinstance(reward_funcs, list | tuple) else reward_funcs,
+            args,
+            train_dataset,
+            eval_dataset,
+            processing_class,
+            reward_processing_classes,
+            callbacks,
+            optimizers,
+            quantization_config,
+            peft_config,
+            tools,
+            rollout_func,
+            environment_factory,
+        )
+        if self.train_dataset is not None and environment_factory is None:
             check_columns(self.train_dataset, "train_dataset")
             self._require_prompts(self.train_dataset)
+        self._check_reward_functions()
+        self._require_trainable()
         if self._tokenizer.eos_token_id is None:
             name = self._tokenizer.name_or_path or "the model"
             raise ValueError(f"the tokenizer of {name!r} has no eos_token, without which no completion ends; set eos_token")
@@ -93,6 +151,71 @@ class ShapedGRPOTrainer(GRPOTrainer):
         if self._kl_in_reward and not has_critic:  # whose tokens pay for it
             self._add_reward(lambda **_: self._kl_to_reference().sum(-1).tolist(), "kl", self.beta)
         self._warn_where_the_ratio_stays_1()
+        #: Probabilities in configurations that are saved as they were.
+        self._dropout: list[tuple[Any, str, float]] = []
+        if args.disable_dropout:
+            self._dropout += disable_dropout(self.model)
+            if self.ref_model is not None:
+                self._dropout += disable_dropout(self.ref_model)
+        elif random_parts(self.model):
+            warnings.warn("the policy has dropout, so that the ratio is not 1 before the first update", stacklevel=2)
+
+    def _check_reward_functions(self) -> None:
+        """Check what reward functions take, before anything is generated; and from now on, what they return."""
+        datasets = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval_dataset": self.eval_dataset}
+        datasets = {"train_dataset": self.train_dataset, **datasets}
+        for name, dataset in datasets.items():
+            for column in set(getattr(dataset, "column_names", None) or ()).intersection(_FROM_TRAINER):
+                raise ValueError(
+                    f"{name} has a column {column!r}, which is the name of an argument that reward functions get from the "
+                    f"trainer; rename it, as with {name}.rename_column({column!r}, 'my_{column}')"
+                )
+        columns = getattr(self.train_dataset, "column_names", None)
+        functions = []
+        for function, name in zip(self.reward_funcs, self.reward_func_names, strict=True):
+            if not isinstance(function, torch.nn.Module | LearnedReward):
+                if columns is not None and self.environments is None:
+                    kept = () if self.args.remove_unused_columns else set(columns) - {"prompt", "completion"}
+                    given = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", *kept}
+                    check_arguments(
+                        function, name, given, ", of which the last ones are columns of train_dataset" if kept else ""
+                    )
+                function = checked_function(function, name, self.args.reward_timeout)
+            functions.append(function)
+        self.reward_funcs = functions
+
+    def _require_trainable(self) -> None:
+        """Require a parameter of the policy that an update can change."""
+        # TRL's copy of an adapter, the reference, is not trained.
+        trainable = {
+            id(parameter)
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad and ".ref." not in name
+        }
+        if not trainable:
+            raise ValueError(
+                "no parameter of the policy can be trained, because all are frozen; load an adapter with is_trainable=True, "
+                "or give peft_config for a new one"
+            )
+        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if self.optimizer is None or is_sharded:
+            return
+        optimized = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        if not optimized & trainable:
+            raise ValueError(
+                "the optimizer has no parameter of the policy that can be trained; make it of the parameters of the model "
+                "that the trainer gets"
+            )
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """Create the optimizer, which has to have a parameter of the policy."""
+        optimizer = super().create_optimizer(model)
+        self._require_trainable()
+        return optimizer
+
+    def _save(self, *arguments: Any, **keywords: Any) -> None:
+        with restored(self._dropout):
+            super()._save(*arguments, **keywords)
 
     def _require_prompts(self, dataset: Any) -> None:
         """Require enough prompts for one generation; TRL leaves out a part of one, and would train nothing."""
@@ -221,9 +344,30 @@ class ShapedGRPOTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
         rewards = super()._calculate_rewards(*arguments, **keywords)
+        scores = rewards[:, : self._given_rewards]
+        for name, column in zip(self.reward_func_names, scores.T, strict=False):
+            if column.isinf().any():
+                value = column[column.isinf()][0].item()
+                allowed = "allowed are finite numbers, and None for a completion without a score"
+                raise ValueError(f"a reward is infinite; {allowed}; {name!r} returned {value} (in float32)")
+        self._warn_of_equal_rewards(scores)
         # TRL ignores completions that no reward function could score; what this package adds is not a score.
-        unscored = rewards[:, : self._given_rewards].isnan().all(dim=1, keepdim=True)
+        unscored = scores.isnan().all(dim=1, keepdim=True)
         return rewards.masked_fill(unscored, torch.nan)
+
+    def _warn_of_equal_rewards(self, scores: torch.Tensor) -> None:
+        """Warn once if a generation teaches nothing, because all rewards that are compared are equal, or there are none."""
+        if self._has_warned or not self.model.training:
+            return
+        weights = self.reward_weights[: self._given_rewards].to(scores.device)
+        totals = (scores * weights).nansum(dim=1).masked_fill(scores.isnan().all(dim=1), torch.nan)
+        groups = totals.view(-1, self.num_generations) if self.num_generations > 1 else totals.view(1, -1)
+        lowest = groups.nan_to_num(nan=torch.inf).amin(dim=1)
+        highest = groups.nan_to_num(nan=-torch.inf).amax(dim=1)
+        if (highest <= lowest).all():
+            self._has_warned = True
+            which = "of each group" if self.num_generations > 1 else "of a generation"
+            warnings.warn(f"all rewards {which} are equal or missing, which teaches nothing; look at them", stacklevel=2)
 
     def _missing_eos(self, completion_ids: list[list[int]], **_: Any) -> list[float]:
         ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}  # as TRL tells which completions are truncated

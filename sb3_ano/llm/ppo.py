@@ -2,18 +2,24 @@
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel, TrainerCallback
-from trl.trainer.utils import disable_dropout_in_model
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 
 from sb3_ano.llm.config import ShapedGRPOConfig, ShapedPPOConfig
-from sb3_ano.llm.grpo import ShapedGRPOTrainer, policy_mask
+from sb3_ano.llm.dropout import disable_dropout, restored
+from sb3_ano.llm.grpo import Reward, ShapedGRPOTrainer, policy_mask
 from sb3_ano.llm.resume import load_weights
 from sb3_ano.llm.rewards import LearnedReward, load_classifier
+from sb3_ano.shaping import ShapingLike
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+    from peft import PeftConfig
+    from transformers import BitsAndBytesConfig
 
 
 class Critic(torch.nn.Module):
@@ -53,11 +59,21 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
 
     :param model: model, or its Hub id or directory
     :param reward_funcs: reward models and functions, as in TRL
-    :param arguments: further arguments of :class:`~sb3_ano.llm.ShapedGRPOTrainer`: ``args``, ``train_dataset``,
-        ``eval_dataset`` and ``processing_class``
+    :param args: settings; by default those of the trainer's own class of settings
+    :param train_dataset: data with a column ``prompt``; its other columns are arguments of the reward functions
+    :param eval_dataset: data of evaluations, or several by name
+    :param processing_class: tokenizer of the policy; that of the model by default
+    :param reward_processing_classes: tokenizers of reward models
+    :param callbacks: callbacks of transformers
+    :param optimizers: optimizer and schedule, as in transformers; the critic's parameters are added
+    :param quantization_config: quantization of the policy
+    :param peft_config: adapter to train instead of the whole policy
+    :param tools: functions that the policy may call, as in TRL
+    :param rollout_func: function that generates completions, as in TRL
+    :param environment_factory: environments of the policy, as in TRL
+    :param shaping: as for :class:`~sb3_ano.llm.ShapedGRPOTrainer`
     :param value_model: start of the critic, a classifier of sequences with one label, or its Hub id or directory; the first
         reward model by default. A language model gets a new score.
-    :param keywords: further arguments of :class:`~sb3_ano.llm.ShapedGRPOTrainer` by name, ``shaping`` included
     :raises ValueError: if there is no model to start the critic from, or it cannot be a critic
     """
 
@@ -68,24 +84,58 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
     _tag_names = ["trl", "ppo", "sb3-ano"]  # noqa: RUF012
 
     def __init__(
-        self, model: Any, reward_funcs: Any = None, *arguments: Any, value_model: Any = None, **keywords: Any
+        self,
+        model: str | torch.nn.Module,
+        reward_funcs: Reward | Sequence[Reward] | None = None,
+        args: ShapedPPOConfig | None = None,
+        train_dataset: "Dataset | IterableDataset | None" = None,
+        eval_dataset: "Dataset | IterableDataset | dict[str, Dataset] | dict[str, IterableDataset] | None" = None,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
+        reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase] | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
+        quantization_config: "BitsAndBytesConfig | None" = None,
+        peft_config: "PeftConfig | None" = None,
+        tools: list[Callable[..., Any]] | None = None,
+        rollout_func: Callable[..., Any] | None = None,
+        environment_factory: Any = None,
+        *,
+        shaping: ShapingLike | None = None,
+        value_model: str | torch.nn.Module | None = None,
     ) -> None:
         # Before TRL wraps the reward models.
-        value_model = copy.deepcopy(_first_reward_model(reward_funcs) if value_model is None else value_model)
-        super().__init__(model, reward_funcs, *arguments, **keywords)
+        start: Any = copy.deepcopy(_first_reward_model(reward_funcs) if value_model is None else value_model)
+        super().__init__(
+            model,
+            reward_funcs,
+            args,
+            train_dataset,
+            eval_dataset,
+            processing_class,
+            reward_processing_classes,
+            callbacks,
+            optimizers,
+            quantization_config,
+            peft_config,
+            tools,
+            rollout_func,
+            environment_factory,
+            shaping=shaping,
+        )
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             raise ValueError("a critic is not allowed with DeepSpeed or FSDP, which shard one model; use DDP, or GANO")
         if self._is_vlm:
             raise ValueError("a critic reads text only; allowed are policies with a tokenizer instead of a processor")
-        if isinstance(value_model, str):
-            name = value_model
-            value_model, _, missing = load_classifier(name, self._tokenizer, "value_model", self.args.trust_remote_code)
+        if isinstance(start, str):
+            name = start
+            start, _, missing = load_classifier(name, self._tokenizer, "value_model", self.args.trust_remote_code)
             if lacking := set(missing) - {"score.weight"}:
                 raise ValueError(f"value_model={name!r} lacks {min(lacking)}; only the layer 'score' may be new")
-        disable_dropout_in_model(value_model)
-        critic = Critic(value_model.to(torch.promote_types(value_model.dtype, torch.float32)).requires_grad_(True)).train()
+        # Always, because values at generation and in the loss are compared.
+        self._critic_dropout = disable_dropout(start)
+        critic = Critic(start.to(torch.promote_types(start.dtype, torch.float32)).requires_grad_(True)).train()
         if self.args.gradient_checkpointing:
-            value_model.gradient_checkpointing_enable(self.args.gradient_checkpointing_kwargs)
+            start.gradient_checkpointing_enable(self.args.gradient_checkpointing_kwargs)
         # Not a part of the policy: vLLM's weights, LoRA and saved models are made of the policy's parameters.
         self.critic = self.accelerator.prepare_model(critic)
         self.add_callback(_CriticGradients(critic, self.args.max_grad_norm))
@@ -112,8 +162,6 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
     def _calculate_rewards(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
         rewards = super()._calculate_rewards(*arguments, **keywords)  # of all processes
         scores = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
-        if scores.isinf().any():
-            raise ValueError("a reward is infinite; allowed are finite numbers, and None for a completion without a score")
         scores[rewards.isnan().all(dim=1)] = torch.nan
         count = len(rewards) // self.accelerator.num_processes
         start = count * self.accelerator.process_index
@@ -172,7 +220,8 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
         :param directory: directory to write
         """
         if self.args.should_save:
-            self.accelerator.unwrap_model(self.critic).model.save_pretrained(directory)
+            with restored(self._critic_dropout):
+                self.accelerator.unwrap_model(self.critic).model.save_pretrained(directory)
             self._tokenizer.save_pretrained(directory)
 
     def push_to_hub(self, *arguments: Any, **keywords: Any) -> Any:
@@ -290,7 +339,7 @@ def value_loss(
 
 
 def _first_reward_model(reward_funcs: Any) -> Any:
-    functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+    functions = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     models = [each for each in functions if isinstance(each, LearnedReward | str | PreTrainedModel)]
     if not models:
         raise ValueError("there is no reward model that the critic could start from; give value_model, such as the policy")
