@@ -188,13 +188,15 @@ def _complete(container: Path) -> None:
     os.utime(container)  # without locks, its age says that somebody works on it
     if (container / "ready").is_dir():
         _publish(container / "ready", parent)
+        # What is half removed must never be published.
+        os.rename(container / "ready", container / "published")
 
     aside = container / "old"
     if aside.is_dir():
         for old in aside.iterdir():
             if not os.path.lexists(parent / old.name):
                 os.rename(old, parent / old.name)
-        # What is half removed must never be restored.
+        # As above
         os.rename(aside, container / "outdated")
 
     shutil.rmtree(container, ignore_errors=True)

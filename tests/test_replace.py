@@ -233,6 +233,19 @@ def test_without_locks_only_old_leftovers_are_removed(tmp_path, monkeypatch):
     assert not hidden(tmp_path)
 
 
+def test_a_process_killed_while_it_removes_what_it_replaced_loses_nothing(tmp_path, kind):
+    """Its directory then holds a part of the old, or of the written files."""
+    path = tmp_path / "target"
+    put(kind, path, "old")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_io.shutil, "rmtree", lambda directory, **options: [file.unlink() for file in directory.rglob("top")])
+        put(kind, path, "new")
+    _io.remove_leftovers(tmp_path)
+    _io.remove_leftovers(path)
+    assert content(path) == "new"
+    assert not hidden(tmp_path)
+
+
 class Interrupted:
     """Raise an error before the n-th bytecode instruction of the module in this thread, and again some instructions later.
 
@@ -307,7 +320,7 @@ def test_an_interrupt_at_some_instructions_leaves_the_old_or_the_new_content(tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_at_any_instruction_leaves_the_old_or_the_new_content(tmp_path, kind, error):
-    count = interrupt_everywhere(kind, tmp_path, error)
+    count = interrupt_everywhere(kind, tmp_path, error, step=3 if kind == "files" else 1)
     print(f"{kind}: {count} interruptions by {error.__name__}")
     assert count > 600
 
