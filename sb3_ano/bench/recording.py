@@ -153,8 +153,8 @@ def measure_update(model: OnPolicyAlgorithm) -> dict[str, float]:
     Algorithms log such numbers for minibatches during the update, each in its own way, or not at all.
 
     :param model: model after an update, with the rollout in its buffer
-    :return: ``kl_after`` (mean of ``r - 1 - log r``), ``ratio_mean_after``, ``ratio_max_after``, and ``outside_after``, the fraction of
-        samples whose ratio is outside the radius, NaN for algorithms without a radius
+    :return: ``kl_after`` (mean of ``r - 1 - log r``), ``ratio_mean_after``, ``ratio_max_after``, and ``outside_after``, the
+        fraction of samples whose ratio is outside the radius, NaN for algorithms without a radius
     """
     buffer = model.rollout_buffer
     size = buffer.buffer_size * buffer.n_envs

@@ -77,7 +77,7 @@ ALONE = [
 ]
 
 
-# Networks and methods of an instance, hooks on gradients and optimizers, attributes, callbacks that change something, and draws.
+# Networks and methods of an instance, hooks of gradients and optimizers, attributes, callbacks with side effects, draws.
 @pytest.mark.parametrize(("axis", "value"), ALONE)
 def test_each_value_of_each_axis_acts_as_in_sb3(axis, value):
     expected = assert_equals_sb3({**PLAIN, axis: value}, torch_compile=False)

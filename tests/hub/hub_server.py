@@ -17,7 +17,7 @@ from werkzeug import Request, Response
 from werkzeug.exceptions import abort
 from werkzeug.serving import make_server
 
-TOKEN = "hf_of_somebody"
+TOKEN = "hf_3kQ9vXb7LmZt"
 USER = "somebody"
 #: Stands for a status in :attr:`FakeHub.fail`: the connection is lost before the end of the answer.
 DROP = 0

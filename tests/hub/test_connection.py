@@ -114,7 +114,7 @@ def with_password(shared, monkeypatch):
 
 
 def test_errors_show_no_token_and_no_password(with_password, cartpole, capsys):
-    secret = "hf_secret_of_somebody"
+    secret = "hf_8sWq2RnYc5Jd"
     calls = [
         lambda: load_from_hub("somebody/other", token=secret),
         lambda: load_from_hub(AGENT, token=secret),

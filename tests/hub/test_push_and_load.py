@@ -64,12 +64,12 @@ def test_a_push_is_one_commit_and_replaces_an_earlier_one_but_no_other_files(car
     first = HfApi().model_info("somebody/agent").sha
     hub.add("somebody/agent", files | {"notes.txt": b"mine"})
     monkeypatch.delenv("HF_TOKEN")
-    push_to_hub(cartpole, "somebody/agent", token="hf_of_somebody", **QUICK)
+    push_to_hub(cartpole, "somebody/agent", token="hf_3kQ9vXb7LmZt", **QUICK)
     files = set(hub.repositories["somebody/agent"][-1])
     assert not {"vec_normalize.pkl", "vec_normalize.safetensors", "replay.mp4"} & files
     assert {"notes.txt", ".gitattributes", "ano-CartPole-v1.zip", "ano-Pendulum-v1.zip"} < files
-    assert load_from_hub("somebody/agent", token="hf_of_somebody").observation_space.shape == (4,)
-    assert load_from_hub("somebody/agent", revision=first, token="hf_of_somebody").observation_space.shape == (3,)
+    assert load_from_hub("somebody/agent", token="hf_3kQ9vXb7LmZt").observation_space.shape == (4,)
+    assert load_from_hub("somebody/agent", revision=first, token="hf_3kQ9vXb7LmZt").observation_space.shape == (3,)
 
 
 @pytest.fixture
