@@ -196,7 +196,7 @@ def _complete(container: Path) -> None:
         for old in aside.iterdir():
             if not os.path.lexists(parent / old.name):
                 os.rename(old, parent / old.name)
-        # As above
+        # Nor restored
         os.rename(aside, container / "outdated")
 
     shutil.rmtree(container, ignore_errors=True)
