@@ -311,7 +311,8 @@ class NotFiniteError(ValueError):
 
 
 def _gaussian_sampler(policy: ActorCriticPolicy, n_envs: int) -> _Sampler:
-    std = np.exp(policy.log_std.detach().numpy())
+    with np.errstate(over="ignore"):  # the sampler reports it, with the parameter
+        std = np.exp(policy.log_std.detach().numpy())
     constant = np.float32(np.log(std).sum() + len(std) * math.log(math.sqrt(2.0 * math.pi)))
     minus_half = np.full(len(std), -0.5, dtype=np.float32)
     shape = policy.action_space.shape or ()

@@ -328,7 +328,12 @@ _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 # Observations from which on a network may overflow.
 _LARGE = 1e6
 # Parts of the messages with which PyTorch's distributions reject NaN and Inf.
-_ERRORS_OF_DISTRIBUTIONS = ("Expected parameter", "probability tensor contains", "invalid multinomial distribution")
+_ERRORS_OF_DISTRIBUTIONS = (
+    "Expected parameter",
+    "Expected p_in",
+    "probability tensor contains",
+    "invalid multinomial distribution",
+)
 
 
 def _parts(what: str, values: Observations) -> list[tuple[str, Any]]:
