@@ -91,7 +91,7 @@ def train_longer(policy) -> None:
     ("options", "change", "reason"),
     [
         ({"policy": Overriding}, None, "evaluate_actions overrides evaluate_actions"),
-        ({"policy_kwargs": {"optimizer_kwargs": {"amsgrad": True}}}, None, "not the plain Adam"),
+        ({"policy_kwargs": {"optimizer_kwargs": {"amsgrad": True}}}, None, "not a plain Adam"),
         ({}, lambda policy: policy.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]}), "plain Adam"),
         ({}, lambda policy: policy.optimizer.register_step_post_hook(lambda *_: None), "its optimizer has hooks"),
         ({}, lambda policy: policy.value_net.weight.register_hook(lambda _: None), "policy.value_net.weight has hooks"),

@@ -388,6 +388,7 @@ def test_an_unchecked_observation_that_breaks_the_policy_is_named(actions):
         train(env, check_finite=False)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")
 def test_a_parameter_that_breaks_the_policy_is_named():
     model = ANO("MlpPolicy", plain(actions=BOX_ACTIONS), **SETTINGS)
     with torch.no_grad():
