@@ -69,10 +69,10 @@ def test_every_policy_learns_and_its_copies_act_and_go_on_like_it(cls, policy, o
     copies = [cls.load(tmp_path / "model", env=env)]
     if policy != "CnnPolicy":  # whose environment SB3 cannot pickle
         copies.append(cloudpickle.loads(cloudpickle.dumps(model)))
-    for copy in copies:
-        assert torch.equal(parameters(copy), parameters(model))
-        assert np.array_equal(copy.predict(observation, deterministic=True)[0], action)
-        assert [copy.clip_range(0.5), copy.clip_range_high(0.5)] == pytest.approx([0.15, 0.15])
+    for copied in copies:
+        assert torch.equal(parameters(copied), parameters(model))
+        assert np.array_equal(copied.predict(observation, deterministic=True)[0], action)
+        assert [copied.clip_range(0.5), copied.clip_range_high(0.5)] == pytest.approx([0.15, 0.15])
         copy.learn(64)
 
 

@@ -119,10 +119,12 @@ def test_a_loss_receives_the_radii_and_the_td_errors_of_the_rollout(cls):
     assert model.logger.name_to_value["train/clip_range_high"] == pytest.approx(0.3)
 
     buffer, samples = model.rollout_buffer, seen[-1][2]
-    following, ended = (np.vstack([rows[1:], np.zeros((1, 3))]) for rows in (buffer.values, buffer.episode_starts))
-    expected = buffer.rewards + 0.9 * np.where(ended, 0.0, following) - buffer.values
-    expected[-1] = buffer.advantages[-1]  # of the last step, the advantage is the error
-    rows = dict(zip(map(tuple, buffer.observations.reshape(96, 4).tolist()), expected.reshape(96), strict=True))
+    # As in SB3, most arrays are environment by environment after an update.
+    values, advantages = (array.reshape(3, 32).T for array in (buffer.values, buffer.advantages))
+    following, ended = (np.vstack([rows[1:], np.zeros((1, 3))]) for rows in (values, buffer.episode_starts))
+    expected = buffer.rewards + 0.9 * np.where(ended, 0.0, following) - values
+    expected[-1] = advantages[-1]  # of the last step, the advantage is the error
+    rows = dict(zip(map(tuple, buffer.observations.tolist()), expected.T.reshape(96), strict=True))
     errors = [rows[tuple(observation)] for observation in samples.observations.tolist()]
     assert samples.td_errors.tolist() == pytest.approx(errors, abs=1e-5)
 
