@@ -498,7 +498,8 @@ def restore(path: Path) -> None:
     """
     target = Path(os.path.realpath(path))
     for _ in range(100):
-        if target.exists() or not remove_leftovers(target.parent):
+        # Unlike Path.exists, this takes names that are too long.
+        if os.path.exists(target) or not remove_leftovers(target.parent):
             return
         time.sleep(0.01)  # until the other process has put the new directory there
 

@@ -36,7 +36,7 @@ _SHORTEST = 4
 # Parts of long secrets are hidden. Shorter ones are hidden as a whole, between other characters than these.
 _PART = 8
 _LONG = 12
-_ALPHANUMERIC = "[A-Za-z0-9]"
+_WORD = "[A-Za-z0-9_]"
 # Repeated characters, such as the dashes of a PEM file, give nothing away and occur everywhere.
 _FEWEST_CHARACTERS = 5
 
@@ -317,15 +317,22 @@ def _patterns(secrets: frozenset[str]) -> _Patterns:
     parts: set[str] = set()
     for encoded in sorted(encodings, key=len, reverse=True):
         escaped = re.escape(encoded)
-        if len(encoded) < _LONG:
-            whole.append((encoded, re.compile(f"(?<!{_ALPHANUMERIC}){escaped}(?!{_ALPHANUMERIC})")))
+        # A password that is a word must not change longer words, such as the names of fields.
+        if len(encoded) < _LONG or encoded.isalpha():
+            whole.append((encoded, re.compile(f"(?<!{_WORD}){escaped}(?!{_WORD})")))
             continue
         whole.append((encoded, re.compile(escaped)))
         for index in range(len(encoded) - _PART + 1):
             part = encoded[index : index + _PART]
-            if len(set(part)) >= _FEWEST_CHARACTERS:
+            if len(set(part)) >= _FEWEST_CHARACTERS and not _is_word(part):
                 parts.add(part)
     return _Patterns(tuple(whole), frozenset(parts), tuple(secret for secret in known if len(secret) >= _LONG))
+
+
+def _is_word(part: str) -> bool:
+    """Return whether a part of a secret may be a part of any text: letters of one case, but for the first one."""
+    letters = part.replace("_", "").replace("-", "")
+    return letters.isalpha() and (letters[1:].islower() or letters.isupper())
 
 
 def _encodings(secret: str) -> Iterator[str]:

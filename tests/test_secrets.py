@@ -219,15 +219,15 @@ def test_messages_about_storages_and_clusters_have_no_password():
 
 def test_a_run_of_the_zoo_stores_no_password(tmp_path):
     """In its options, its command line, its record, and on the terminal."""
-    storage = f"sqlite:///{tmp_path}/s.db?password=tiger-12345"
     arguments = ["train", "--algo", "ano", "--env", "CartPole-v1", "-n", "64", "-params", "n_steps:8", "batch_size:8"]
-    arguments += ["--storage", storage, "--verbose", "0", "--env-kwargs", "render_mode:None"]
+    arguments += ["--wandb-project-name", "https://host/project?password=tiger-12345"]
+    arguments += ["--verbose", "0", "--env-kwargs", "render_mode:None"]
     done = python("-m", "sb3_ano.zoo", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "logs" / "ano").glob("CartPole-v1_1")
     texts = {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert {"args.yml", "command.txt", "run.json"} <= texts.keys()
-    assert yaml.unsafe_load(texts["args.yml"])["storage"].endswith(f"?password={MASK}")
+    assert yaml.unsafe_load(texts["args.yml"])["wandb_project_name"].endswith(f"?password={MASK}")
     for name, content in {**texts, "shown": (done.stdout + done.stderr).encode()}.items():
         assert b"tiger-12345" not in content, name
 

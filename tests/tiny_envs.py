@@ -115,3 +115,21 @@ class Filed(TinyEnv):
     def __init__(self, file: str, render_mode: str | None = None) -> None:
         super().__init__(BOX_OBSERVATIONS, spaces.Discrete(2))
         self.file = file
+
+
+class Shortened(gym.Wrapper):
+    """End episodes early, where a monitor below cannot see it."""
+
+    def __init__(self, env, steps):
+        super().__init__(env)
+        self.steps = steps
+        self.count = 0
+
+    def reset(self, **options):
+        self.count = 0
+        return self.env.reset(**options)
+
+    def step(self, action):
+        self.count += 1
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, reward, terminated, truncated or self.count >= self.steps, info

@@ -118,7 +118,8 @@ def show_plan(runs: Sequence[Run], finished: Collection[str]) -> None:
         # Numbers are never broken over lines: texts are, instead.
         table.add_column(title, justify="right", min_width=max(len(row[index]) for row in rows))
     for row in rows:
-        table.add_row(*map(rich.text.Text, row))  # names are not markup
+        cells = [rich.text.Text(cell, overflow="fold") for cell in row]  # names are not markup
+        table.add_row(*cells)
     rich.print(table)
 
 

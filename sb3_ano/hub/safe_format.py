@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeI
 
 from sb3_ano._io import read_json, restore, versions, write_file
 from sb3_ano._registry import ALGORITHMS as REGISTRY
+from sb3_ano._secrets import hide
 from sb3_ano.algorithms import ANO, MaskableANO, RecurrentANO, ShapedPolicyAlgorithm
 from sb3_ano.algorithms.loading import SavedModel
 from sb3_ano.hub import codec, documents, state
@@ -66,7 +67,8 @@ def save_safe(model: ShapedPolicyAlgorithm, path: str | os.PathLike[str]) -> Pat
     """
     require_algorithm(model)
     custom: dict[str, Any] = {}
-    document = describe(model, custom)
+    # Before the checksum, which the file must match.
+    document = hide(describe(model, custom))
     tensors = {POLICY: state.unique_tensors(getattr(model.policy, "_orig_mod", model.policy))}
     state.require_finite(model, tensors[POLICY], "model.policy")
     if (venv := model.get_vec_normalize_env()) is not None:
@@ -77,7 +79,8 @@ def save_safe(model: ShapedPolicyAlgorithm, path: str | os.PathLike[str]) -> Pat
             write_file(folder / name, serial)
             document["files"][name] = state.fingerprint_of(serial)
         document["checksum"] = _checksum(document)
-        write_file(folder / DOCUMENT, json.dumps(document, indent=1) + "\n")
+        text = json.dumps(document, indent=1) + "\n"
+        write_file(folder / DOCUMENT, text.encode())
         _read_model(folder, dict(custom), "cpu")  # what cannot be loaded again raises now, while the model is still there
     if not codec.is_built_in(getattr(model, "shaping_name", "ano")):
         custom["shaping"] = model

@@ -21,7 +21,8 @@ from unittest import mock  # which replaces names and puts them back, outside of
 
 import numpy as np
 import rl_zoo3.utils
-from huggingface_hub.errors import EntryNotFoundError
+from huggingface_hub import is_offline_mode
+from huggingface_hub.errors import EntryNotFoundError, RemoteEntryNotFoundError
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common import callbacks
 
@@ -135,13 +136,14 @@ def missing_metadata(stack: ExitStack) -> None:
 
 
 def missing_optional_file(stack: ExitStack) -> None:
-    """Let downloads continue if an agent, or without a Hub the cache, has no ``vec_normalize.pkl``: the zoo waits for an
-    error of requests.
+    """Let downloads continue if an agent, or offline the cache, has no ``vec_normalize.pkl``: the zoo waits for an error of
+    requests. A lost connection is another error, because the agent would act without its normalization.
 
     The command ``load_from_hub`` imports the error when it starts; ``enjoy`` and ``benchmark`` use a module that has done so.
     """
+    missing = EntryNotFoundError if is_offline_mode() else RemoteEntryNotFoundError
     for module in ("rl_zoo3.load_from_hub", "requests.exceptions"):
-        replace(stack, importlib.import_module(module), "HTTPError", EntryNotFoundError)
+        replace(stack, importlib.import_module(module), "HTTPError", missing)
 
 
 def agents_without_masks(stack: ExitStack) -> None:

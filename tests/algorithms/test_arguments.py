@@ -25,7 +25,7 @@ from sb3_ano.algorithms.buffers import FlatRolloutBuffer
 from sb3_ano.algorithms.contrib_policies import MaskedLstmPolicy
 from sb3_ano.hub.codec import stored_arguments
 from sb3_ano.shaping import ShapingLike
-from sb3_ano.zoo.hyperparameters import check_hyperparameters
+from sb3_ano.zoo.hyperparameters import read_hyperparameters
 from tests.common import ALGORITHMS, SMALL, parameters
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, TinyEnv
 
@@ -364,9 +364,10 @@ def test_the_arguments_of_a_constructor_with_kwargs_are_those_of_its_base_class_
     assert list(taken) == ["power", *inspect.signature(ShapedPolicyAlgorithm).parameters]
     assert taken["power"].default == 1.0
     assert taken["n_steps"].default == 2048
-    assert check_hyperparameters({"power": 0.5, "n_steps": 64}, Toy) is None
+    given = {"power": 0.5, "n_steps": 64}
+    assert read_hyperparameters(given, Toy) == given
     with pytest.raises(ValueError, match="unknown key 'powr' for Toy, did you mean 'power'"):
-        check_hyperparameters({"powr": 0.5}, Toy)
+        read_hyperparameters({"powr": 0.5}, Toy)
     assert stored_arguments(Toy)["power"] == 1.0
 
 

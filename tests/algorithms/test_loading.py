@@ -73,7 +73,7 @@ def test_every_policy_learns_and_its_copies_act_and_go_on_like_it(cls, policy, o
         assert torch.equal(parameters(copied), parameters(model))
         assert np.array_equal(copied.predict(observation, deterministic=True)[0], action)
         assert [copied.clip_range(0.5), copied.clip_range_high(0.5)] == pytest.approx([0.15, 0.15])
-        copy.learn(64)
+        copied.learn(64)
 
 
 def test_files_are_those_of_torchs_adam_in_both_directions(tmp_path):

@@ -216,7 +216,7 @@ def test_the_measure_of_an_update_is_the_closed_form_of_two_gaussians(label, mon
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4)
     outside = float((np.abs(ratio - 1) > 0.2).mean())
     assert 0.1 < outside < 0.9
-    assert np.isnan(found["clip_fraction"]) if label == "trpo" else found["clip_fraction"] == outside
+    assert np.isnan(found["outside_after"]) if label == "trpo" else found["outside_after"] == outside
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

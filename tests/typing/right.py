@@ -36,6 +36,7 @@ from sb3_ano.bench.results import Results
 from sb3_ano.bench.scores import ReferenceScores
 from sb3_ano.checkpoints import Checkpoint, TrainingCheckpoints, newest_checkpoint, read_checkpoint
 from sb3_ano.envs.atari import AtariProtocol
+from sb3_ano.envs.evaluation import evaluate_policy
 
 
 def bump(x: torch.Tensor) -> torch.Tensor:
@@ -74,6 +75,7 @@ protocol = AtariProtocol("Pong", frame_stack=4)
 model: ANO = ANO("MlpPolicy", "CartPole-v1", clip_range=0.2).learn(1_000, progress_bar=True)
 model = ANO("MlpPolicy", single, 3e-4, 2048, 64, shaping=("ano", bump), clip_range_high="lin_0.28", desired_kl=None)
 model = ANO("CnnPolicy", cheetah, torch_compile="auto", precision="bfloat16", check_finite=False, device=torch.device("cpu"))
+scores = evaluate_policy(model, cart_pole, n_eval_episodes=10)
 spo: SPO = SPO(
     "MlpPolicy", cart_pole, learning_rate=LinearSchedule(3e-4, 0.0, 1.0), clip_range=lambda progress: 0.2 * progress
 )

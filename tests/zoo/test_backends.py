@@ -109,7 +109,7 @@ def test_evaluations_end_if_a_wrapper_outside_of_monitor_ends_the_episodes(zoo, 
     settings = f"""
     Pendulum-v1:
       {backend}
-      env_wrapper: [gymnasium.wrappers.TimeLimit: {{max_episode_steps: 7}}]
+      env_wrapper: [tests.tiny_envs.Shortened: {{steps: 7}}]
       n_timesteps: 64
       n_steps: 32
       batch_size: 32
