@@ -167,6 +167,24 @@ def packed_linear(layer: nn.Linear, batch_size: int) -> Callable[[torch.Tensor],
     return lambda inputs: product(inputs, packed, layer.bias, "none", [], "")
 
 
+def norm_of_all(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """The norm of all tensors together, a 0-d tensor, without the checks of ``torch.nn.utils.get_total_norm``."""
+    if hasattr(torch, "_foreach_norm"):
+        norms = torch._foreach_norm(tensors)
+    else:
+        norms = tuple(torch.linalg.vector_norm(tensor) for tensor in tensors)
+    return torch.linalg.vector_norm(torch.stack(norms))
+
+
+def scale_all(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:
+    """Multiply all tensors by a 0-d tensor, in place."""
+    if hasattr(torch, "_foreach_mul_"):
+        torch._foreach_mul_(tensors, factor)
+        return
+    for tensor in tensors:
+        tensor.mul_(factor)
+
+
 def end_idle_threads() -> None:
     """End PyTorch's threads on the CPU until the next operation that is worth several; nothing happens if OpenMP cannot."""
     if (pause := _pause_of_openmp()) is not None:

@@ -8,7 +8,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from torch.optim import Adam, Optimizer
 from torch.optim.adam import adam
 
-from sb3_ano._compat import has_hooks
+from sb3_ano._compat import has_hooks, scale_all
 from sb3_ano.algorithms.policy_evaluation import replaced_method
 
 # Options of Adam that the steps below read, or that change its speed only. The others must have the defaults of PyTorch.
@@ -71,39 +71,57 @@ def _state_of(optimizer: Optimizer, parameter: torch.nn.Parameter) -> dict[str, 
     return state
 
 
-def gradient_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Return the norm of all gradients together, a 0-d tensor; ``torch.nn.utils.get_total_norm`` takes twice the time."""
-    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
-    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
-    return norm
+class FusedStep:
+    """Clip gradients by norm and make the step of an Adam without :func:`obstacle` on the CPU, by PyTorch's fused kernel.
 
+    It does what ``clip_grad_norm_`` and the optimizer's ``step`` do, with a tenth of the calls. One is made for each update.
 
-@torch.no_grad()
-def fused_step(optimizer: Optimizer) -> None:
-    """Make the step of an Adam without :func:`obstacle` on the CPU, with a tenth of the calls that its own ``step`` makes.
-
-    :param optimizer: optimizer with gradients; parameters without one are left alone, as in PyTorch
+    :param optimizer: optimizer of the policy
     """
-    group = optimizer.param_groups[0]
-    parameters: list[torch.Tensor] = []
-    gradients: list[torch.Tensor] = []
-    first: list[torch.Tensor] = []
-    second: list[torch.Tensor] = []
-    steps: list[torch.Tensor] = []
 
-    for parameter in group["params"]:
-        if parameter.grad is None:
-            continue
-        state = _state_of(optimizer, parameter)
-        parameters.append(parameter)
-        gradients.append(parameter.grad)
-        first.append(state["exp_avg"])
-        second.append(state["exp_avg_sq"])
-        steps.append(state["step"])
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._parameters = trained_parameters(optimizer)
+        group = optimizer.param_groups[0]
+        beta1, beta2 = group["betas"]
+        self._options = {"lr": float(group["lr"]), "beta1": beta1, "beta2": beta2, "eps": group["eps"], "weight_decay": 0.0}
+        # Parameters, first and second moments and steps of those that have had a gradient in this update.
+        self._states: tuple[list[torch.Tensor], ...] | None = None
 
-    beta1, beta2 = group["betas"]
-    options = {"lr": float(group["lr"]), "beta1": beta1, "beta2": beta2, "eps": group["eps"], "weight_decay": 0.0}
-    adam(parameters, gradients, first, second, [], steps, fused=True, amsgrad=False, maximize=False, **options)
+    def gradients(self) -> list[torch.Tensor]:
+        """Return the gradients that there are."""
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+
+    @torch.no_grad()
+    def __call__(self, gradients: list[torch.Tensor], norm: torch.Tensor, max_norm: torch.Tensor) -> None:
+        """Make a step; parameters without a gradient are left alone, as in PyTorch.
+
+        :param gradients: gradients of the parameters
+        :param norm: their norm
+        :param max_norm: norm to which a longer gradient is scaled down
+        """
+        if bool(norm + 1e-6 > max_norm):
+            scale_all(gradients, max_norm / (norm + 1e-6))
+
+        if self._states is None or len(self._states[0]) != len(gradients) or len(gradients) < len(self._parameters):
+            self._states = self._collect_states()
+        parameters, first, second, steps = self._states
+        adam(parameters, gradients, first, second, [], steps, fused=True, amsgrad=False, maximize=False, **self._options)
+
+    def _collect_states(self) -> tuple[list[torch.Tensor], ...]:
+        parameters: list[torch.Tensor] = []
+        first: list[torch.Tensor] = []
+        second: list[torch.Tensor] = []
+        steps: list[torch.Tensor] = []
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                continue
+            state = _state_of(self._optimizer, parameter)
+            parameters.append(parameter)
+            first.append(state["exp_avg"])
+            second.append(state["exp_avg_sq"])
+            steps.append(state["step"])
+        return parameters, first, second, steps
 
 
 class FlatVectors:

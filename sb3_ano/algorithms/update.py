@@ -10,10 +10,10 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from sb3_ano._compat import compiler_obstacle
+from sb3_ano._compat import compiler_obstacle, norm_of_all
 from sb3_ano.algorithms.buffers import RolloutSamples, gather
 from sb3_ano.algorithms.compiled import CompilationError, CompiledStep, compiler_options
-from sb3_ano.algorithms.flat_adam import FlatVectors, fused_step, gradient_norm, obstacle
+from sb3_ano.algorithms.flat_adam import FlatVectors, FusedStep, obstacle
 from sb3_ano.algorithms.policy_evaluation import Traits, make_evaluation
 
 
@@ -126,6 +126,8 @@ class Updater:
         #: Parameters and moments as vectors, for compiled steps.
         self.vectors: FlatVectors | None = None
         self._names: list[str] = []
+        #: Clipping and Adam's step for steps that are not compiled; None if they have to be PyTorch's own.
+        self._fused_step: FusedStep | None = None
         self.clip_range = ClipRange(*(self._number() for _ in ClipRange._fields))
         self.coefficients = Coefficients(*(self._number() for _ in Coefficients._fields))
         self._compiled_steps: dict[tuple[int, bool], CompiledStep] = {}
@@ -173,6 +175,8 @@ class Updater:
             if self.vectors is None:
                 self.vectors = FlatVectors(self._optimizer)
             self.vectors.attach()
+        is_plain = self._obstacle is None and self._policy.device.type == "cpu"
+        self._fused_step = FusedStep(self._optimizer) if is_plain else None
         self._names = [f"policy.{name}" for name, parameter in self._policy.named_parameters() if parameter.requires_grad]
 
     def end_update(self) -> None:
@@ -251,23 +255,20 @@ class Updater:
 
     def _optimize(self, loss: torch.Tensor) -> torch.Tensor:
         """Clip the gradients and make a step of the optimizer if they are finite; return the norm before clipping."""
-        is_plain = self._obstacle is None and self._policy.device.type == "cpu"
-        if is_plain:
-            gradients = [parameter.grad for parameter in self._policy.parameters() if parameter.grad is not None]
-            norm = gradient_norm(gradients)
-            if bool(norm + 1e-6 > self.coefficients.max_grad_norm):
-                scale = self.coefficients.max_grad_norm / (norm + 1e-6)
-                for gradient in gradients:
-                    gradient.mul_(scale)
-        else:
+        if self._fused_step is None:
             norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self.coefficients.max_grad_norm.item())
+            if bool(torch.isfinite(loss + norm)):
+                self._optimizer.step()
+            else:
+                self._optimizer.zero_grad()
+            return norm
 
-        if not bool(torch.isfinite(loss + norm)):
-            self._optimizer.zero_grad()
-        elif is_plain:
-            fused_step(self._optimizer)
+        gradients = self._fused_step.gradients()
+        norm = norm_of_all(gradients)
+        if bool(torch.isfinite(loss + norm)):
+            self._fused_step(gradients, norm, self.coefficients.max_grad_norm)
         else:
-            self._optimizer.step()
+            self._optimizer.zero_grad()
         return norm
 
     def _step_on_vectors(self, gradient: torch.Tensor, norm: torch.Tensor, apply: torch.Tensor) -> None:

@@ -217,8 +217,8 @@ def open_document(folder: Path) -> dict[str, Any]:
     :raises SafeFormatError: if there is none, it is of a newer format, or it is damaged
     """
     path = folder / DOCUMENT
-    restore(folder)
     with translate_errors(f"{path} cannot be read"):
+        restore(folder)
         document = read_json(path, documents.NO_LINKS)
     version = document.get("format_version")
     if type(version) is not int or version < 1 or document.get("format") != FORMAT:

@@ -75,7 +75,7 @@ protocol = AtariProtocol("Pong", frame_stack=4)
 model: ANO = ANO("MlpPolicy", "CartPole-v1", clip_range=0.2).learn(1_000, progress_bar=True)
 model = ANO("MlpPolicy", single, 3e-4, 2048, 64, shaping=("ano", bump), clip_range_high="lin_0.28", desired_kl=None)
 model = ANO("CnnPolicy", cheetah, torch_compile="auto", precision="bfloat16", check_finite=False, device=torch.device("cpu"))
-scores = evaluate_policy(model, cart_pole, n_eval_episodes=10)
+evaluated = evaluate_policy(model, cart_pole, n_eval_episodes=10)
 spo: SPO = SPO(
     "MlpPolicy", cart_pole, learning_rate=LinearSchedule(3e-4, 0.0, 1.0), clip_range=lambda progress: 0.2 * progress
 )

@@ -128,8 +128,8 @@ def test_slow_environments_of_another_package_train_separate_networks_without_a_
 
 
 def test_a_loss_before_the_first_checkpoint_starts_again(zoo, monkeypatch):
-    def train(self, *_, restore):
-        losses.append(restore)
+    def train(self, *_, resume):
+        losses.append(resume)
         raise ray.exceptions.RayActorError
 
     losses = []
