@@ -10,10 +10,8 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
 from sb3_ano.algorithms.base import ShapedPolicyAlgorithm
-from sb3_ano.algorithms.buffers import RolloutSamples
 from sb3_ano.algorithms.loading import SavedModel
-from sb3_ano.algorithms.update import ClipRange
-from sb3_ano.shaping import SHAPINGS, ShapingLike, as_pair, fingerprint, is_importable, name_of, require_trainable, surrogate
+from sb3_ano.shaping import ShapingLike, as_pair, fingerprint, is_importable, name_of, require_trainable
 
 
 class ANO(ShapedPolicyAlgorithm):
@@ -64,8 +62,8 @@ class ANO(ShapedPolicyAlgorithm):
         precision: Literal["float32", "bfloat16"] = "float32",
         check_finite: bool = True,
     ) -> None:
-        # Resolved by _setup_model, because SB3's load puts its arguments in the same place.
-        vars(self)["shaping"] = shaping
+        # Resolved by _setup_model, because SB3's load sets this attribute in between.
+        self._shaping = shaping
 
         super().__init__(
             policy,
@@ -107,21 +105,21 @@ class ANO(ShapedPolicyAlgorithm):
 
         A saved model contains ``shaping_name``, because a function may be lost with its module.
         """
-        shaping: ShapingLike = vars(self)["shaping"]
-        return shaping
+        return self._shaping
 
     @shaping.setter
     def shaping(self, shaping: ShapingLike) -> None:
         shape = as_pair(shaping)
         for complaint in require_trainable(shape):
             warnings.warn(f"{complaint}; the objective is not a lower bound of r A there", stacklevel=3)
-        vars(self)["shaping"] = shaping
+        self._shaping = shaping
         self._shape = shape
         #: ``"ano"``, ``"module:function"``, or two of those for a pair
         self.shaping_name = name_of(shaping)
         #: Values of the shape, by which it is recognized when the model is loaded
         self.shaping_fingerprint = fingerprint(shape)
-        self._updater = None  # compiled code may hold the former shape
+        # Compiled code holds the former shape.
+        self.engine.forget()
         if not is_importable(shaping):
             warnings.warn(
                 f"shaping={self.shaping_name!r} cannot be imported by its name: the model is saved as usual, but loads "
@@ -130,23 +128,14 @@ class ANO(ShapedPolicyAlgorithm):
             )
 
     def _setup_model(self) -> None:
-        self.shaping = vars(self)["shaping"]
+        self.shaping = self._shaping
         super()._setup_model()
 
     def __repr__(self) -> str:
         return super().__repr__().replace("(", f"(shaping={name_of(self.shaping)!r}, ", 1)
 
-    def policy_loss(
-        self, log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange, samples: RolloutSamples
-    ) -> torch.Tensor:
-        """Compute minus the mean surrogate of Definition 3.2."""
-        return -surrogate(log_ratio, advantages, self._shape, eps_low=clip_range.low, eps_high=clip_range.high).mean()
-
-    def _has_stock_loss(self) -> bool:
-        return super()._has_stock_loss() and all(shape in SHAPINGS.values() for shape in self._shape)
-
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "shaping", "_shape"]
+        return [*super()._excluded_save_params(), "_shaping", "_shape"]
 
     @classmethod
     def _restored_arguments(cls, saved: SavedModel, replacements: dict[str, Any]) -> dict[str, Any]:
@@ -168,4 +157,4 @@ class ANO(ShapedPolicyAlgorithm):
             warnings.warn(
                 f"{saved.path} was trained with shaping={name!r}; the given shaping= is another function", stacklevel=3
             )
-        return {"shaping": shaping}
+        return {"_shaping": shaping}

@@ -1,42 +1,43 @@
 """The algorithm that ANO, SPO and PAPO share: constructor, update, log and files."""
 
-import contextlib
 import io
 import math
 import pathlib
 import warnings
-from collections.abc import Iterator
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self
 
+import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.distributions import MultiCategoricalDistribution
+from stable_baselines3.common.env_util import is_wrapped
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, explained_variance
+from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ano._compat import tracing
 from sb3_ano._io import constructor_parameters
 from sb3_ano.algorithms import arguments, schedules
-from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer, RolloutSamples, is_stock
-from sb3_ano.algorithms.compiled import pays
-from sb3_ano.algorithms.diagnostics import UpdateStatistics
+from sb3_ano.algorithms.finite import FiniteCheck, statistics_of
 from sb3_ano.algorithms.loading import SavedModel, read_saved_model
-from sb3_ano.algorithms.policy_evaluation import customization
-from sb3_ano.algorithms.rollout import RolloutMixin
-from sb3_ano.algorithms.update import ClipRange, Updater, UpdateSettings, approximate_kl
-from sb3_ano.envs import make_env
-from sb3_ano.shaping import MIN_RADIUS
+from sb3_ano.envs import DirectVecEnv, make_env
+from sb3_ano.fast.collect import FastCollection
+from sb3_ano.fast.policy import is_recurrent_class
+from sb3_ano.fast.rules import Options, first_reason
+from sb3_ano.fast.step import ClipRange, Numbers, RolloutSamples, UpdateStatistics, approximate_kl
+from sb3_ano.shaping import MIN_RADIUS, SHAPINGS, ShapingPair, surrogate
 
 # Updates in a row, far from desired_kl with the radius at a bound, after which it counts as out of reach.
 _UPDATES_OFF_TARGET = 2
 
 
-class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
-    """Train a policy on-policy with a pluggable surrogate; a subclass supplies :meth:`policy_loss`.
+class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
+    """Train a policy on-policy with a pluggable surrogate: a subclass sets the shapes, or overrides :meth:`policy_loss`.
 
     The arguments up to ``_init_setup_model`` are those of SB3's PPO, in its order and meaning; the others are keyword-only.
 
@@ -56,8 +57,7 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
     :param max_grad_norm: norm to which a longer gradient is scaled down
     :param use_sde: whether to explore with gSDE instead of action noise
     :param sde_sample_freq: steps between new gSDE noise matrices, -1 for one per rollout
-    :param rollout_buffer_class: class of the rollout buffer; None picks
-        :class:`~sb3_ano.algorithms.buffers.FlatRolloutBuffer`, or the one for Dict observations
+    :param rollout_buffer_class: class of the rollout buffer; None picks SB3's for the observations
     :param rollout_buffer_kwargs: arguments of the rollout buffer
     :param target_kl: KL divergence at which an update stops: a minibatch exceeds 1.5 times this; None for no limit
     :param stats_window_size: episodes over which rollout statistics are averaged
@@ -88,8 +88,12 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = PPO.policy_aliases
     #: Base class of the policies that are allowed.
     policy_base: ClassVar[type[BasePolicy]] = ActorCriticPolicy
-    #: Rollout buffers for plain observations and for Dict.
-    _default_buffers: ClassVar[tuple[type[RolloutBuffer], type[RolloutBuffer]]] = FlatRolloutBuffer, DictFlatRolloutBuffer
+    #: Shapes of the surrogate.
+    _shape: ShapingPair
+    #: Limit of an epoch's mean KL, beyond which the epoch is the last one of its update; None for no limit.
+    max_epoch_kl: float | None = None
+    # Whether the surrogate reads the one-step TD errors of the samples.
+    _reads_td_errors: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -181,6 +185,22 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
         if _init_setup_model:
             self._setup_model()
 
+    @staticmethod
+    def _wrap_env(env: GymEnv | str, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        """Wrap an environment, or make and wrap one of an id, as SB3 does, in :class:`~sb3_ano.envs.DirectVecEnv`."""
+        if isinstance(env, str):
+            env = make_env(env, verbose)
+        if isinstance(env, gym.Env | VecEnv):
+            arguments.require_env(env)
+        if isinstance(env, gym.Env):
+            single = env if is_wrapped(env, Monitor) or not monitor_wrapper else Monitor(env)
+            env = DirectVecEnv([lambda: single])
+            if verbose >= 1:
+                print("Wrapping the env in a DirectVecEnv.")
+        elif verbose >= 1 and hasattr(env, "backend"):
+            print(f"The environments run on backend {env.backend!r}.")
+        return OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
+
     def __repr__(self) -> str:
         radii = (f"{name}={radius.value_schedule}" for name, radius in self._radii().items())
         return f"{type(self).__name__}({', '.join(radii)})"
@@ -190,10 +210,12 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
 
     def _require_policy(self) -> None:
         kind: Any = self.policy_class
-        # LSTM policies are subclasses of SB3's; by their module, because sb3-contrib need not be imported.
-        modules = {part.__module__ for part in getattr(kind, "__mro__", ())} if self.policy_base is ActorCriticPolicy else ()
-        is_recurrent = "sb3_contrib.common.recurrent.policies" in modules
-        if isinstance(kind, str) or (isinstance(kind, type) and (is_recurrent or not issubclass(kind, self.policy_base))):
+        is_allowed = not isinstance(kind, str)
+        if isinstance(kind, type):
+            # LSTM policies are subclasses of SB3's.
+            has_lstm = self.policy_base is ActorCriticPolicy and is_recurrent_class(kind)
+            is_allowed = issubclass(kind, self.policy_base) and not has_lstm
+        if not is_allowed:
             raise ValueError(
                 f"policy={getattr(kind, '__name__', kind)!r} is not a policy of {type(self).__name__}; allowed are "
                 f"{', '.join(self.policy_aliases)} and subclasses of {self.policy_base.__name__}. RecurrentANO has LSTM "
@@ -209,17 +231,19 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
         if isinstance(self.learning_rate, str):
             self.learning_rate = learning_rate
         arguments.require_batches(self)
-        if self.rollout_buffer_class is None:
-            self.rollout_buffer_class = self._default_buffers[isinstance(self.observation_space, spaces.Dict)]
-        self._updater: Updater | None = None
+        self.engine.forget()
         super()._setup_model()
         distribution = self.policy.action_dist
         if isinstance(distribution, MultiCategoricalDistribution):
             # The compiler takes no NumPy integers.
             distribution.action_dims = [int(size) for size in distribution.action_dims]
-        reason = customization(self.policy) if self.precision == "bfloat16" else None
-        if reason is not None:
-            warnings.warn(f"precision='bfloat16' has no effect, because {reason}", stacklevel=3)
+        if self.precision == "bfloat16":
+            reason = first_reason(self, self.engine_options(), "policy")
+            if reason is not None:
+                warnings.warn(f"precision='bfloat16' has no effect, because {reason}", stacklevel=3)
+
+    def engine_options(self) -> Options:
+        return Options(self.torch_compile, self.precision)
 
     def _check_arguments(self) -> None:
         """Check the arguments, which are attributes that a user or SB3's ``load`` may have changed; convert the radii.
@@ -266,126 +290,167 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
         name = tb_log_name or type(self).__name__
         return super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
 
+    def _setup_learn(self, *positional: Any, **keywords: Any) -> tuple[int, BaseCallback]:
+        env: VecEnv = self.env  # type: ignore[assignment]
+        # VecNormalize learns from the first observations.
+        before = statistics_of(env)
+        prepared = super()._setup_learn(*positional, **keywords)
+        FiniteCheck(self, env, before)
+        return prepared
+
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        # The last rollout may overshoot; a negative progress would make linear learning rates climb the loss.
+        self._current_progress_remaining = max(0.0, 1.0 - num_timesteps / total_timesteps)
+
+    def collect_rollouts(
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        rollout_buffer: RolloutBuffer,
+        n_rollout_steps: int,
+        use_masking: bool = False,
+    ) -> bool:
+        """Fill the buffer; see SB3.
+
+        :param use_masking: whether to ask the environments for masks of actions
+        :return: False if a callback ended the training
+        :raises ValueError: if an environment returns NaN or Inf, or a changed attribute is out of range
+        """
+        # A user or a callback may have changed them.
+        self._check_arguments()
+        self._require_adaptable()
+        return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, use_masking)
+
+    def _rollout_check(self, env: VecEnv) -> FiniteCheck:
+        return FiniteCheck(self, env)
+
     def policy_loss(
         self, log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange, samples: RolloutSamples
     ) -> torch.Tensor:
-        """Compute the surrogate of a minibatch, a scalar to be minimized.
+        """Compute minus the mean surrogate of Definition 3.2 of the paper, a scalar to be minimized.
 
         :param log_ratio: log-probability of the actions minus that in the rollout, ``(batch,)``
         :param advantages: advantages, normalized if ``normalize_advantage``, ``(batch,)``
         :param clip_range: radii of this update
         :param samples: minibatch of the rollout buffer
         """
-        raise NotImplementedError
+        return -surrogate(log_ratio, advantages, self._shape, eps_low=clip_range.low, eps_high=clip_range.high).mean()
 
-    def _has_stock_loss(self) -> bool:
-        """Tell whether ``policy_loss`` is this package's own code."""
-        return type(self).policy_loss.__module__.startswith("sb3_ano.algorithms.") and "policy_loss" not in vars(self)
-
-    def _is_last_epoch(self, statistics: UpdateStatistics) -> bool:
-        """Tell whether the epoch that has just ended is the last one of this update."""
-        return False
+    def _has_known_loss(self) -> bool:
+        """Tell whether the surrogate is this package's code, with a shape of this package."""
+        is_own = "policy_loss" not in vars(self) and type(self).policy_loss is ShapedPolicyAlgorithm.policy_loss
+        return is_own and all(shape in SHAPINGS.values() for shape in self._shape)
 
     def train(self) -> None:
         """Update the policy on the current rollout (the optimization epochs of Algorithm 1 of the paper)."""
-        self._check_arguments()
-        self._require_adaptable()
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
-        rate = self.policy.optimizer.param_groups[0]["lr"]  # calling the schedule again would change one that counts
-        schedules.read(lambda _: rate, self._current_progress_remaining, "learning_rate")
-        updater = self._get_updater()
-        statistics = UpdateStatistics(updater.clip_range)
-        buffer, stopped = self.rollout_buffer, False
-        stock = is_stock(buffer, "get", "_get_samples")
-        rollout = cast(FlatRolloutBuffer, buffer).tensors(updater.channels_last) if stock else None
-        try:
-            with tracing() if updater.compiled else contextlib.nullcontext():
-                for epoch in range(self.n_epochs):
-                    statistics.start_epoch()
-                    updater.start_epoch()
-                    for samples, indices in self._minibatches(rollout):
-                        result = updater(samples, indices)
-                        statistics.add(result)
-                        stopped = self.target_kl is not None and bool(result.stop)
-                        if stopped:
-                            if self.verbose >= 1:
-                                kl = approximate_kl(result.log_ratio).item()
-                                print(f"Early stopping in epoch {epoch}: the KL of a minibatch reached {kl:.2f}")
-                            break
-                    self._n_updates += 1
-                    if stopped or self._is_last_epoch(statistics):
-                        break
-        finally:
-            updater.end_update()
-        self._report_skipped(statistics)
-        summary = statistics.summary()
-        self._log_update(updater, summary)
-        self._adapt_radius(updater.clip_range.low.item(), summary["kl_mean"])
+        numbers = self._numbers_of_update()
 
-    def _minibatches(self, rollout: RolloutSamples | None) -> Iterator[tuple[RolloutSamples, torch.Tensor | None]]:
-        """Iterate once over the rollout, in random order.
-
-        :param rollout: the whole rollout, to yield with the indices of each minibatch; or None, to yield the minibatches of a
-            buffer that takes samples in its own way, and None
-        """
-        if rollout is None:
-            yield from ((samples, None) for samples in self.rollout_buffer.get(self.batch_size))  # type: ignore[misc]
-        else:
-            order = torch.from_numpy(np.random.permutation(len(rollout.advantages))).to(self.device)
-            yield from ((rollout, indices) for indices in order.split(int(self.batch_size)))
-
-    def _get_updater(self) -> Updater:
-        """Return the updater of the last update if it is still compatible, or a new one, with the current numbers."""
-        settings = UpdateSettings(
-            policy_loss=self.policy_loss,
-            clip_value=self.clip_range_vf is not None,
-            normalize_advantage=self.normalize_advantage,
-            discrete=isinstance(self.action_space, spaces.Discrete),
-            precision=self.precision,
-            stock_loss=self._has_stock_loss(),
-            compiled=self._compiles(),
+        # The engine makes the steps: gather, loss, gradient, clip by norm, Adam. See sb3_ano.fast.
+        update = self.engine.update(
+            self, self.policy_loss, numbers, is_known_loss=self._has_known_loss, with_td_errors=self._reads_td_errors
         )
-        if self._updater is None or not self._updater.is_compatible(self.policy, settings):
-            self._updater = Updater(self.policy, settings)
-            if self._updater.compiled and self.verbose >= 1:
-                print("Compiling the update, which takes about 10 s the first time")
-        progress = self._current_progress_remaining
-        radii = {name: schedules.read(radius, progress, name) for name, radius in self._radii().items()}
-        schedules.require_target(radii.get("desired_kl", 0.0))
-        low = max(radii["clip_range"], MIN_RADIUS)
-        high = max(radii.get("clip_range_high", low), MIN_RADIUS)
-        coefficients = {
-            "clip_range_vf": max(radii.get("clip_range_vf", 0.0), 0.0),
-            "ent_coef": self.ent_coef,
-            "vf_coef": self.vf_coef,
-            "max_grad_norm": self.max_grad_norm,
-            "max_kl": math.inf if self.target_kl is None else 1.5 * self.target_kl,
-        }
-        if self._adapted_from not in (0.0, low):  # the factor was adapted to another radius
+        statistics = update.statistics
+        is_last_epoch = False
+        with update:
+            for epoch in range(self.n_epochs):
+                for samples, indices in update.epoch():
+                    result = update.step(samples, indices)
+
+                    # A minibatch too far from the rollout's policy made no step, and ends the update.
+                    if self.target_kl is not None and bool(result.stop):
+                        is_last_epoch = True
+                        if self.verbose >= 1:
+                            kl = approximate_kl(result.log_ratio).item()
+                            print(f"Early stopping in epoch {epoch}: the KL of a minibatch reached {kl:.2f}")
+                        break
+
+                self._n_updates += 1
+                if self.max_epoch_kl is not None and statistics.epoch_kl() > self.max_epoch_kl:
+                    is_last_epoch = True
+                if is_last_epoch:
+                    break
+
+        if statistics.table()["skipped"].any():
+            self._report_skipped(statistics)
+        summary = statistics.summary()
+        for name, value in summary.items():
+            self.logger.record(f"train/{name}", value)
+
+        buffer = self.rollout_buffer
+        variance = explained_variance(buffer.values.flatten(), buffer.returns.flatten())
+        self.logger.record("train/explained_variance", variance)
+        if hasattr(self.policy, "log_std"):
+            self.logger.record("train/std", self.policy.log_std.exp().mean().item())
+        self.logger.record("train/skipped_minibatches", self.n_skipped_minibatches)
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/clip_range", numbers.clip_range)
+        if self.clip_range_high is not None:
+            self.logger.record("train/clip_range_high", numbers.clip_range_high)
+        if self.clip_range_vf is not None:
+            self.logger.record("train/clip_range_vf", numbers.clip_range_vf)
+
+        if self.desired_kl is not None:
+            self._adapt_radius(numbers.clip_range, summary["kl_mean"], self._read(self.desired_kl, "desired_kl"))
+
+    def _numbers_of_update(self) -> Numbers:
+        """Read the schedules once for this update; schedules end at 0 or slightly below."""
+        # Not its schedule: a call would change one that counts its calls.
+        rate = self.policy.optimizer.param_groups[0]["lr"]
+        if not math.isfinite(rate):
+            progress = self._current_progress_remaining
+            raise ValueError(
+                f"learning_rate is {rate} at progress_remaining={progress:g}; a schedule must return finite numbers"
+            )
+
+        clip_range = max(self._read(self.clip_range, "clip_range"), MIN_RADIUS)
+        clip_range_high = clip_range
+        if self.clip_range_high is not None:
+            clip_range_high = max(self._read(self.clip_range_high, "clip_range_high"), MIN_RADIUS)
+        clip_range_vf = 0.0
+        if self.clip_range_vf is not None:
+            clip_range_vf = max(self._read(self.clip_range_vf, "clip_range_vf"), 0.0)
+
+        if self._adapted_from not in (0.0, clip_range):
+            # The factor was adapted to another radius.
             self.radius_factor = 1.0
-        self._adapted_from = low
-        factor = 1.0 if self.desired_kl is None else self.radius_factor
-        self._updater.start_update((low * factor, high * factor), coefficients)
-        return self._updater
+        self._adapted_from = clip_range
+        factor = 1.0
+        if self.desired_kl is not None:
+            schedules.require_target(self._read(self.desired_kl, "desired_kl"))
+            factor = self.radius_factor
 
-    def _compiles(self) -> bool:
-        """Decide whether to compile the update; ``"auto"`` does it if the run is long enough to pay for it."""
-        if self.torch_compile != "auto":
-            return bool(self.torch_compile)
-        minibatches = (self._total_timesteps - self._num_timesteps_at_start) * self.n_epochs / self.batch_size
-        return pays(minibatches, self.batch_size * sum(parameter.numel() for parameter in self.policy.parameters()))
+        return Numbers(
+            clip_range=clip_range * factor,
+            clip_range_high=clip_range_high * factor,
+            clip_range_vf=clip_range_vf,
+            ent_coef=self.ent_coef,
+            vf_coef=self.vf_coef,
+            max_grad_norm=self.max_grad_norm,
+            max_kl=math.inf if self.target_kl is None else 1.5 * self.target_kl,
+        )
 
-    def _adapt_radius(self, radius: float, kl: float) -> None:
+    def _read(self, schedule: Schedule, name: str) -> float:
+        """Read a schedule at the current progress.
+
+        :raises ValueError: if it is not finite
+        """
+        progress = self._current_progress_remaining
+        value = float(schedule(progress))
+        if not math.isfinite(value):
+            raise ValueError(f"{name} is {value} at progress_remaining={progress:g}; a schedule must return finite numbers")
+        return value
+
+    def _adapt_radius(self, radius: float, kl: float, target: float) -> None:
         """Adapt the radii of the next update to ``desired_kl``.
 
         :param radius: radius below 1 of the update that has just ended
         :param kl: mean KL divergence of that update from the rollout's policy
+        :param target: KL divergence that an update should have
         """
-        if self.desired_kl is not None:
-            target = schedules.read(self.desired_kl, self._current_progress_remaining, "desired_kl")
-            self.radius_factor *= schedules.adapted_radius(radius, kl, target) / radius
-            self._check_target(radius, kl, target)
+        self.radius_factor *= schedules.adapted_radius(radius, kl, target) / radius
+        self._check_target(radius, kl, target)
 
     def _reset_target_check(self) -> None:
         # Updates in a row that were far from desired_kl with the radius at its bound; None after the warning of a training.
@@ -419,9 +484,7 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
 
     def _report_skipped(self, statistics: UpdateStatistics) -> None:
         """Count the skipped minibatches of this update, warn of the first one ever, and raise if none was left."""
-        skipped = statistics.skipped()
-        if not skipped:
-            return
+        skipped = np.flatnonzero(statistics.table()["skipped"]).tolist()
         term = statistics.non_finite_term(skipped[-1])
         if len(skipped) == len(statistics):
             observations = self.rollout_buffer.observations
@@ -441,25 +504,8 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
             )
         self.n_skipped_minibatches += len(skipped)
 
-    def _log_update(self, updater: Updater, summary: dict[str, float]) -> None:
-        buffer, radii = self.rollout_buffer, updater.clip_range
-        values = {**summary, "explained_variance": explained_variance(buffer.values.flatten(), buffer.returns.flatten())}
-        if hasattr(self.policy, "log_std"):
-            values["std"] = self.policy.log_std.exp().mean().item()
-        values |= {"skipped_minibatches": self.n_skipped_minibatches, "clip_range": radii.low.item()}
-        if self.clip_range_high is not None:
-            values["clip_range_high"] = radii.high.item()
-        if self.clip_range_vf is not None:
-            values["clip_range_vf"] = updater.coefficients.clip_range_vf.item()
-        for name, value in values.items():
-            self.logger.record(f"train/{name}", value)
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_updater": None}
-
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_updater", "_updates_off_target", "_largest_rate"]
+        return [*super()._excluded_save_params(), "_updates_off_target", "_largest_rate"]
 
     @classmethod
     def load(
@@ -486,6 +532,7 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, RolloutMixin):
         arguments.require_known(f"{cls.__name__}.load", settings, constructor_parameters(cls))
 
         kwargs |= cls._restored_arguments(saved, {**(custom_objects or {}), **kwargs})
+        kwargs.pop("shaping", None)  # _restored_arguments has it
         # _wrap_env takes ids, too.
         return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)  # type: ignore[arg-type]
 

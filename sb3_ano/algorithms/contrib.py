@@ -1,26 +1,26 @@
 """ANO for sb3-contrib's policies: LSTM policies, policies with invalid action masking, and both at once."""
 
 import warnings
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from sb3_contrib import MaskablePPO
+from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
-from sb3_contrib.common.recurrent.buffers import RecurrentRolloutBuffer
+from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, RecurrentRolloutBuffer
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
-from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano.algorithms import contrib_buffers, contrib_policies
 from sb3_ano.algorithms.ano import ANO
-from sb3_ano.algorithms.policy_evaluation import choices
 from sb3_ano.shaping import ShapingLike
 
 
@@ -38,9 +38,7 @@ class MaskableANO(ANO):
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = MaskablePPO.policy_aliases
     policy_base: ClassVar[type[BasePolicy]] = MaskableActorCriticPolicy
-    _default_buffers = contrib_buffers.MaskedRolloutBuffer, contrib_buffers.DictMaskedRolloutBuffer
     _use_masking = True
-    _warned_of_masks = False
 
     def __init__(
         self,
@@ -117,6 +115,10 @@ class MaskableANO(ANO):
                 f"env has the action space {space}, whose actions cannot be masked; allowed are Discrete, "
                 "MultiDiscrete and MultiBinary"
             )
+        if self.rollout_buffer_class is None:
+            is_dict = isinstance(self.observation_space, spaces.Dict)
+            self.rollout_buffer_class = MaskableDictRolloutBuffer if is_dict else MaskableRolloutBuffer
+
         kind = self.policy_class
         # SB3 passes an argument that sb3-contrib's maskable policies do not have.
         self.policy_class = lambda *spaces, use_sde, **options: kind(*spaces, **options)  # type: ignore[assignment]
@@ -140,7 +142,7 @@ class MaskableANO(ANO):
         :param use_masking: whether to ask the environment for masks
         """
         self._use_masking = use_masking
-        self._warned_of_masks = False
+        self.engine.warned_of_masks = False
         return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
 
     def predict(
@@ -159,12 +161,15 @@ class MaskableANO(ANO):
         actions, states = policy.predict(observation, state, episode_start, deterministic, action_masks=action_masks)
         return actions, states
 
-    def _make_actor(self, env: VecEnv) -> Any:
-        inner = super()._make_actor(env)  # NumPy's or PyTorch's, or that of RecurrentANO
-        return _MaskedActor(inner, env, self) if self._use_masking else inner
-
-    def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_warned_of_masks"]
+    def collect_rollouts(
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        rollout_buffer: RolloutBuffer,
+        n_rollout_steps: int,
+        use_masking: bool = True,
+    ) -> bool:
+        return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, self._use_masking)
 
 
 class RecurrentANO(ANO):
@@ -181,7 +186,8 @@ class RecurrentANO(ANO):
         "MultiInputLstmPolicy": contrib_policies.MultiInputLstmPolicy,
     }
     policy_base: ClassVar[type[BasePolicy]] = RecurrentActorCriticPolicy
-    _default_buffers = contrib_buffers.SequenceRolloutBuffer, contrib_buffers.DictSequenceRolloutBuffer
+    #: Rollout buffers for plain observations and for Dict.
+    _sequence_buffers: ClassVar[tuple[Any, Any]] = RecurrentRolloutBuffer, RecurrentDictRolloutBuffer
 
     def __init__(
         self,
@@ -254,23 +260,29 @@ class RecurrentANO(ANO):
         for name, plain in (("torch_compile", (False, "auto")), ("precision", ("float32",))):
             if getattr(self, name) not in plain:
                 warnings.warn(f"{name}={getattr(self, name)!r} has no effect on recurrent policies", stacklevel=3)
+        # The shape of the states, which buffers with sequences need, is known when there is a policy.
+        self.rollout_buffer_class = _no_buffer  # type: ignore[assignment]
         super()._setup_model()
+        self.rollout_buffer_class = None
+
         lstm: Any = self.policy.lstm_actor
-        buffer = cast(RecurrentRolloutBuffer, self.rollout_buffer)
-        buffer.hidden_state_shape = (self.n_steps, lstm.num_layers, self.n_envs, lstm.hidden_size)
-        buffer.reset()
-        shape = (lstm.num_layers, self.n_envs, lstm.hidden_size)
-        zeros = torch.zeros(shape, dtype=torch.float32, device=self.device)
-        self._last_lstm_states = self._next_lstm_states = RNNStates((zeros, zeros), (zeros, zeros))
-
-    def _compiles(self) -> bool:
-        return False
-
-    def _make_actor(self, env: VecEnv) -> Any:
-        return _RecurrentActor(self)
+        state_shape = (lstm.num_layers, self.n_envs, lstm.hidden_size)
+        buffer_class = self._sequence_buffers[isinstance(self.observation_space, spaces.Dict)]
+        self.rollout_buffer = buffer_class(
+            self.n_steps,
+            self.observation_space,
+            self.action_space,
+            (self.n_steps, *state_shape),
+            self.device,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+            n_envs=self.n_envs,
+        )
+        zeros = torch.zeros(state_shape, dtype=torch.float32, device=self.device)
+        self._last_lstm_states = RNNStates((zeros, zeros), (zeros, zeros))
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_last_lstm_states", "_next_lstm_states"]
+        return [*super()._excluded_save_params(), "_last_lstm_states"]
 
 
 class RecurrentMaskableANO(MaskableANO, RecurrentANO):
@@ -282,7 +294,7 @@ class RecurrentMaskableANO(MaskableANO, RecurrentANO):
         "MultiInputLstmPolicy": contrib_policies.MaskableMultiInputLstmPolicy,
     }
     policy_base: ClassVar[type[BasePolicy]] = contrib_policies.MaskedLstmPolicy
-    _default_buffers = contrib_buffers.MaskedSequenceRolloutBuffer, contrib_buffers.DictMaskedSequenceRolloutBuffer  # type: ignore[assignment]
+    _sequence_buffers = contrib_buffers.MaskedSequenceRolloutBuffer, contrib_buffers.DictMaskedSequenceRolloutBuffer
 
     def __init__(
         self,
@@ -354,6 +366,10 @@ class RecurrentMaskableANO(MaskableANO, RecurrentANO):
         )
 
 
+def _no_buffer(*args: Any, **options: Any) -> None:
+    """Stand in for a class of rollout buffers."""
+
+
 def with_masks(model: Any, env: VecEnv) -> Any:
     """Return a model whose ``predict`` asks environments for masks; a model that takes none is returned as it is.
 
@@ -372,104 +388,3 @@ class _WithMasks:
 
     def predict(self, *args: Any, **options: Any) -> Any:
         return self._model.predict(*args, **options, action_masks=get_action_masks(self._env))
-
-
-# Acting
-
-
-class _MaskedActor:
-    """Ask the environments for masks before each step.
-
-    :param inner: actor that takes masks
-    :param env: training environment
-    :param model: algorithm
-    :raises ValueError: if the environment has no masks
-    """
-
-    def __init__(self, inner: Any, env: VecEnv, model: Any) -> None:
-        if not is_masking_supported(env):
-            raise ValueError(
-                "the environment has no method 'action_masks'; wrap it in sb3_contrib.common.wrappers.ActionMasker, or pass "
-                "use_masking=False to learn"
-            )
-        self._inner, self._env, self._model = inner, env, model
-        self._sizes = choices(model.action_space)
-        self._starts = np.cumsum([0, *self._sizes[:-1]])
-        self.values, self.terminal_values = inner.values, inner.terminal_values
-
-    def __call__(self, observations: Any) -> Any:
-        masks = np.asarray(get_action_masks(self._env), dtype=bool)
-        if masks.shape[0] != self._env.num_envs or masks[0].size != sum(self._sizes):
-            raise ValueError(f"action_masks has the shape {masks[0].shape}; allowed are {sum(self._sizes)} values")
-        self._masks = masks.reshape(self._env.num_envs, -1)
-        if not self._model._warned_of_masks:
-            self._warn_of_impossible()
-        return self._inner(observations, self._masks)
-
-    def _warn_of_impossible(self) -> None:
-        possible = np.logical_or.reduceat(self._masks, self._starts, axis=1)
-        if possible.all():
-            return
-        self._model._warned_of_masks = True
-        environment, dimension = np.argwhere(~possible)[0]
-        where = f" in dimension {dimension}" if len(self._sizes) > 1 else ""
-        warnings.warn(
-            f"action_masks() of environment {environment} allows no action{where} at step "
-            f"{self._model.num_timesteps // self._env.num_envs} of the training (environments and dimensions count from 0); "
-            "any action is drawn, as in MaskablePPO, and nothing is learned from it. Allow one, or end the episode earlier",
-            stacklevel=2,
-        )
-
-    def columns(self) -> dict[str, Any]:
-        return {**self._inner.columns(), "action_masks": self._masks}
-
-    @property
-    def variables(self) -> dict[str, Any]:
-        return {**self._inner.variables, "action_masks": self._masks, "use_masking": True}
-
-
-class _RecurrentActor:
-    """Act with an LSTM policy, and keep its states in the model.
-
-    :param model: algorithm with ``_last_lstm_states``, those before the current step
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    @torch.no_grad()
-    def __call__(self, observations: Any, masks: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        model, options = self._model, {} if masks is None else {"action_masks": masks}
-        inputs, starts = obs_as_tensor(observations, model.device), self._flags(model._last_episode_starts)
-        actions, values, log_probs, model._next_lstm_states = model.policy(inputs, model._last_lstm_states, starts, **options)
-        return actions.cpu().numpy(), values.cpu().numpy(), log_probs.cpu().numpy()
-
-    @torch.no_grad()
-    def values(self, observations: Any) -> np.ndarray:
-        model, starts = self._model, self._flags(self._model._last_episode_starts)
-        inputs = obs_as_tensor(observations, model.device)
-        values: torch.Tensor = model.policy.predict_values(inputs, model._last_lstm_states.vf, starts)
-        return values.cpu().numpy()
-
-    @torch.no_grad()
-    def terminal_values(self, observations: list[Any], environments: list[int]) -> np.ndarray:
-        policy, states = self._model.policy, self._model._next_lstm_states.vf
-        values = []
-        for observation, index in zip(observations, environments, strict=True):
-            own = tuple(state[:, index : index + 1].contiguous() for state in states)
-            values.append(policy.predict_values(policy.obs_to_tensor(observation)[0], own, self._flags([False])).cpu().numpy())
-        return np.concatenate(values).reshape(-1)
-
-    def columns(self) -> dict[str, Any]:
-        """Return the states before the step; called once per step, at its end."""
-        states = self._model._last_lstm_states
-        self._model._last_lstm_states = self._model._next_lstm_states
-        return {"lstm_states": states}
-
-    @property
-    def variables(self) -> dict[str, Any]:
-        starts = self._flags(self._model._last_episode_starts)
-        return {"lstm_states": self._model._next_lstm_states, "episode_starts": starts}
-
-    def _flags(self, flags: Any) -> torch.Tensor:
-        return torch.as_tensor(flags, dtype=torch.float32, device=self._model.device)

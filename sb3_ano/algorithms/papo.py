@@ -8,18 +8,9 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
 from sb3_ano.algorithms.base import ShapedPolicyAlgorithm
-from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer, RolloutSamples
-from sb3_ano.algorithms.diagnostics import UpdateStatistics
-from sb3_ano.algorithms.update import ClipRange, approximate_kl
-from sb3_ano.shaping import MAX_LOG_RATIO, ppo, surrogate
-
-
-class TDRolloutBuffer(FlatRolloutBuffer):
-    """The default buffer of PAPO: the one of ANO under the name that saved models and checkpoints contain."""
-
-
-class DictTDRolloutBuffer(DictFlatRolloutBuffer):
-    """The same for Dict observations."""
+from sb3_ano.fast.rules import first_reason
+from sb3_ano.fast.step import ClipRange, RolloutSamples, approximate_kl
+from sb3_ano.shaping import MAX_LOG_RATIO, as_pair, ppo, surrogate
 
 
 class PAPO(ShapedPolicyAlgorithm):
@@ -27,8 +18,7 @@ class PAPO(ShapedPolicyAlgorithm):
 
     A mean-and-variance surrogate on top of PPO's clip; ``docs/deviations.md`` compares it with the original. The
     arguments are those of :class:`~sb3_ano.algorithms.base.ShapedPolicyAlgorithm`, except ``desired_kl``, and the following.
-    A custom ``rollout_buffer_class`` must derive from :class:`~sb3_ano.algorithms.buffers.FlatRolloutBuffer`, or
-    :class:`~sb3_ano.algorithms.buffers.DictFlatRolloutBuffer` for Dict observations.
+    The rollout buffer must be SB3's, because the TD errors are computed from its arrays.
 
     :param k: weight of the two variance terms, from the probability factor of the lower bound
     :param omega1: scale of both variance terms, for the infinity norm of the mean
@@ -36,7 +26,8 @@ class PAPO(ShapedPolicyAlgorithm):
     :param max_epoch_kl: limit of an epoch's mean KL, beyond which the epoch is the last one of its update; None for no limit
     """
 
-    _default_buffers = TDRolloutBuffer, DictTDRolloutBuffer
+    _shape = as_pair(ppo)
+    _reads_td_errors = True
 
     def __init__(
         self,
@@ -116,8 +107,11 @@ class PAPO(ShapedPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        if not isinstance(self.rollout_buffer, FlatRolloutBuffer):
+        if first_reason(self, self.engine_options(), "rollout") is not None:
             raise ValueError(f"rollout_buffer_class={self.rollout_buffer_class!r} gives PAPO no td_errors; leave it as it is")
+
+    def _has_known_loss(self) -> bool:
+        return "policy_loss" not in vars(self) and type(self).policy_loss is PAPO.policy_loss
 
     def policy_loss(
         self, log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange, samples: RolloutSamples
@@ -140,6 +134,3 @@ class PAPO(ShapedPolicyAlgorithm):
         squared_mean = torch.where(mean.detach() + values.mean() - bias < 0.0, 0.0, mean.square() + 2.0 * values.mean() * mean)
         variance_mean = second_moment - squared_mean
         return -(mean - self.k * (mean_variance + variance_mean))
-
-    def _is_last_epoch(self, statistics: UpdateStatistics) -> bool:
-        return self.max_epoch_kl is not None and statistics.epoch_kl() > self.max_epoch_kl

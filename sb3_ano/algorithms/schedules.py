@@ -67,19 +67,6 @@ def require_constant(schedule: FloatSchedule, name: str) -> None:
         raise ValueError(f"{name} is a schedule, which desired_kl would work against; allowed is a number")
 
 
-def read(schedule: Schedule, progress_remaining: float, name: str) -> float:
-    """Read a schedule, whose value may be 0 or slightly below at the end of the progress.
-
-    :raises ValueError: if it is not finite
-    """
-    value = float(schedule(progress_remaining))
-    if not math.isfinite(value):
-        raise ValueError(
-            f"{name} is {value} at progress_remaining={progress_remaining:g}; a schedule must return finite numbers"
-        )
-    return value
-
-
 def require_target(value: float) -> None:
     """Check a value of ``desired_kl``.
 

@@ -1,11 +1,7 @@
 """Simple Policy Optimization."""
 
-import torch
-
 from sb3_ano.algorithms.base import ShapedPolicyAlgorithm
-from sb3_ano.algorithms.buffers import RolloutSamples
-from sb3_ano.algorithms.update import ClipRange
-from sb3_ano.shaping import spo, surrogate
+from sb3_ano.shaping import as_pair, spo
 
 
 class SPO(ShapedPolicyAlgorithm):
@@ -15,8 +11,4 @@ class SPO(ShapedPolicyAlgorithm):
     :class:`~sb3_ano.algorithms.base.ShapedPolicyAlgorithm`, that is, of SB3's PPO.
     """
 
-    def policy_loss(
-        self, log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange, samples: RolloutSamples
-    ) -> torch.Tensor:
-        """Compute minus the mean of ``r A - |A| (r - 1)^2 / (2 eps)``."""
-        return -surrogate(log_ratio, advantages, spo, eps_low=clip_range.low, eps_high=clip_range.high).mean()
+    _shape = as_pair(spo)

@@ -25,9 +25,6 @@ from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, Line
 
 from sb3_ano._io import constructor_parameters
 from sb3_ano.algorithms import ShapedPolicyAlgorithm, contrib
-from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer
-from sb3_ano.algorithms.contrib_buffers import DictMaskedRolloutBuffer, MaskedRolloutBuffer
-from sb3_ano.algorithms.papo import DictTDRolloutBuffer, TDRolloutBuffer
 from sb3_ano.hub.documents import SafeFormatError, rejected, require_like, shown
 from sb3_ano.shaping import SHAPINGS
 
@@ -38,10 +35,7 @@ _ACTIVATIONS = (
 )
 # fmt: on
 _OPTIMIZERS = ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
-_BUFFERS = (
-    *(RolloutBuffer, DictRolloutBuffer, FlatRolloutBuffer, DictFlatRolloutBuffer, TDRolloutBuffer, DictTDRolloutBuffer),
-    *(MaskedRolloutBuffer, DictMaskedRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer),
-)
+_BUFFERS = (RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer)
 _WITH_POLICIES = (contrib.MaskableANO, contrib.RecurrentANO, contrib.RecurrentMaskableANO)
 
 

@@ -18,6 +18,8 @@ This package imports only PyTorch, so that any trainer can use it.
 
 from sb3_ano.shaping._check import ShapeProperties, check, measure, property_table, require_trainable
 from sb3_ano.shaping._shapes import (
+    MAX_LOG_RATIO,
+    MIN_RADIUS,
     SHAPINGS,
     Shaping,
     ShapingLike,
@@ -30,10 +32,11 @@ from sb3_ano.shaping._shapes import (
     is_importable,
     name_of,
     ppo,
+    ratio_form,
     resolve,
     spo,
+    surrogate,
 )
-from sb3_ano.shaping._surrogate import MAX_LOG_RATIO, MIN_RADIUS, ratio_form, surrogate
 
 __all__ = [
     "MAX_LOG_RATIO",

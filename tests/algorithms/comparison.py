@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,13 +15,13 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.policies import ActorCriticCnnPolicy, ActorCriticPolicy, MultiInputActorCriticPolicy
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
 
-from sb3_ano import ANO
+from sb3_ano import ANO, accelerate
 from tests.algorithms.configurations import Callback, Configuration, chosen
 from tests.common import parameters
 from tests.tiny_envs import tiny_vec_env
 
 
-def made(cls: type, config: Configuration, **options: Any) -> Any:
+def made(cls: Callable[..., Any], config: Configuration, **options: Any) -> Any:
     """A model; what SB3 has no use for in a combination is left out, the same for both classes."""
     observations, actions = chosen(config, "observations"), chosen(config, "actions")
     env = tiny_vec_env(observations, actions, config["n_envs"])
@@ -71,7 +72,7 @@ class Trained:
     :param rounding: seed of relative changes of the initial parameters by at most one rounding error, None for none
     """
 
-    def __init__(self, cls: type, config: Configuration, rounding: int | None = None, **options: Any) -> None:
+    def __init__(self, cls: Callable[..., Any], config: Configuration, rounding: int | None = None, **options: Any) -> None:
         self.rollouts: list[dict[str, np.ndarray]] = []
         self.model = model = made(cls, config, **options)
         self.moved = 0.0
@@ -116,11 +117,23 @@ def too_different(found: Trained, expected: Trained) -> dict[str, float]:
     return {name: float(ratio) for name, ratio in ratios.items() if not ratio <= 1.0}
 
 
+def accelerated(cls: type, *args: Any, torch_compile: Any = "auto", precision: Any = "float32", **options: Any) -> Any:
+    """Make a model of SB3 or sb3-contrib, and accelerate it."""
+    model = cls(*args, **options)
+    assert accelerate(model, torch_compile=torch_compile, precision=precision) is model
+    assert isinstance(model, cls)
+    return model
+
+
+ACCELERATED_PPO = functools.partial(accelerated, PPO)
+PPO_OF_ANO = functools.partial(ANO, shaping="ppo")
+
+
 def assert_equals_sb3(config: Configuration, **options: Any) -> Trained | None:
-    """Train both, and compare the rollouts and the parameters; where SB3 raises, ANO has to raise.
+    """Train SB3's PPO, accelerated PPO, and ANO; compare rollouts and parameters. Where SB3 raises, the others have to raise.
 
     :param config: one of :data:`CONFIGURATIONS`
-    :param options: further arguments of ANO
+    :param options: further arguments of the others
     :return: the training by SB3, or None if it raised
     """
     with warnings.catch_warnings():
@@ -128,10 +141,18 @@ def assert_equals_sb3(config: Configuration, **options: Any) -> Trained | None:
         try:
             expected = Trained(PPO, config)
         except Exception as error:
-            with pytest.raises(type(error)):
-                Trained(ANO, config, shaping="ppo", **options)
+            for make in (ACCELERATED_PPO, PPO_OF_ANO):
+                with pytest.raises(type(error)):
+                    Trained(make, config, **options)
             return None
-        found = Trained(ANO, config, **{"shaping": "ppo", **options})
+        trainings = [Trained(make, config, **options) for make in (ACCELERATED_PPO, PPO_OF_ANO)]
+
+    for found in trainings:
+        assert_equal_trainings(found, expected, config)
+    return expected
+
+
+def assert_equal_trainings(found: Trained, expected: Trained, config: Configuration) -> None:
     far = too_different(found, expected)
     if far:  # in some configurations rounding errors grow: PPO is as far from itself there
         with warnings.catch_warnings():
@@ -142,7 +163,6 @@ def assert_equals_sb3(config: Configuration, **options: Any) -> Trained | None:
             assert excess <= 4.0 * max(each.get(name, 1.0) for each in of_rounding), (name, excess, of_rounding)
     assert found.model._n_updates == expected.model._n_updates
     assert found.model.num_timesteps == expected.model.num_timesteps
-    return expected
 
 
 @contextlib.contextmanager

@@ -21,7 +21,6 @@ from stable_baselines3.common.utils import FloatSchedule, LinearSchedule
 from sb3_ano import ANO, PAPO, SPO, MaskableANO, RecurrentANO, RecurrentMaskableANO
 from sb3_ano._io import constructor_arguments, constructor_parameters
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
-from sb3_ano.algorithms.buffers import FlatRolloutBuffer
 from sb3_ano.algorithms.contrib_policies import MaskedLstmPolicy
 from sb3_ano.hub.codec import stored_arguments
 from sb3_ano.shaping import ShapingLike
@@ -130,7 +129,7 @@ def test_every_argument_reaches_the_model(cls, original):
         "max_grad_norm": 0.3,
         "use_sde": True,
         "sde_sample_freq": 2,
-        "rollout_buffer_class": FlatRolloutBuffer,
+        "rollout_buffer_class": RolloutBuffer,
         "rollout_buffer_kwargs": {"given": True},
         "target_kl": 0.2,
         "stats_window_size": 7,

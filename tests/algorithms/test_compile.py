@@ -10,7 +10,7 @@ import torch
 from stable_baselines3.common.utils import LinearSchedule
 
 from sb3_ano import ANO, RecurrentANO
-from sb3_ano.algorithms import compiled
+from sb3_ano.fast import compiled
 from tests.algorithms.comparison import relative_difference, traced_only
 from tests.algorithms.configurations import Callback
 from tests.algorithms.custom_policies import Counting, Normalizing, Overriding, Unused

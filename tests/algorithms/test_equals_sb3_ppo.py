@@ -12,7 +12,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_ano import ANO
-from tests.algorithms.comparison import relative_difference, with_some_seed
+from tests.algorithms.comparison import ACCELERATED_PPO, PPO_OF_ANO, relative_difference, with_some_seed
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env
 
 # Enough samples, epochs and learning rate for the clip to act: a radius of 0.201 differs from one of 0.2 only on samples
@@ -41,12 +41,12 @@ OPTIONS = {
 }
 
 
-def make(cls: type[BaseAlgorithm], case: str, **options) -> BaseAlgorithm:
+def make(cls: Callable[..., BaseAlgorithm], case: str, **options) -> BaseAlgorithm:
     policy, env, settings = CASES[case]
     return cls(policy, env(), **{**SETTINGS, **settings, **options})
 
 
-def after_three_rollouts(cls: type[BaseAlgorithm], case: str, **options) -> BaseAlgorithm:
+def after_three_rollouts(cls: Callable[..., BaseAlgorithm], case: str, **options) -> BaseAlgorithm:
     model = make(cls, case, **options)
     return model.learn(3 * model.n_steps * model.n_envs)
 
@@ -71,18 +71,22 @@ def test_parameters_and_actions_are_those_of_ppo_after_three_rollouts(case, opti
 
 def compare_after_three_rollouts(case: str, options: str, seed: int) -> None:
     expected = ppo_after_three_rollouts(case, options, seed)
-    found = after_three_rollouts(ANO, case, shaping="ppo", torch_compile=False, seed=seed, **OPTIONS[options])
+    options_of_case = {"torch_compile": False, "seed": seed, **OPTIONS[options]}
+    with_shape = after_three_rollouts(PPO_OF_ANO, case, **options_of_case)
+    accelerated = after_three_rollouts(ACCELERATED_PPO, case, **options_of_case)
+    assert accelerated.logger.name_to_value.keys() == expected.logger.name_to_value.keys()
 
-    assert relative_difference(expected, found) <= tolerance(case)
-    expected_actions = expected.rollout_buffer.actions
-    actions = found.rollout_buffer.actions
-    if isinstance(found.action_space, spaces.Box):
-        np.testing.assert_allclose(actions, expected_actions, rtol=1e-3, atol=1e-4)
-    else:
-        np.testing.assert_array_equal(actions, expected_actions)
-    for name in ("approx_kl", "clip_fraction", "policy_gradient_loss", "value_loss", "entropy_loss", "loss"):
-        logged, expected_log = (model.logger.name_to_value[f"train/{name}"] for model in (found, expected))
-        assert logged == pytest.approx(expected_log, rel=1e-3, abs=1e-5), name
+    for found in (with_shape, accelerated):
+        assert relative_difference(expected, found) <= tolerance(case)
+        expected_actions = expected.rollout_buffer.actions
+        actions = found.rollout_buffer.actions
+        if isinstance(found.action_space, spaces.Box):
+            np.testing.assert_allclose(actions, expected_actions, rtol=1e-3, atol=1e-4)
+        else:
+            np.testing.assert_array_equal(actions, expected_actions)
+        for name in ("approx_kl", "clip_fraction", "policy_gradient_loss", "value_loss", "entropy_loss", "loss"):
+            logged, expected_log = (model.logger.name_to_value[f"train/{name}"] for model in (found, expected))
+            assert logged == pytest.approx(expected_log, rel=1e-3, abs=1e-5), name
 
 
 # Not with target_kl, which ends an update before the clip acts on many samples.

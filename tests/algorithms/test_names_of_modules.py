@@ -26,13 +26,11 @@ def options_of_compiler(monkeypatch: pytest.MonkeyPatch, policy: Any) -> list[di
     return options
 
 
-@pytest.mark.xfail(strict=True, reason="whose code a policy is, is decided by the names of modules")
 def test_an_empty_subclass_of_sb3s_policy_is_sb3s_policy(monkeypatch):
     mine = type("Mine", (ActorCriticPolicy,), {"__module__": "a_users_module"})
     assert options_of_compiler(monkeypatch, mine) == options_of_compiler(monkeypatch, ActorCriticPolicy)
 
 
-@pytest.mark.xfail(strict=True, reason="whose code a loss is, is decided by the names of modules")
 def test_a_directory_may_be_renamed(monkeypatch):
     expected = options_of_compiler(monkeypatch, "MlpPolicy")
     monkeypatch.setattr(ANO.policy_loss, "__module__", "sb3_ano.renamed.ano")

@@ -16,7 +16,6 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import nn
 
 from sb3_ano import ANO
-from sb3_ano.algorithms.actor import make_actor
 from tests.algorithms.configurations import Callback
 from tests.common import parameters
 from tests.tiny_envs import (
@@ -44,11 +43,11 @@ def plain(actions: spaces.Space | None = None, n_envs: int = 2):
 @pytest.mark.parametrize("actions", [spaces.Discrete(5), spaces.MultiDiscrete([3, 4]), BOX_ACTIONS])
 def test_policies_of_images_act_as_the_policy_does(actions, precision, tolerance):
     env = tiny_vec_env(spaces.Box(0, 255, (36, 36, 3), np.uint8), actions, 3)
-    model = ANO("CnnPolicy", env, precision=precision, **SETTINGS)  # 512 features, whose weights are packed
+    model = ANO("CnnPolicy", env, precision=precision, **SETTINGS)
     observations = env.reset().transpose(0, 3, 1, 2)
     for head in (model.policy.action_net, torch.nn.Sequential(model.policy.action_net)):
         model.policy.action_net = head
-        actor = make_actor(model, 3)
+        actor = model.engine.make_actor(model, model.engine_options())
         torch.manual_seed(1)
         acted = actor(observations)
         torch.manual_seed(1)

@@ -346,7 +346,7 @@ def test_a_schedule_of_targets_stays_below_1_too():
 
 def test_the_log_does_not_depend_on_when_minibatches_are_summarized(monkeypatch):
     def log(samples: int) -> dict[str, float]:
-        monkeypatch.setattr("sb3_ano.algorithms.diagnostics._SAMPLES", samples)
+        monkeypatch.setattr("sb3_ano.fast.step._SAMPLES", samples)
         return logged(PAPO("MlpPolicy", "CartPole-v1", **SETTINGS, max_epoch_kl=None).learn(128))
 
     assert log(1) == pytest.approx(log(2**16), rel=1e-12)

@@ -26,9 +26,9 @@ from stable_baselines3 import A2C, SAC
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, EvalCallback, ProgressBarCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, VecNormalize
 
-from sb3_ano import ANO, PAPO, SPO, RecurrentMaskableANO
+from sb3_ano import ANO, PAPO, SPO, RecurrentMaskableANO, explain
 from sb3_ano._io import DirectoryLock
-from sb3_ano.algorithms.rollout import _needs_no_locals
+from sb3_ano.fast.collect import _needs_no_locals
 from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
 from sb3_ano.envs import make_vec_env
 from tests.checkpoints.programs import (
@@ -109,7 +109,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(case, tmp_path):
     whole, again = program().learn(), program()
     interrupt(tmp_path / "checkpoints", program())
     assert_same(resume(tmp_path / "checkpoints", again), whole)
-    assert "compiled" not in case or again.model._updater.compiled
+    assert "compiled" not in case or explain(again.model).compilation.path == "compiled"
 
 
 def test_a_run_resumes_again_and_again_and_skips_a_damaged_checkpoint(tmp_path, capsys):

@@ -1,0 +1,300 @@
+"""The state of the engine between the updates of a model, and one update."""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+from sb3_ano.fast.act import Actor, make_actor
+from sb3_ano.fast.compiled import CompilationError, CompiledStep, FlatVectors, compiler_options, make_step
+from sb3_ano.fast.policy import PolicyEvaluation, RecurrentEvaluation, is_recurrent
+from sb3_ano.fast.private import compiler_obstacle, tracing
+from sb3_ano.fast.rules import Decisions, Options, decide
+from sb3_ano.fast.step import (
+    EagerStep,
+    Numbers,
+    PolicyLoss,
+    Settings,
+    StepResult,
+    UpdateStatistics,
+    rollout_tensors,
+    trained_parameters,
+    without_padding,
+)
+
+
+def make_evaluation(policy: Any, precision: str, decisions: Decisions) -> PolicyEvaluation:
+    """Make the evaluation of a policy; see :class:`~sb3_ano.fast.policy.PolicyEvaluation`."""
+    kind = RecurrentEvaluation if is_recurrent(policy) else PolicyEvaluation
+    return kind(policy, precision, decisions.policy is not None, decisions.channels_last)
+
+
+class Engine:
+    """Keep decisions and compiled code of one model. It is never saved; a copy of a model gets a new one."""
+
+    def __init__(self) -> None:
+        #: Decisions for the rollout that was collected last; None if they have to be made again.
+        self.decisions: Decisions | None = None
+        #: Whether the user was told about masks that allow no action in this training.
+        self.warned_of_masks = False
+        # Evaluation of the policy for the next update.
+        self._evaluation: PolicyEvaluation | None = None
+        self._compiled: _CompiledUpdate | None = None
+        #: Reason for which compilation was given up.
+        self.obstacle: str | None = None
+        self._is_warned = False
+
+    def __reduce__(self) -> Any:
+        return Engine, ()
+
+    def forget(self) -> None:
+        """Drop compiled code and decisions, because the model has changed in a way that no rule sees."""
+        self.decisions = None
+        self._evaluation = None
+        self._compiled = None
+        self.obstacle = None
+
+    def decide(self, model: Any, options: Options) -> Decisions:
+        """Decide about the next rollout and its update.
+
+        :param model: on-policy algorithm
+        :param options: settings of the engine
+        """
+        self.decisions = decide(model, options)
+        self._evaluation = make_evaluation(model.policy, options.precision, self.decisions)
+        return self.decisions
+
+    def make_actor(self, model: Any, options: Options) -> Actor:
+        """Decide, and return the policy of the rollout."""
+        decisions = self.decide(model, options)
+        return make_actor(model, make_evaluation(model.policy, options.precision, decisions), decisions)
+
+    def update(
+        self,
+        model: Any,
+        policy_loss: PolicyLoss,
+        numbers: Numbers,
+        *,
+        is_known_loss: Callable[[], bool] = lambda: True,
+        skips_non_finite: bool = True,
+        with_td_errors: bool = False,
+    ) -> "Update":
+        """Prepare an update on the rollout of a model.
+
+        :param model: accelerated on-policy algorithm
+        :param policy_loss: surrogate of the algorithm, a function of tensors
+        :param numbers: numbers of the update, floats
+        :param is_known_loss: function that tells whether the surrogate is this package's code, with a shape of this package
+        :param skips_non_finite: whether a minibatch whose loss or gradient is NaN or Inf changes nothing
+        :param with_td_errors: whether the surrogate reads ``samples.td_errors``
+        """
+        options = model.engine_options()
+        decisions = self.decisions or self.decide(model, options)
+        # A callback may change the model before the next update.
+        self.decisions = None
+        evaluation = self._evaluation
+        settings = Settings(
+            policy_loss=policy_loss,
+            clip_value=model.clip_range_vf is not None,
+            normalize_advantage=model.normalize_advantage,
+            is_discrete=isinstance(model.action_space, spaces.Discrete),
+            skips_non_finite=skips_non_finite,
+        )
+        compiled = None
+        if decisions.compilation is None and self.obstacle is None:
+            compiled = self._compiled_update(model, evaluation, settings, decisions, options, is_known_loss())
+        elif decisions.compilation_is_changeable:
+            self._warn(decisions.compilation)
+
+        rollout = None
+        if decisions.rollout is None:
+            rollout = rollout_tensors(model.rollout_buffer, decisions.channels_last, with_td_errors)
+        return Update(self, model, evaluation, settings, numbers, decisions, rollout, compiled)
+
+    def _compiled_update(
+        self,
+        model: Any,
+        evaluation: PolicyEvaluation,
+        settings: Settings,
+        decisions: Decisions,
+        options: Options,
+        has_known_loss: bool,
+    ) -> "_CompiledUpdate | None":
+        """Return compiled code that fits the model, that of the last update if possible; None if there can be none."""
+        made_for = (
+            [id(model.policy), id(model.policy.optimizer), *map(id, trained_parameters(model.policy.optimizer))],
+            (settings, options.precision, has_known_loss, decisions.library_code, decisions.channels_last),
+            (model.policy.normalize_images, model.policy.observation_space),
+        )
+        if self._compiled is not None and self._compiled.made_for == made_for:
+            return self._compiled
+
+        reason = compiler_obstacle(compiler_options(model.policy.device, 1, decisions.library_code))
+        if reason is not None:
+            self.give_up_compiling(reason)
+            return None
+        if model.verbose >= 1:
+            print("Compiling the update, which takes about 10 s the first time")
+        known_code = decisions.library_code and has_known_loss and not model.policy.squash_output
+        self._compiled = _CompiledUpdate(evaluation, settings, decisions.library_code, known_code, made_for)
+        return self._compiled
+
+    def give_up_compiling(self, reason: str) -> None:
+        """Train without compiled code from now on, and tell the user once."""
+        self._compiled = None
+        self.obstacle = reason
+        self._warn(reason)
+
+    def _warn(self, reason: str | None) -> None:
+        if not self._is_warned:
+            self._is_warned = True
+            warnings.warn(f"torch_compile: the update cannot be compiled and runs without ({reason})", stacklevel=5)
+
+
+class _CompiledUpdate:
+    """The compiled steps of a model, by length of the minibatch, and the vectors that they change.
+
+    :param evaluation: evaluation of the policy
+    :param settings: properties of the algorithm
+    :param library_code: whether all modules of the policy are PyTorch's and SB3's
+    :param known_code: whether the surrogate is known, too, and actions are not squashed
+    :param made_for: what the code depends on
+    """
+
+    def __init__(
+        self, evaluation: PolicyEvaluation, settings: Settings, library_code: bool, known_code: bool, made_for: Any
+    ) -> None:
+        policy = evaluation.policy
+        self.made_for = made_for
+        self.flat = FlatVectors(policy.optimizer)
+        self._policy = policy
+        self._step = make_step(self.flat, evaluation, settings, uses_all=library_code)
+        self._n_parameters = sum(parameter.numel() for parameter in policy.parameters())
+        self._library_code = library_code
+        self._known_code = known_code
+        self._steps: dict[tuple[int, bool], CompiledStep] = {}
+
+    def start_epoch(self) -> None:
+        """Check again what compiled code depends on."""
+        for step in self._steps.values():
+            step.start_epoch()
+
+    def step(self, rollout: Any, indices: torch.Tensor | None, numbers: Numbers) -> StepResult:
+        """Make one step; see :class:`~sb3_ano.fast.compiled.CompiledStep`."""
+        length = len(rollout.advantages if indices is None else indices)
+        variant = (length, indices is None)
+        if variant not in self._steps:
+            options = compiler_options(self._policy.device, length * self._n_parameters, self._known_code)
+            # Custom modules may change at every call, and minibatches of a custom buffer may differ in their types.
+            self._steps[variant] = CompiledStep(self._step, options, self._library_code and indices is not None)
+        return self._steps[variant](self.flat.vectors, rollout, indices, numbers)
+
+
+class Update:
+    """One update, a context: what a user holds is plain before and after it.
+
+    :param engine: engine of the model
+    :param model: on-policy algorithm
+    :param evaluation: evaluation of its policy
+    :param settings: properties of the algorithm
+    :param numbers: numbers of the update, floats
+    :param decisions: decisions for the update
+    :param rollout: the whole rollout as tensors, or None if its buffer makes the minibatches
+    :param compiled: compiled steps, or None
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        model: Any,
+        evaluation: PolicyEvaluation,
+        settings: Settings,
+        numbers: Numbers,
+        decisions: Decisions,
+        rollout: Any,
+        compiled: _CompiledUpdate | None,
+    ) -> None:
+        policy = model.policy
+        self.statistics = UpdateStatistics(numbers)
+        self._engine = engine
+        self._buffer = model.rollout_buffer
+        self._batch_size = model.batch_size
+        self._rollout = rollout
+        self._compiled = compiled
+        self._numbers = Numbers(*torch.tensor(numbers, dtype=torch.float32, device=policy.device).unbind())
+        is_fused = decisions.update is None and policy.device.type == "cpu"
+        self._eager = EagerStep(policy, evaluation, settings, self._numbers, is_fused)
+        self._context = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        if self._compiled is not None:
+            self._context.callback(self._compiled.flat.detach)
+            self._compiled.flat.attach()
+            self._context.enter_context(tracing())
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._context.close()
+
+    def epoch(self) -> Iterator[tuple[Any, torch.Tensor | None]]:
+        """Iterate over the minibatches of one epoch, in random order.
+
+        :return: the whole rollout and the indices of a minibatch; or, if the buffer makes minibatches, one of those and None
+        """
+        self.statistics.epoch_start = len(self.statistics)
+        if self._compiled is not None:
+            self._compiled.start_epoch()
+
+        rollout = self._rollout
+        if rollout is not None:
+            order = torch.from_numpy(np.random.permutation(len(rollout.advantages))).to(rollout.advantages.device)
+            for indices in order.split(int(self._batch_size)):
+                yield rollout, indices
+            return
+
+        for samples in self._buffer.get(self._batch_size):
+            if hasattr(samples, "lstm_states"):
+                yield without_padding(samples), None
+            else:
+                yield samples, None
+
+    def step(self, rollout: Any, indices: torch.Tensor | None) -> StepResult:
+        """Make one step on a minibatch of :meth:`epoch`, and record it."""
+        result = None
+        if self._compiled is not None:
+            try:
+                result = self._compiled.step(rollout, indices, self._numbers)
+            except CompilationError as error:
+                self._compiled.flat.detach()
+                self._compiled = None
+                self._engine.give_up_compiling(str(error))
+
+        if result is None:
+            result = self._eager(rollout, indices)
+        self.statistics.add(result)
+        return result
+
+
+class Accelerated(OnPolicyAlgorithm):
+    """An on-policy algorithm of SB3 that has an engine."""
+
+    _engine: Engine | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of this model, which is never saved."""
+        if self._engine is None:
+            self._engine = Engine()
+        return self._engine
+
+    def engine_options(self) -> Options:
+        """Return the settings of the engine."""
+        raise NotImplementedError
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_engine"]

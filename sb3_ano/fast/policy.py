@@ -1,0 +1,332 @@
+"""Compute what SB3's policies compute, with fewer calls and in a form that can be compiled."""
+
+import contextlib
+import copy
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.distributions import (
+    CategoricalDistribution,
+    Distribution,
+    MultiCategoricalDistribution,
+    make_proba_distribution,
+)
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.type_aliases import PyTorchObs
+from torch import nn
+from torch.nn import functional as F
+
+#: Logit of an action that is not allowed, as in sb3-contrib.
+MASKED = -1e8
+
+
+def contrib_class(module: str, name: str) -> Any:
+    """Return a class of sb3-contrib, or None if it was never imported, and no object can be an instance of it.
+
+    sb3-contrib is not imported for this, because that takes time and most models do not need it.
+    """
+    imported = sys.modules.get(f"sb3_contrib.common.{module}")
+    return None if imported is None else getattr(imported, name)
+
+
+def is_maskable(policy: Any) -> bool:
+    """Tell whether a policy is one of sb3-contrib's maskable policies."""
+    kind = contrib_class("maskable.policies", "MaskableActorCriticPolicy")
+    return kind is not None and isinstance(policy, kind)
+
+
+def is_recurrent(policy: Any) -> bool:
+    """Tell whether a policy is one of sb3-contrib's policies with an LSTM."""
+    return is_recurrent_class(type(policy))
+
+
+def is_recurrent_class(kind: type) -> bool:
+    """Tell whether a class of policies is one of sb3-contrib's with an LSTM."""
+    base = contrib_class("recurrent.policies", "RecurrentActorCriticPolicy")
+    return base is not None and issubclass(kind, base)
+
+
+def base_of(policy: Any) -> type:
+    """Return the class of SB3 or sb3-contrib whose methods the engine stands in for."""
+    if is_maskable(policy):
+        return contrib_class("maskable.policies", "MaskableActorCriticPolicy")
+    if is_recurrent(policy):
+        return contrib_class("recurrent.policies", "RecurrentActorCriticPolicy")
+    return ActorCriticPolicy
+
+
+def choices(space: Any) -> list[int]:
+    """Return the numbers of values in each dimension of a discrete space."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiBinary):
+        return [2] * spaces.flatdim(space)
+    return [int(size) for size in space.nvec]
+
+
+def plain_distribution(space: spaces.Space[Any]) -> CategoricalDistribution | MultiCategoricalDistribution:
+    """Return SB3's distribution whose logits can be masked; MultiBinary has two actions per dimension, as in sb3-contrib."""
+    sizes = choices(space)
+    if isinstance(space, spaces.Discrete):
+        return CategoricalDistribution(sizes[0])
+    return MultiCategoricalDistribution(sizes)
+
+
+def has_library_distribution(policy: Any) -> bool:
+    """Tell whether the distribution of actions is of the class that SB3, or sb3-contrib, makes for the action space."""
+    if is_maskable(policy):
+        make = contrib_class("maskable.distributions", "make_masked_proba_distribution")
+        return type(policy.action_dist) is type(make(policy.action_space))
+    return type(policy.action_dist) is type(make_proba_distribution(policy.action_space, policy.use_sde))
+
+
+def mapped(function: Callable[[Any], Any], values: Any) -> Any:
+    """Apply a function to an array or tensor, or to each entry of a dictionary."""
+    if isinstance(values, dict):
+        return {key: function(part) for key, part in values.items()}
+    return function(values)
+
+
+def preprocessing(space: spaces.Space[Any], normalize_images: bool, channels_last: bool = False) -> Callable[[Any], Any]:
+    """Return SB3's ``preprocess_obs`` for one space, in PyTorch alone, so that it can be compiled.
+
+    :param space: observation space
+    :param normalize_images: whether images are divided by 255
+    :param channels_last: whether images come out in that memory format, in which convolutions are faster
+    """
+    if isinstance(space, spaces.Dict):
+        parts = {key: preprocessing(part, normalize_images, channels_last) for key, part in space.spaces.items()}
+        return lambda observations: {key: part(observations[key]) for key, part in parts.items()}
+
+    if isinstance(space, spaces.Discrete):
+        size = int(space.n)
+        return lambda observations: F.one_hot(observations.long(), size).float()
+
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes = choices(space)
+
+        def one_hot(observations: torch.Tensor) -> torch.Tensor:
+            columns = observations.long().reshape(len(observations), -1).unbind(dim=1)
+            codes = [F.one_hot(column, size) for column, size in zip(columns, sizes, strict=True)]
+            return torch.cat(codes, dim=1).float()
+
+        return one_hot
+
+    is_image = is_image_space(space)
+    is_turned = channels_last and len(space.shape or ()) == 3
+
+    def as_floats(observations: torch.Tensor) -> torch.Tensor:
+        if is_turned:
+            # Before the conversion, while a number is a single byte.
+            observations = observations.contiguous(memory_format=torch.channels_last)
+        observations = observations.to(torch.float32)
+        return observations / 255.0 if normalize_images and is_image else observations
+
+    return as_floats
+
+
+class PolicyEvaluation:
+    """Compute values, log-probabilities and entropies of a policy.
+
+    :param policy: actor and critic
+    :param precision: ``"float32"``, or ``"bfloat16"`` for the layers of features extractor and networks; heads and
+        distribution are computed in float32
+    :param calls_policy: whether to call the policy's own methods, as SB3 does
+    :param channels_last: whether images are given to the features extractor in that memory format
+    """
+
+    def __init__(self, policy: Any, precision: str, calls_policy: bool, channels_last: bool) -> None:
+        self.policy = policy
+        self.calls_policy = calls_policy
+        self._preprocess = preprocessing(policy.observation_space, policy.normalize_images, channels_last)
+        self._layers: Any = policy
+        #: Whether it computes with copies of the policy's layers.
+        self.has_copies = False
+        self.is_bfloat16 = precision == "bfloat16"
+        self._autocast = self.is_bfloat16
+        self._device_type = policy.device.type
+        #: The distribution that logits are given to. sb3-contrib's maskable ones cannot be compiled.
+        self._plain = plain_distribution(policy.action_space) if is_maskable(policy) else None
+
+    def __call__(self, samples: Any, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return what ``policy.evaluate_actions`` returns.
+
+        :param samples: minibatch of the rollout
+        :param actions: its actions, ``(batch, action_dim)``, or ``(batch,)`` for Discrete
+        :return: values ``(batch, 1)``, log-probabilities ``(batch,)``, entropies ``(batch,)`` or None
+        """
+        # Custom buffers hand out samples of their own types.
+        masks = getattr(samples, "action_masks", None)
+        if self.calls_policy:
+            if masks is None:
+                return self.policy.evaluate_actions(samples.observations, actions)
+            return self.policy.evaluate_actions(samples.observations, actions, action_masks=masks)
+
+        # The order of SB3's evaluate_actions, because custom heads may draw random numbers.
+        latent_pi, latent_vf = self._latents(samples.observations)
+        distribution = self._distribution(latent_pi, masks)
+        log_prob = distribution.log_prob(actions)
+        values = self.policy.value_net(latent_vf)
+        entropy = distribution.entropy()
+
+        if torch.compiler.is_compiling():
+            # The distribution belongs to the policy: no tensor of the graph may stay behind in it.
+            distribution.distribution = None  # type: ignore[assignment]
+            if hasattr(distribution, "_latent_sde"):
+                distribution._latent_sde = None
+        return values, log_prob, entropy
+
+    def act(
+        self, observations: PyTorchObs, masks: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return what ``policy(observations)`` does: actions, values ``(batch, 1)``, log-probabilities ``(batch,)``.
+
+        :param observations: observations of one step
+        :param masks: actions that are allowed, for policies that take masks
+        """
+        if self.calls_policy:
+            if masks is None:
+                return self.policy(observations)
+            return self.policy(observations, action_masks=masks)
+
+        # The order of SB3's forward, which differs.
+        latent_pi, latent_vf = self._latents(observations)
+        values = self.policy.value_net(latent_vf)
+        distribution = self._distribution(latent_pi, masks)
+        actions = distribution.get_actions()
+        log_prob = distribution.log_prob(actions)
+        return actions.reshape(-1, *self.policy.action_space.shape), values, log_prob
+
+    def heads(self, observations: PyTorchObs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the outputs of the action head ``(batch, n)`` and of the value head ``(batch, 1)`` of SB3's policies."""
+        latent_pi, latent_vf = self._latents(observations)
+        return self.policy.action_net(latent_pi), self.policy.value_net(latent_vf)
+
+    def values(self, observations: PyTorchObs) -> torch.Tensor:
+        """Return the values of observations, ``(batch, 1)``, as ``policy.predict_values`` does."""
+        if self.calls_policy:
+            return self.policy.predict_values(observations)
+
+        inputs = self._preprocess(observations)
+        with self._precision():
+            latent_vf = self._layers.mlp_extractor.forward_critic(self._layers.vf_features_extractor(inputs))
+        return self.policy.value_net(latent_vf.float() if self.is_bfloat16 else latent_vf)
+
+    def _distribution(self, latent_pi: torch.Tensor, masks: torch.Tensor | None) -> Distribution:
+        if self._plain is None:
+            return self.policy._get_action_dist_from_latent(latent_pi)
+
+        logits = self.policy.action_net(latent_pi)
+        if masks is not None:
+            # sb3-contrib keeps masks in float32.
+            logits = torch.where(masks.bool(), logits, MASKED)
+        return self._plain.proba_distribution(action_logits=logits)
+
+    def _latents(self, observations: PyTorchObs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the inputs of the action head and of the value head."""
+        layers = self._layers
+        inputs = self._preprocess(observations)
+
+        with self._precision():
+            if self.policy.share_features_extractor:
+                latent_pi, latent_vf = layers.mlp_extractor(layers.features_extractor(inputs))
+            else:
+                latent_pi = layers.mlp_extractor.forward_actor(layers.pi_features_extractor(inputs))
+                latent_vf = layers.mlp_extractor.forward_critic(layers.vf_features_extractor(inputs))
+
+        if self.is_bfloat16:
+            return latent_pi.float(), latent_vf.float()
+        return latent_pi, latent_vf
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self._autocast:
+            return torch.autocast(self._device_type, dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def use_copies(self) -> None:
+        """Continue with a copy of SB3's layers as they are now, laid out for many small batches on the CPU.
+
+        Every forward pass would otherwise convert weights again: those of convolutions to ``channels_last``, and, for
+        bfloat16, all weights to that type.
+        """
+        names = ["mlp_extractor", "features_extractor", "pi_features_extractor", "vf_features_extractor"]
+        copies = copy.deepcopy({name: getattr(self.policy, name) for name in names})
+        # The same extractor may have several of the names.
+        layers: Any = nn.ModuleList(copies.values())
+        layers.to(memory_format=torch.channels_last)
+        self._layers = types.SimpleNamespace(**copies)
+        self.has_copies = True
+
+        if self.is_bfloat16:
+            layers.to(torch.bfloat16)
+            preprocess = self._preprocess
+            self._preprocess = lambda observations: mapped(torch.Tensor.bfloat16, preprocess(observations))
+            self._autocast = False
+
+
+class RecurrentEvaluation(PolicyEvaluation):
+    """Evaluate policies with an LSTM on padded sequences; what is returned has no padding.
+
+    The LSTM sees whole sequences, while sb3-contrib's loop runs it step by step. That gives the same numbers, because a
+    rollout's sequences are cut where episodes start.
+    """
+
+    def __init__(self, policy: Any, precision: str, calls_policy: bool, channels_last: bool) -> None:
+        super().__init__(policy, "float32", calls_policy, channels_last)
+
+    def __call__(self, samples: Any, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        if self.calls_policy:
+            options = {} if samples.action_masks is None else {"action_masks": samples.action_masks}
+            values, log_prob, entropy = self.policy.evaluate_actions(
+                samples.observations, actions, samples.lstm_states, samples.episode_starts, **options
+            )
+        else:
+            values, log_prob, entropy = self._evaluate(samples, actions)
+
+        present = samples.present
+        return values.flatten()[present], log_prob[present], None if entropy is None else entropy[present]
+
+    def _evaluate(self, samples: Any, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Do what sb3-contrib's ``evaluate_actions`` does."""
+        policy = self.policy
+        features = policy.extract_features(samples.observations)
+        pi_features = features
+        vf_features = features
+        if not policy.share_features_extractor:
+            pi_features, vf_features = features
+
+        starts = samples.episode_starts
+        latent_pi, _ = whole_sequences(policy.lstm_actor, pi_features, samples.lstm_states.pi, starts)
+        if policy.lstm_critic is not None:
+            latent_vf, _ = whole_sequences(policy.lstm_critic, vf_features, samples.lstm_states.vf, starts)
+        elif policy.shared_lstm:
+            latent_vf = latent_pi.detach()
+        else:
+            latent_vf = policy.critic(vf_features)
+
+        distribution = policy._get_action_dist_from_latent(policy.mlp_extractor.forward_actor(latent_pi))
+        values = policy.value_net(policy.mlp_extractor.forward_critic(latent_vf))
+        return values, distribution.log_prob(actions), distribution.entropy()
+
+
+def whole_sequences(
+    lstm: nn.LSTM, features: torch.Tensor, states: Any, episode_starts: torch.Tensor
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """Run an LSTM over sequences of equal length in one call.
+
+    :param lstm: LSTM of the actor or critic
+    :param features: inputs, ``(n_sequences * length, features)``
+    :param states: hidden and cell states before the sequences, ``(layers, n_sequences, hidden)`` each
+    :param episode_starts: 1 where an episode starts, at the first step of a sequence only, ``(n_sequences * length,)``
+    :return: outputs ``(n_sequences * length, hidden)``, and the states after the sequences
+    """
+    starts = episode_starts.reshape(states[0].shape[1], -1)
+    kept = (1.0 - starts[:, 0])[None, :, None]
+    sequences = features.reshape(*starts.shape, lstm.input_size).transpose(0, 1)
+    output, after = lstm(sequences, (kept * states[0], kept * states[1]))
+    return output.transpose(0, 1).flatten(end_dim=1), after

@@ -1,0 +1,479 @@
+"""Every decision about the path that a part of a training takes, as one table.
+
+A rule gives the reason for which a model leaves the fast path of a part, or None. The first rule of a part that gives a reason
+decides. Rules look at the identity of types and functions, never at the names of classes or modules: an empty subclass is what
+it is a subclass of.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import stable_baselines3.common.distributions as distributions
+import stable_baselines3.common.policies as sb3_policies
+import stable_baselines3.common.torch_layers as sb3_layers
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor, NatureCNN
+from torch import nn
+from torch.optim import Adam
+
+from sb3_ano.fast.policy import base_of, choices, contrib_class, has_library_distribution, is_maskable, is_recurrent
+from sb3_ano.fast.private import has_hooks
+
+#: Seconds that a compilation takes: about 10 on two cores with an empty cache.
+COMPILE_SECONDS = 11.0
+#: Seconds that a compiled minibatch saves: a constant, and a part for each sample and parameter. Both are low guesses, from
+#: networks of 64-64 and 256-256. Convolutions save several times more.
+SAVED_SECONDS = 4e-4
+SAVED_SECONDS_PER_PRODUCT = 2e-11
+#: OpenBLAS multiplies matrices with more than this many products in several threads. They go on spinning for a while, on the
+#: processors that environments could use.
+ONE_THREAD = 4 * 65536
+
+# Methods of a policy that the engine does the work of, or relies on. Others may be overridden, because they are called.
+_EVALUATING = (
+    *("__call__", "__getattr__", "_call_impl", "_wrapped_call_impl", "forward", "evaluate_actions", "predict_values"),
+    *("extract_features", "_get_action_dist_from_latent", "obs_to_tensor", "unscale_action"),
+    *("device", "squash_output", "parameters", "named_parameters", "modules", "named_modules", "children"),
+)
+# Methods of a rollout buffer that the engine does the work of.
+_COLLECTING = ("reset", "add", "compute_returns_and_advantage", "get", "_get_samples", "to_torch", "swap_and_flatten")
+# Options of Adam that the engine reads, or that change its speed only. The others must have the defaults of PyTorch.
+_FREE_OPTIONS = ("params", "lr", "initial_lr", "betas", "eps", "foreach", "fused")
+# Names that every class has, also one without a body.
+_EMPTY_BODY = {
+    *("__module__", "__doc__", "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__"),
+    *("__firstlineno__", "__static_attributes__", "__orig_bases__", "__parameters__", "__abstractmethods__", "_abc_impl"),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings of the engine.
+
+    :param torch_compile: whether to compile the update; ``"auto"`` does it if the run is long enough to pay for that
+    :param precision: ``"float32"``, or ``"bfloat16"`` for the layers of features extractor and networks
+    """
+
+    torch_compile: bool | str = "auto"
+    precision: str = "float32"
+
+
+class Rule(NamedTuple):
+    """One reason to leave the fast path of a part.
+
+    :param part: ``"policy"``: the engine computes what SB3's methods do; ``"acting"``: in NumPy; ``"rollout"``: arrays are
+        written directly; ``"update"``: a fused step of Adam; ``"compilation"``: the compiled update
+    :param name: short name of the rule
+    :param reason: function of the model and the options that returns the reason, or None
+    :param changeable: whether the user can change it, and is told about it
+    """
+
+    part: str
+    name: str
+    reason: Callable[[Any, Options], str | None]
+    changeable: bool = True
+
+
+def solid_class(kind: type) -> type:
+    """Return a class, or the first of its bases that adds something to its own bases."""
+    for part in kind.__mro__:
+        if not vars(part).keys() <= _EMPTY_BODY:
+            return part
+    return kind
+
+
+def _classes(*modules: Any) -> set[type]:
+    found = set()
+    for module in modules:
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, nn.Module):
+                found.add(value)
+    return found
+
+
+_LIBRARY_CLASSES = _classes(nn, sb3_layers, sb3_policies)
+
+
+def is_library_code(module: nn.Module) -> bool:
+    """Tell whether a module and those in it are of PyTorch's and SB3's classes, which keep nothing between calls but tensors."""
+    for part in module.modules():
+        kind = solid_class(type(part))
+        if kind not in _LIBRARY_CLASSES and not (part is module and kind is base_of(module)):
+            return False
+    return True
+
+
+def replaced_method(instance: Any, names: Iterable[str] | None = None) -> str | None:
+    """Return the name of the first method of a class that was replaced on this instance of it, or None.
+
+    :param instance: any object
+    :param names: names of the methods that count; None for all
+    """
+    for name in vars(instance):
+        if (names is None or name in names) and callable(getattr(type(instance), name, None)):
+            return name
+    return None
+
+
+# Policy
+
+
+def _overrides(model: Any, options: Options) -> str | None:
+    kind = type(model.policy)
+    base = base_of(model.policy)
+    for name in _EVALUATING:
+        if getattr(kind, name) is not getattr(base, name):
+            return f"{kind.__name__} overrides {name}"
+    if is_recurrent(model.policy) and kind._process_sequence is not base._process_sequence:
+        return f"{kind.__name__} overrides _process_sequence"
+    return None
+
+
+def _replaced(model: Any, options: Options) -> str | None:
+    policy = model.policy
+    for path, module in policy.named_modules():
+        replaced = replaced_method(module, _EVALUATING if module is policy else None)
+        if replaced is not None:
+            return f"{_place(path)}.{replaced} was replaced"
+    replaced = replaced_method(policy.action_dist)
+    return None if replaced is None else f"policy.action_dist.{replaced} was replaced"
+
+
+def _module_hooks(model: Any, options: Options) -> str | None:
+    for path, module in model.policy.named_modules():
+        if has_hooks(module):
+            return f"{_place(path)} has hooks"
+    return None
+
+
+def _place(path: str) -> str:
+    return f"policy.{path}" if path else "policy"
+
+
+def _masked_distribution(model: Any, options: Options) -> str | None:
+    if is_maskable(model.policy) and not has_library_distribution(model.policy):
+        return "its distribution is not sb3-contrib's"
+    return None
+
+
+# Acting
+
+
+def _acts_by_policy(model: Any, options: Options) -> str | None:
+    return first_reason(model, options, "policy")
+
+
+def _has_lstm(model: Any, options: Options) -> str | None:
+    return "it has an LSTM" if is_recurrent(model.policy) else None
+
+
+def _not_float32(model: Any, options: Options) -> str | None:
+    if options.precision != "float32":
+        return f"precision={options.precision!r}"
+    if torch.is_autocast_enabled("cpu"):
+        return "autocast is on"
+    for name, parameter in model.policy.named_parameters():
+        if type(parameter) is not nn.Parameter or parameter.dtype != torch.float32:
+            return f"policy.{name} is not a float32 parameter"
+    return None
+
+
+def _not_on_cpu(model: Any, options: Options) -> str | None:
+    return None if model.policy.device.type == "cpu" else f"the policy is on {model.policy.device}"
+
+
+def _has_images(model: Any, options: Options) -> str | None:
+    space = model.policy.observation_space
+    parts = space.spaces.values() if isinstance(space, spaces.Dict) else [space]
+    for part in parts:
+        if isinstance(part, spaces.Dict) or len(part.shape or ()) == 3:
+            return "observations have images"
+    return None
+
+
+def _custom_extractor(model: Any, options: Options) -> str | None:
+    extractor = model.policy.features_extractor
+    kind = solid_class(type(extractor))
+    if kind not in (FlattenExtractor, CombinedExtractor):
+        return f"{type(extractor).__name__} is not a plain extractor of features"
+    flattens = [extractor.flatten] if kind is FlattenExtractor else extractor.extractors.values()
+    for part in flattens:
+        if solid_class(type(part)) is not nn.Flatten:
+            return f"{type(part).__name__} is not a plain extractor of features"
+    if not model.policy.share_features_extractor:
+        return "actor and critic have an extractor of features each"
+    return None
+
+
+def _custom_network(model: Any, options: Options) -> str | None:
+    policy = model.policy
+    if solid_class(type(policy.mlp_extractor)) is not MlpExtractor:
+        return f"{type(policy.mlp_extractor).__name__} is not SB3's network"
+
+    activations = set()
+    for network, head in (
+        (policy.mlp_extractor.policy_net, policy.action_net),
+        (policy.mlp_extractor.value_net, policy.value_net),
+    ):
+        if solid_class(type(network)) is not nn.Sequential:
+            return f"{type(network).__name__} is not SB3's network"
+        layers = [*network, head]
+        activations |= {type(layer) for layer in layers[1::2]}
+        for layer in layers[::2]:
+            if type(layer) is not nn.Linear or layer.bias is None:
+                return f"{type(layer).__name__} is not a linear layer with a bias"
+
+    if len(activations) > 1 or not activations <= {nn.Tanh, nn.ReLU}:
+        names = sorted(kind.__name__ for kind in activations)
+        return f"the activation is {' and '.join(names)}, not Tanh or ReLU"
+    return None
+
+
+def _custom_distribution(model: Any, options: Options) -> str | None:
+    policy = model.policy
+    if getattr(policy, "use_sde", False):
+        return "it explores by gSDE"
+    if policy.squash_output:
+        return "actions are squashed"
+    if not has_library_distribution(policy):
+        return f"{type(policy.action_dist).__name__} is not the distribution that SB3 makes"
+    if type(policy.action_dist) is distributions.DiagGaussianDistribution:
+        if policy.log_std.shape != (getattr(policy.action_net, "out_features", None),):
+            return "log_std has another shape than the actions"
+    return None
+
+
+def _wide_layers(model: Any, options: Options) -> str | None:
+    n_envs = model.n_envs
+    for layer in model.policy.modules():
+        if isinstance(layer, nn.Linear) and n_envs * layer.weight.numel() > ONE_THREAD:
+            return f"PyTorch multiplies {n_envs} observations by {layer.weight.numel()} weights faster"
+    return None
+
+
+# Rollout
+
+
+def _custom_buffer(model: Any, options: Options) -> str | None:
+    buffer = model.rollout_buffer
+    kind = type(buffer)
+    masked = contrib_class("maskable.buffers", "MaskableRolloutBuffer")
+    dict_masked = contrib_class("maskable.buffers", "MaskableDictRolloutBuffer")
+    known = [base for base in (RolloutBuffer, DictRolloutBuffer, masked, dict_masked) if base is not None]
+    base = solid_class(kind)
+    if base not in known:
+        for name in _COLLECTING:
+            if not any(getattr(kind, name) is getattr(part, name) for part in known):
+                return f"{kind.__name__} overrides {name}"
+    replaced = replaced_method(buffer, _COLLECTING)
+    return None if replaced is None else f"rollout_buffer.{replaced} was replaced"
+
+
+# Update
+
+
+def _other_optimizer(model: Any, options: Options) -> str | None:
+    if solid_class(type(model.policy.optimizer)) is not Adam or len(model.policy.optimizer.param_groups) > 1:
+        return "its optimizer is not a plain Adam"
+    return None
+
+
+def _adam_options(model: Any, options: Options) -> str | None:
+    parameters = inspect.signature(Adam).parameters
+    for name, value in model.policy.optimizer.param_groups[0].items():
+        if name not in _FREE_OPTIONS and value != parameters[name].default:
+            return f"its optimizer is not a plain Adam: {name}={value}"
+    return None
+
+
+def _optimizer_hooks(model: Any, options: Options) -> str | None:
+    optimizer = model.policy.optimizer
+    if replaced_method(optimizer) is not None or has_hooks(optimizer):
+        return "its optimizer has hooks, or a method of it was replaced"
+    return None
+
+
+def _parameter_hooks(model: Any, options: Options) -> str | None:
+    for name, parameter in model.policy.named_parameters():
+        if parameter.requires_grad and has_hooks(parameter):
+            return f"policy.{name} has hooks"
+    return None
+
+
+def _other_parameters(model: Any, options: Options) -> str | None:
+    policy = model.policy
+    of_policy = [id(parameter) for parameter in policy.parameters() if parameter.requires_grad]
+    of_optimizer = [id(parameter) for parameter in policy.optimizer.param_groups[0]["params"] if parameter.requires_grad]
+    if of_policy != of_optimizer:
+        return "its optimizer has other parameters than the policy, or another order"
+    return None
+
+
+def _parameter_types(model: Any, options: Options) -> str | None:
+    kinds = set()
+    for parameter in model.policy.parameters():
+        if parameter.requires_grad:
+            kinds.add((type(parameter), parameter.dtype, parameter.device, parameter.layout))
+    if kinds != {(nn.Parameter, torch.float32, model.policy.device, torch.strided)}:
+        return "its parameters are not float32 on one device"
+    return None
+
+
+def _frozen_gradient(model: Any, options: Options) -> str | None:
+    for name, parameter in model.policy.named_parameters():
+        if parameter.grad is not None and not parameter.requires_grad:
+            return f"the frozen policy.{name} has a gradient, which counts for the norm"
+    return None
+
+
+# Compilation
+
+
+def _not_wanted(model: Any, options: Options) -> str | None:
+    return "torch_compile=False" if options.torch_compile is False else None
+
+
+def _short_run(model: Any, options: Options) -> str | None:
+    steps = steps_to_pay(model)
+    planned = model._total_timesteps - model._num_timesteps_at_start
+    if options.torch_compile == "auto" and planned < steps:
+        return f"compilation pays from {steps:,.0f} steps on, and this run has {planned:,}"
+    return None
+
+
+def steps_to_pay(model: Any) -> float:
+    """Return the steps of a training from which on compilation saves more time than it takes."""
+    products = model.batch_size * sum(parameter.numel() for parameter in model.policy.parameters())
+    minibatches = COMPILE_SECONDS / (SAVED_SECONDS + SAVED_SECONDS_PER_PRODUCT * products)
+    return float(minibatches * model.batch_size / model.n_epochs)
+
+
+def _compiles_no_lstm(model: Any, options: Options) -> str | None:
+    return "LSTM policies are not compiled" if is_recurrent(model.policy) else None
+
+
+def _compiles_no_policy(model: Any, options: Options) -> str | None:
+    return first_reason(model, options, "policy") or first_reason(model, options, "update")
+
+
+def _uneven_steps(model: Any, options: Options) -> str | None:
+    optimizer = model.policy.optimizer
+    steps = set()
+    for parameter in optimizer.param_groups[0]["params"]:
+        if parameter.requires_grad:
+            state = optimizer.state.get(parameter)
+            steps.add(float(state["step"]) if state else 0.0)
+    return "some of its parameters were trained longer than others" if len(steps) > 1 else None
+
+
+def _tied_parameters(model: Any, options: Options) -> str | None:
+    owned = []
+    for module in model.policy.modules():
+        for parameter in module.parameters(recurse=False):
+            owned.append(id(parameter))
+    return "several of its layers share parameters" if len(owned) > len(set(owned)) else None
+
+
+#: All rules, in the order in which they are asked.
+RULES = [
+    Rule("policy", "overridden method", _overrides),
+    Rule("policy", "replaced method", _replaced),
+    Rule("policy", "hooks of modules", _module_hooks),
+    Rule("policy", "masked distribution", _masked_distribution),
+    Rule("acting", "policy", _acts_by_policy),
+    Rule("acting", "LSTM", _has_lstm, changeable=False),
+    Rule("acting", "precision", _not_float32, changeable=False),
+    Rule("acting", "device", _not_on_cpu, changeable=False),
+    Rule("acting", "images", _has_images, changeable=False),
+    Rule("acting", "features extractor", _custom_extractor, changeable=False),
+    Rule("acting", "network", _custom_network, changeable=False),
+    Rule("acting", "distribution", _custom_distribution, changeable=False),
+    Rule("acting", "wide layers", _wide_layers, changeable=False),
+    Rule("rollout", "LSTM", _has_lstm, changeable=False),
+    Rule("rollout", "buffer", _custom_buffer),
+    Rule("update", "optimizer", _other_optimizer),
+    Rule("update", "options of Adam", _adam_options),
+    Rule("update", "hooks of the optimizer", _optimizer_hooks),
+    Rule("update", "hooks of parameters", _parameter_hooks),
+    Rule("update", "parameters of the optimizer", _other_parameters),
+    Rule("update", "types of parameters", _parameter_types),
+    Rule("update", "frozen parameter", _frozen_gradient),
+    Rule("compilation", "not wanted", _not_wanted, changeable=False),
+    Rule("compilation", "LSTM", _compiles_no_lstm, changeable=False),
+    Rule("compilation", "short run", _short_run, changeable=False),
+    Rule("compilation", "policy or optimizer", _compiles_no_policy),
+    Rule("compilation", "uneven steps", _uneven_steps),
+    Rule("compilation", "tied parameters", _tied_parameters),
+]
+
+
+def first_rule(model: Any, options: Options, part: str) -> tuple[Rule, str] | None:
+    """Return the first rule of a part that gives a reason, and the reason."""
+    for rule in RULES:
+        if rule.part == part:
+            reason = rule.reason(model, options)
+            if reason is not None:
+                return rule, reason
+    return None
+
+
+def first_reason(model: Any, options: Options, part: str) -> str | None:
+    """Return the reason for which a model leaves the fast path of a part, or None."""
+    found = first_rule(model, options, part)
+    return None if found is None else found[1]
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What was decided for one rollout and its update. A reason is None where the fast path is taken.
+
+    :param policy: reason to call the policy's own methods
+    :param acting: reason not to act in NumPy
+    :param rollout: reason to call the methods of the rollout buffer
+    :param update: reason to call the optimizer's own step
+    :param compilation: reason not to compile the update
+    :param compilation_is_changeable: whether that reason is one that the user can change
+    :param is_short_run: whether that reason is the length of the training
+    :param library_code: whether all modules are PyTorch's and SB3's, which keep nothing between calls but tensors
+    :param channels_last: whether images are given to the features extractor in that memory format
+    """
+
+    policy: str | None
+    acting: str | None
+    rollout: str | None
+    update: str | None
+    compilation: str | None
+    compilation_is_changeable: bool
+    is_short_run: bool
+    library_code: bool
+    channels_last: bool
+
+
+def decide(model: Any, options: Options) -> Decisions:
+    """Apply the rules to a model as it is now."""
+    policy = model.policy
+    compilation = first_rule(model, options, "compilation")
+    by_policy = first_reason(model, options, "policy")
+
+    # SB3's convolutions are faster in channels_last, but a custom extractor may read how its input lies in memory.
+    channels_last = True
+    for part in (policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor):
+        if solid_class(type(part)) not in (NatureCNN, CombinedExtractor) or not is_library_code(part):
+            channels_last = False
+
+    return Decisions(
+        policy=by_policy,
+        acting=first_reason(model, options, "acting"),
+        rollout=first_reason(model, options, "rollout"),
+        update=first_reason(model, options, "update"),
+        compilation=None if compilation is None else compilation[1],
+        compilation_is_changeable=compilation is not None and compilation[0].changeable,
+        is_short_run=compilation is not None and compilation[0].reason is _short_run,
+        library_code=by_policy is None and has_library_distribution(policy) and is_library_code(policy),
+        channels_last=channels_last,
+    )
