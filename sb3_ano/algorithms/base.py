@@ -319,7 +319,12 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         # A user or a callback may have changed them.
         self._check_arguments()
         self._require_adaptable()
-        return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, use_masking)
+        has_rollout = super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, use_masking)
+        if self.engine.decisions is None:
+            # A callback saw the steps.
+            self._check_arguments()
+            self._require_adaptable()
+        return has_rollout
 
     def _rollout_check(self, env: VecEnv) -> FiniteCheck:
         return FiniteCheck(self, env)

@@ -133,7 +133,7 @@ def test_masks_are_respected_and_the_update_sees_the_policy_of_the_rollout(cls, 
     assert model.logger.name_to_value["train/approx_kl"] == pytest.approx(0.0, abs=1e-6)
     buffer, sizes = model.rollout_buffer, np.atleast_1d(getattr(model.action_space, "nvec", 2))
     chosen = taken(model).reshape(64, -1).astype(int)
-    masks = buffer.tensors().action_masks.numpy() if cls is MaskableANO else buffer.action_masks
+    masks = buffer.action_masks
     assert not masks.reshape(64, -1).all()
     starts = np.cumsum([0, *sizes[:-1]]) if case == "MultiDiscrete" else 2 * np.arange(chosen.shape[1])
     assert np.take_along_axis(masks.reshape(64, -1), chosen + starts, axis=1).all()
