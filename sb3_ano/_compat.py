@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+
 def end_idle_threads() -> None:
     """End PyTorch's threads on the CPU until the next operation that is worth several; nothing happens if OpenMP cannot."""
     if (pause := _pause_of_openmp()) is not None:

@@ -15,7 +15,7 @@ ZOO = HUB | {"rl_zoo3", "optuna", "huggingface_sb3"}
 SCIENCE = {"numpy", "pandas", "scipy", "matplotlib", "tqdm"}
 LLM = SCIENCE | {"torch", "trl", "transformers", "datasets", "safetensors", "peft", "openai"}
 BASE = {"_io", "_compat", "_secrets", "extras"}
-AGENTS = BASE | {"_registry", "algorithms", "shaping", "envs", "checkpoints"}
+AGENTS = BASE | {"_registry", "algorithms", "fast", "shaping", "envs", "checkpoints"}
 
 # Layer: (other layers, and other distributions, that it may import).
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
@@ -29,7 +29,8 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "reference": (set(), SB3),
     "envs": (BASE, SB3 | {"envpool", "ale_py"}),
     "checkpoints": (BASE, SB3 | {"cloudpickle"}),
-    "algorithms": (BASE | {"shaping", "envs"}, SB3 | {"sb3_contrib"}),
+    "fast": (BASE | {"shaping", "envs"}, SB3 | {"sb3_contrib"}),
+    "algorithms": (BASE | {"shaping", "envs", "fast"}, SB3 | {"sb3_contrib"}),
     "_registry": ({"algorithms"}, {"stable_baselines3"}),
     "hub": (AGENTS, HUB),
     "rllib": (BASE | {"algorithms", "envs", "shaping"}, SB3 | {"ray"}),
@@ -39,7 +40,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         SB3 | SCIENCE | {"rich", "rl_zoo3", "sb3_contrib", "ray", "yaml", "pydantic", "jinja2"},
     ),
     "llm": (BASE | {"shaping", "cli"}, LLM),
-    "": ({"algorithms", "extras"}, set()),
+    "": ({"algorithms", "extras", "fast"}, set()),
 }
 OPTIONAL = {"rl_zoo3", "optuna", "ale_py", "mujoco", "envpool", "huggingface_hub", "safetensors"}
 OPTIONAL |= {"rliable", "ray", "trl", "cv2", "sbx", "scipy", "sb3_contrib"}

@@ -52,7 +52,7 @@ class _MaskedSequences(RolloutBuffer):
         masks = self.pad(self.action_masks[batch_inds]).reshape(len(samples.mask), -1)  # type: ignore[attr-defined]
         is_padding = samples.mask <= 1e-8
         # Padding allows all actions: it must not make NaN.
-        return MaskedSequenceSamples(*samples, action_masks=masks.bool() | is_padding[:, None])
+        return MaskedSequenceSamples(**samples._asdict(), action_masks=masks.bool() | is_padding[:, None])
 
 
 class MaskedSequenceRolloutBuffer(_MaskedSequences, RecurrentRolloutBuffer):  # type: ignore[misc]

@@ -117,7 +117,9 @@ class PAPO(ShapedPolicyAlgorithm):
         self, log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange, samples: RolloutSamples
     ) -> torch.Tensor:
         """Compute ``-(J - k (MV + VM))`` of the minibatch; see ``docs/papo.md`` for the terms."""
-        td_errors, values = samples.td_errors, samples.old_values
+        assert samples.td_errors is not None  # _reads_td_errors asks for them
+        td_errors = samples.td_errors
+        values = samples.old_values
         ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
         clipped = ratio.clamp(1.0 - clip_range.low, 1.0 + clip_range.high)
 

@@ -51,7 +51,8 @@ class FastCollection(Accelerated):
         """
         self.policy.set_training_mode(False)
         n_steps = 0
-        writes_arrays = self.engine.decide(self, self.engine_options()).rollout is None
+        decisions, _ = self.engine.decide(self, self.engine_options())
+        writes_arrays = decisions.rollout is None
         if writes_arrays:
             # n_steps may have changed.
             rollout_buffer.buffer_size = n_rollout_steps

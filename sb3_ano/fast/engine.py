@@ -59,19 +59,20 @@ class Engine:
         self._compiled = None
         self.obstacle = None
 
-    def decide(self, model: Any, options: Options) -> Decisions:
+    def decide(self, model: Any, options: Options) -> tuple[Decisions, PolicyEvaluation]:
         """Decide about the next rollout and its update.
 
         :param model: on-policy algorithm
         :param options: settings of the engine
+        :return: the decisions, and the evaluation of the policy for the update
         """
         self.decisions = decide(model, options)
         self._evaluation = make_evaluation(model.policy, options.precision, self.decisions)
-        return self.decisions
+        return self.decisions, self._evaluation
 
     def make_actor(self, model: Any, options: Options) -> Actor:
         """Decide, and return the policy of the rollout."""
-        decisions = self.decide(model, options)
+        decisions, _ = self.decide(model, options)
         return make_actor(model, make_evaluation(model.policy, options.precision, decisions), decisions)
 
     def update(
@@ -94,10 +95,12 @@ class Engine:
         :param with_td_errors: whether the surrogate reads ``samples.td_errors``
         """
         options = model.engine_options()
-        decisions = self.decisions or self.decide(model, options)
+        decisions = self.decisions
+        evaluation = self._evaluation
+        if decisions is None or evaluation is None:
+            decisions, evaluation = self.decide(model, options)
         # A callback may change the model before the next update.
         self.decisions = None
-        evaluation = self._evaluation
         settings = Settings(
             policy_loss=policy_loss,
             clip_value=model.clip_range_vf is not None,

@@ -38,6 +38,10 @@ def clipped_loss(log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: 
 class AcceleratedPPO(FastCollection):
     """Train PPO with the engine. The numbers are those of the original to rounding; names in the log are the same."""
 
+    n_epochs: int
+    clip_range: Any
+    clip_range_vf: Any
+    target_kl: float | None
     # Not in __init__: the constructors are those of the originals.
     _options = Options()
 
@@ -150,17 +154,19 @@ def accelerate(
     if precision not in ("float32", "bfloat16"):
         raise ValueError(f"precision={precision!r} is not allowed; allowed are 'float32' and 'bfloat16'")
 
+    # Type checkers do not follow an object that changes its class.
+    found: Any = model
     if isinstance(model, Accelerated) and not isinstance(model, AcceleratedPPO):
-        model.torch_compile = torch_compile
-        model.precision = precision
+        found.torch_compile = torch_compile
+        found.precision = precision
         return model
 
-    if not isinstance(model, AcceleratedPPO):
+    if not isinstance(found, AcceleratedPPO):
         # The object stays the same, so that callbacks and variables that hold it are accelerated, too.
-        model.__class__ = accelerated_class(type(model))
-        _accelerate_env(model.env)
-    model._options = Options(torch_compile, precision)
-    model.engine.forget()
+        found.__class__ = accelerated_class(type(model))
+        _accelerate_env(found.env)
+    found._options = Options(torch_compile, precision)
+    found.engine.forget()
     return model
 
 
@@ -179,7 +185,9 @@ def accelerated_class(kind: type[OnPolicyAlgorithm]) -> type[AcceleratedPPO]:
             continue
         for method in ("train", "collect_rollouts"):
             if getattr(kind, method) is not getattr(base, method):
-                raise TypeError(f"{kind.__name__} overrides {method}, which the engine stands in for; it cannot be accelerated")
+                raise TypeError(
+                    f"{kind.__name__} overrides {method}, which the engine stands in for; it cannot be accelerated"
+                )
         return type(kind.__name__, (AcceleratedPPO, kind), _methods_of(accelerated))
 
     allowed = ", ".join(base.__name__ for base in ACCELERATED)
@@ -187,7 +195,7 @@ def accelerated_class(kind: type[OnPolicyAlgorithm]) -> type[AcceleratedPPO]:
 
 
 def _methods_of(accelerated: type[AcceleratedPPO]) -> dict[str, Any]:
-    methods = {"__module__": accelerated.__module__}
+    methods: dict[str, Any] = {"__module__": accelerated.__module__}
     if "collect_rollouts" in vars(accelerated):
         methods["collect_rollouts"] = accelerated.collect_rollouts
     return methods

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import stable_baselines3.common.distributions as distributions
 import stable_baselines3.common.policies as sb3_policies
 import stable_baselines3.common.torch_layers as sb3_layers
@@ -21,7 +20,7 @@ from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtr
 from torch import nn
 from torch.optim import Adam
 
-from sb3_ano.fast.policy import base_of, choices, contrib_class, has_library_distribution, is_maskable, is_recurrent
+from sb3_ano.fast.policy import base_of, contrib_class, has_library_distribution, is_maskable, is_recurrent
 from sb3_ano.fast.private import has_hooks
 
 #: Seconds that a compilation takes: about 10 on two cores with an empty cache.
@@ -100,7 +99,7 @@ _LIBRARY_CLASSES = _classes(nn, sb3_layers, sb3_policies)
 
 
 def is_library_code(module: nn.Module) -> bool:
-    """Tell whether a module and those in it are of PyTorch's and SB3's classes, which keep nothing between calls but tensors."""
+    """Tell whether a module and those in it are of PyTorch's and SB3's classes, which keep only tensors between calls."""
     for part in module.modules():
         kind = solid_class(type(part))
         if kind not in _LIBRARY_CLASSES and not (part is module and kind is base_of(module)):
@@ -124,8 +123,8 @@ def replaced_method(instance: Any, names: Iterable[str] | None = None) -> str | 
 
 
 def _overrides(model: Any, options: Options) -> str | None:
-    kind = type(model.policy)
-    base = base_of(model.policy)
+    kind: Any = type(model.policy)
+    base: Any = base_of(model.policy)
     for name in _EVALUATING:
         if getattr(kind, name) is not getattr(base, name):
             return f"{kind.__name__} overrides {name}"
@@ -242,9 +241,9 @@ def _custom_distribution(model: Any, options: Options) -> str | None:
         return "actions are squashed"
     if not has_library_distribution(policy):
         return f"{type(policy.action_dist).__name__} is not the distribution that SB3 makes"
-    if type(policy.action_dist) is distributions.DiagGaussianDistribution:
-        if policy.log_std.shape != (getattr(policy.action_net, "out_features", None),):
-            return "log_std has another shape than the actions"
+    is_gaussian = type(policy.action_dist) is distributions.DiagGaussianDistribution
+    if is_gaussian and policy.log_std.shape != (getattr(policy.action_net, "out_features", None),):
+        return "log_std has another shape than the actions"
     return None
 
 

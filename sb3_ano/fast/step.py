@@ -309,8 +309,18 @@ class FusedAdam:
                     self._second.append(state["exp_avg_sq"])
                     self._counts.append(state["step"])
 
-        state_of_adam = (self._first, self._second, [], self._counts)
-        adam(self._parameters, gradients, *state_of_adam, fused=True, amsgrad=False, maximize=False, **self._options)
+        adam(
+            self._parameters,
+            gradients,
+            self._first,
+            self._second,
+            [],  # of AMSGrad
+            self._counts,
+            fused=True,
+            amsgrad=False,
+            maximize=False,
+            **self._options,
+        )
         return norm
 
 
@@ -368,6 +378,7 @@ def rollout_tensors(buffer: Any, channels_last: bool, with_td_errors: bool) -> R
         buffer.generator_ready = True
 
     device = buffer.device
+    observations: torch.Tensor | TensorDict
     if isinstance(buffer.observations, dict):
         observations = {key: torch.from_numpy(array).to(device) for key, array in buffer.observations.items()}
     else:

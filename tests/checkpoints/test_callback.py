@@ -28,9 +28,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, Ve
 
 from sb3_ano import ANO, PAPO, SPO, RecurrentMaskableANO, explain
 from sb3_ano._io import DirectoryLock
-from sb3_ano.fast.collect import _needs_no_locals
 from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
 from sb3_ano.envs import make_vec_env
+from sb3_ano.fast.collect import _needs_no_locals
 from tests.checkpoints.programs import (
     ANO_SHORT,
     PPO_SHORT,

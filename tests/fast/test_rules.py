@@ -220,12 +220,16 @@ def test_empty_subclasses_in_a_users_module_change_no_decision(make):
 
 def test_the_explanation_is_text_with_a_line_per_part():
     text = str(explain(accelerate(ppo()(0))))
-    assert text.splitlines() == [
-        "acting: NumPy",
-        "rollout: the arrays of SB3's buffer",
-        "update: layers of SB3, and a fused step of Adam",
-        "compilation: compiled in trainings from 88,000 steps on",
-    ] or "compilation: compiled in trainings from" in text
+    assert (
+        text.splitlines()
+        == [
+            "acting: NumPy",
+            "rollout: the arrays of SB3's buffer",
+            "update: layers of SB3, and a fused step of Adam",
+            "compilation: compiled in trainings from 88,000 steps on",
+        ]
+        or "compilation: compiled in trainings from" in text
+    )
 
 
 def test_a_model_that_is_not_accelerated_says_so():
