@@ -61,6 +61,7 @@ def test_hooks_are_found():
     for register, *found in (register_module_forward_hook, True, False), (register_optimizer_step_post_hook, False, True):
         with register(lambda *_: None):
             assert list(map(private.has_hooks, owners)) == found
+            model.engine.decide(model, model.engine_options())
             assert isinstance(model.engine.make_actor(model, model.engine_options()), NumpyActor) != found[0]
         assert not any(map(private.has_hooks, owners))
 

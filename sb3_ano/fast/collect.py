@@ -71,8 +71,11 @@ class FastCollection(Accelerated):
             rollout_buffer.reset()
 
         check = self._rollout_check(env)
+        changes_nothing = _changes_nothing(callback)
+        if not changes_nothing:
+            self.engine.decide(self, self.engine_options())
         actor = self._make_actor(env, use_masking)
-        snapshot = None if _changes_nothing(callback) else Snapshot(self.policy, actor.holds_copies)
+        snapshot = None if changes_nothing else Snapshot(self.policy, actor.holds_copies)
         values: Any
         log_probs: Any
 
@@ -105,6 +108,7 @@ class FastCollection(Accelerated):
             if not callback.on_step():
                 return False
             if snapshot is not None and not snapshot.is_current(self.policy):
+                self.engine.decide(self, self.engine_options())
                 actor = self._make_actor(env, use_masking)
                 snapshot = Snapshot(self.policy, actor.holds_copies)
 

@@ -71,8 +71,10 @@ class Engine:
         return self.decisions, self._evaluation
 
     def make_actor(self, model: Any, options: Options) -> Actor:
-        """Decide, and return the policy of the rollout."""
-        decisions, _ = self.decide(model, options)
+        """Return the policy of the rollout, as it was decided."""
+        decisions = self.decisions
+        if decisions is None:
+            decisions, _ = self.decide(model, options)
         return make_actor(model, make_evaluation(model.policy, options.precision, decisions), decisions)
 
     def update(

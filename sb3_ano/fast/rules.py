@@ -5,6 +5,7 @@ decides. Rules look at the identity of types and functions, never at the names o
 it is a subclass of.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ _EVALUATING = (
 _COLLECTING = ("reset", "add", "compute_returns_and_advantage", "get", "_get_samples", "to_torch", "swap_and_flatten")
 # Options of Adam that the engine reads, or that change its speed only. The others must have the defaults of PyTorch.
 _FREE_OPTIONS = ("params", "lr", "initial_lr", "betas", "eps", "foreach", "fused")
+_ADAM = inspect.signature(Adam).parameters
 # Names that every class has, also one without a body.
 _EMPTY_BODY = {
     *("__module__", "__doc__", "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__"),
@@ -68,16 +70,17 @@ class Rule(NamedTuple):
     :param part: ``"policy"``: the engine computes what SB3's methods do; ``"acting"``: in NumPy; ``"rollout"``: arrays are
         written directly; ``"update"``: a fused step of Adam; ``"compilation"``: the compiled update
     :param name: short name of the rule
-    :param reason: function of the model and the options that returns the reason, or None
+    :param reason: function of the model and the options that returns the reason, or None; or a part whose reason it is
     :param changeable: whether the user can change it, and is told about it
     """
 
     part: str
     name: str
-    reason: Callable[[Any, Options], str | None]
+    reason: Callable[[Any, Options], str | None] | str
     changeable: bool = True
 
 
+@functools.cache
 def solid_class(kind: type) -> type:
     """Return a class, or the first of its bases that adds something to its own bases."""
     for part in kind.__mro__:
@@ -161,10 +164,6 @@ def _masked_distribution(model: Any, options: Options) -> str | None:
 
 
 # Acting
-
-
-def _acts_by_policy(model: Any, options: Options) -> str | None:
-    return first_reason(model, options, "policy")
 
 
 def _has_lstm(model: Any, options: Options) -> str | None:
@@ -283,9 +282,8 @@ def _other_optimizer(model: Any, options: Options) -> str | None:
 
 
 def _adam_options(model: Any, options: Options) -> str | None:
-    parameters = inspect.signature(Adam).parameters
     for name, value in model.policy.optimizer.param_groups[0].items():
-        if name not in _FREE_OPTIONS and value != parameters[name].default:
+        if name not in _FREE_OPTIONS and value != _ADAM[name].default:
             return f"its optimizer is not a plain Adam: {name}={value}"
     return None
 
@@ -356,10 +354,6 @@ def _compiles_no_lstm(model: Any, options: Options) -> str | None:
     return "LSTM policies are not compiled" if is_recurrent(model.policy) else None
 
 
-def _compiles_no_policy(model: Any, options: Options) -> str | None:
-    return first_reason(model, options, "policy") or first_reason(model, options, "update")
-
-
 def _uneven_steps(model: Any, options: Options) -> str | None:
     optimizer = model.policy.optimizer
     steps = set()
@@ -384,7 +378,7 @@ RULES = [
     Rule("policy", "replaced method", _replaced),
     Rule("policy", "hooks of modules", _module_hooks),
     Rule("policy", "masked distribution", _masked_distribution),
-    Rule("acting", "policy", _acts_by_policy),
+    Rule("acting", "policy", "policy"),
     Rule("acting", "LSTM", _has_lstm, changeable=False),
     Rule("acting", "precision", _not_float32, changeable=False),
     Rule("acting", "device", _not_on_cpu, changeable=False),
@@ -405,7 +399,8 @@ RULES = [
     Rule("compilation", "not wanted", _not_wanted, changeable=False),
     Rule("compilation", "LSTM", _compiles_no_lstm, changeable=False),
     Rule("compilation", "short run", _short_run, changeable=False),
-    Rule("compilation", "policy or optimizer", _compiles_no_policy),
+    Rule("compilation", "policy", "policy"),
+    Rule("compilation", "update", "update"),
     Rule("compilation", "uneven steps", _uneven_steps),
     Rule("compilation", "tied parameters", _tied_parameters),
 ]
@@ -415,7 +410,10 @@ def first_rule(model: Any, options: Options, part: str) -> tuple[Rule, str] | No
     """Return the first rule of a part that gives a reason, and the reason."""
     for rule in RULES:
         if rule.part == part:
-            reason = rule.reason(model, options)
+            if isinstance(rule.reason, str):
+                reason = first_reason(model, options, rule.reason)
+            else:
+                reason = rule.reason(model, options)
             if reason is not None:
                 return rule, reason
     return None
@@ -455,24 +453,31 @@ class Decisions:
 
 def decide(model: Any, options: Options) -> Decisions:
     """Apply the rules to a model as it is now."""
-    policy = model.policy
-    compilation = first_rule(model, options, "compilation")
-    by_policy = first_reason(model, options, "policy")
+    found: dict[str, tuple[Rule, str] | None] = {}
+    # The loop of first_rule for all parts at once, because some rules take their reason from an earlier part.
+    for rule in RULES:
+        if found.setdefault(rule.part, None) is None:
+            if isinstance(rule.reason, str):
+                other = found[rule.reason]
+                reason = None if other is None else other[1]
+            else:
+                reason = rule.reason(model, options)
+            if reason is not None:
+                found[rule.part] = (rule, reason)
+    reasons = {part: None if pair is None else pair[1] for part, pair in found.items()}
+    compilation = found["compilation"]
 
+    policy = model.policy
     # SB3's convolutions are faster in channels_last, but a custom extractor may read how its input lies in memory.
     channels_last = True
-    for part in (policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor):
+    for part in {policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor}:
         if solid_class(type(part)) not in (NatureCNN, CombinedExtractor) or not is_library_code(part):
             channels_last = False
 
     return Decisions(
-        policy=by_policy,
-        acting=first_reason(model, options, "acting"),
-        rollout=first_reason(model, options, "rollout"),
-        update=first_reason(model, options, "update"),
-        compilation=None if compilation is None else compilation[1],
+        **reasons,
         compilation_is_changeable=compilation is not None and compilation[0].changeable,
         is_short_run=compilation is not None and compilation[0].reason is _short_run,
-        library_code=by_policy is None and has_library_distribution(policy) and is_library_code(policy),
+        library_code=reasons["policy"] is None and has_library_distribution(policy) and is_library_code(policy),
         channels_last=channels_last,
     )

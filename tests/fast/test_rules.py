@@ -147,7 +147,8 @@ EXAMPLES: dict[tuple[str, str], tuple[Callable[[int], Any], str]] = {
     ("update", "types of parameters"): (ppo(change=custom_parameter), "its parameters are not float32 on one device"),
     ("update", "frozen parameter"): (ppo(change=freeze_with_gradient), "the frozen policy.action_net.bias has a gradient"),
     ("compilation", "LSTM"): (recurrent, "LSTM policies are not compiled"),
-    ("compilation", "policy or optimizer"): (ppo(Overriding), "overrides evaluate_actions"),
+    ("compilation", "policy"): (ppo(Overriding), "overrides evaluate_actions"),
+    ("compilation", "update"): (ppo(change=other_head), "its optimizer has other parameters than the policy"),
     ("compilation", "uneven steps"): (ppo(change=train_longer), "some of its parameters were trained longer than others"),
     ("compilation", "tied parameters"): (ppo(change=tie), "several of its layers share parameters"),
 }
