@@ -83,6 +83,7 @@ class ANOConfig(PPOConfig):
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or ANOAlgorithm)
+        # RLlib's default is True.
         self.use_kl_loss = False
         self.shaping: ShapingLike = "ano"
         self.clip_range_high: Schedule | None = None
@@ -105,6 +106,8 @@ class ANOConfig(PPOConfig):
         :param options: settings of RLlib's ``PPOConfig.training``
         """
         super().training(**options)
+
+        # None is a value of the last two.
         if shaping is not NotProvided:
             self.shaping = shaping
         if clip_range_high is not NotProvided:
@@ -146,7 +149,11 @@ class ANOConfig(PPOConfig):
 
 def _check_schedule(value: Any, name: str) -> None:
     """Check a number or a schedule of RLlib's."""
-    Scheduler.validate(fixed_value_or_schedule=value, setting_name=name, description=name)
+    Scheduler.validate(
+        fixed_value_or_schedule=value,
+        setting_name=name,
+        description=name,
+    )
     numbers = [value]
     if isinstance(value, list | tuple):
         numbers = [point[1] for point in value]
@@ -205,6 +212,7 @@ class ANOLearner(PPOTorchLearner):
         super().build()
 
     def _region(self, module_id: str) -> _TrustRegion:
+        # Modules can be added to an algorithm that runs.
         if module_id not in self._regions:
             config = self.config.get_config_for_module(module_id)
             self._regions[module_id] = _TrustRegion(config, self._device)
@@ -259,6 +267,7 @@ class ANOLearner(PPOTorchLearner):
     def before_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
         """Read the schedules at the current step, see RLlib."""
         super().before_gradient_based_update(timesteps=timesteps)
+        # The key is absent before the first samples.
         step = timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0)
         for module_id in self.module.keys():  # noqa: SIM118 (it is no mapping)
             region = self._region(module_id)
@@ -288,8 +297,8 @@ class ANOLearner(PPOTorchLearner):
             self.metrics.log_value((module_id, "clip_range"), low, window=1)
             self.metrics.log_value((module_id, "ratio_max"), ratio_max, reduce="max", window=1)
 
-            desired_kl = region.desired_kl.get_current_value()
             # Both radii keep their proportion.
+            desired_kl = region.desired_kl.get_current_value()
             if desired_kl is not None:
                 region.factor *= adapted_radius(low, kl.item(), float(desired_kl)) / low
 
@@ -355,6 +364,7 @@ def to_sb3(
     learners = config.num_learners or 1
     rollout = config.total_train_batch_size
     minibatch = config.minibatch_size or rollout // learners
+    # SB3 requires two steps.
     model = ANO(
         "MlpPolicy",
         venv,
@@ -362,7 +372,10 @@ def to_sb3(
         batch_size=minibatch * learners,
         **settings,
         shaping=getattr(config, "shaping", "ppo"),
-        policy_kwargs={"net_arch": networks.net_arch, "activation_fn": networks.activation},
+        policy_kwargs={
+            "net_arch": networks.net_arch,
+            "activation_fn": networks.activation,
+        },
         device=device,
     )
     copy_to_sb3(source, model)
@@ -387,7 +400,10 @@ def copy_to_rllib(model: ANO, algorithm: Algorithm) -> None:
 
     group = algorithm.learner_group
     group.set_weights({DEFAULT_MODULE_ID: weights})
-    algorithm.env_runner_group.sync_weights(from_worker_or_learner_group=group, inference_only=True)
+    algorithm.env_runner_group.sync_weights(
+        from_worker_or_learner_group=group,
+        inference_only=True,
+    )
 
 
 def copy_to_sb3(source: Algorithm, model: ANO) -> None:
@@ -434,7 +450,7 @@ class _Networks:
         self._config = algorithm.config
         if self._config.is_multi_agent or self._config.rl_module_spec.module_class is not DefaultPPOTorchRLModule:
             raise ValueError(f"RLlib's module {self._config.rl_module_spec} cannot be converted; allowed is its default")
-        self._actions = algorithm.spaces[INPUT_ENV_SINGLE_SPACES][1]
+        _, self._actions = algorithm.spaces[INPUT_ENV_SINGLE_SPACES]
 
         # RLlib keeps only what the user has set.
         self._model = asdict(DefaultModelConfig()) | self._config.model_config

@@ -123,6 +123,7 @@ class _Policy:
         prompt_ids = tokenize_prompts(prompts, self.tokenizer)
         inputs = self.tokenizer.pad({"input_ids": prompt_ids}, return_tensors="pt")
         inputs = inputs.to(self.model.device)
+        # Prompts are padded on the left, so that all completions start at the same position.
         outputs = self.model.generate(**inputs)
 
         completions = []

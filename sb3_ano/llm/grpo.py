@@ -79,8 +79,7 @@ class ShapedGRPOTrainer(GRPOTrainer):
     :param eval_dataset: data of evaluations, or several by name
     :param processing_class: tokenizer of the policy; that of the model by default
     :param shaping: callable ``h(x)`` or anything else that :func:`sb3_ano.shaping.resolve` takes; ``args.shaping`` by default
-    :param options: further arguments of TRL's trainer, by name: ``reward_processing_classes``, ``callbacks``, ``optimizers``,
-        ``quantization_config``, ``peft_config``, ``tools``, ``rollout_func`` and ``environment_factory``
+    :param options: further arguments of TRL's trainer, by name, see :class:`~sb3_ano.llm.grpo.TrainerOptions`
     :raises ValueError: if the tokenizer has no EOS token, the data set has no prompts, a setting or the shape is invalid, a
         reward function does not take its arguments, or no parameter of the policy can be trained
     :raises TypeError: if ``args`` are settings of another trainer

@@ -359,6 +359,7 @@ def _read(parts: Iterable[bytes]) -> str:
 
 def _summary(rows: list[Row]) -> Row:
     """Return the verdict of a pair, from the answers to both orders, and numbers of answers and tokens."""
+    # Any other combination depends on the order in which the completions are shown.
     answers = tuple(row["verdict"] for row in rows)
     verdict = _VERDICTS.get(answers, "order")
     if None in answers:

@@ -68,8 +68,8 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
     :param shaping: as for :class:`~sb3_ano.llm.ShapedGRPOTrainer`
     :param value_model: start of the critic, a classifier of sequences with one label, or its Hub id or directory; the first
         reward model by default. A language model gets a new score.
-    :param options: further arguments of TRL's trainer, as for :class:`~sb3_ano.llm.ShapedGRPOTrainer`; the critic's parameters
-        are added to the optimizer of ``optimizers``
+    :param options: further arguments of TRL's trainer, by name, see :class:`~sb3_ano.llm.grpo.TrainerOptions`; the critic's
+        parameters are added to the optimizer of ``optimizers``
     :raises ValueError: if there is no model to start the critic from, or it cannot be a critic
     """
 
@@ -267,6 +267,7 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
 
     def push_to_hub(self, *arguments: Any, **keywords: Any) -> Any:
         """Push the policy, and with ``push_critic`` the critic in the directory ``critic``, to the Hub."""
+        # transformers pushes the whole output directory.
         if self.args.push_critic:
             self.save_critic(Path(self.args.output_dir, "critic"))
         return super().push_to_hub(*arguments, **keywords)
@@ -351,6 +352,7 @@ def gae(
     :param lam: decay of the temporal-difference errors
     """
     advantages = torch.zeros_like(values)
+    # Of the token after the current one
     advantage = values.new_zeros(len(values))
     next_value = values.new_zeros(len(values))
     for token in reversed(range(values.shape[1])):
@@ -414,6 +416,7 @@ def _first_reward_model(reward_funcs: Reward | Sequence[Reward] | None) -> Any:
     if not isinstance(functions, list | tuple):
         functions = [functions]
     for function in functions:
+        # TRL takes models and their names, too.
         if isinstance(function, LearnedReward):
             return function.model
         if isinstance(function, str | PreTrainedModel):
