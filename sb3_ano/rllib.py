@@ -3,11 +3,11 @@
 ``ANOConfig`` stands where RLlib's ``PPOConfig`` would; :func:`to_sb3` brings what was trained with it home.
 """
 
-import itertools
 import math
 import os
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -20,7 +20,7 @@ from sb3_ano.algorithms import ANO
 from sb3_ano.algorithms.schedules import adapted_radius
 from sb3_ano.envs import VecNormalize
 from sb3_ano.extras import needs_extra
-from sb3_ano.shaping import MIN_RADIUS, ShapingLike, ShapingPair, as_pair, is_importable, name_of, require_trainable, surrogate
+from sb3_ano.shaping import MIN_RADIUS, ShapingLike, as_pair, is_importable, name_of, require_trainable, surrogate
 
 with needs_extra("rllib"):
     from ray.rllib.algorithms import Algorithm
@@ -39,17 +39,37 @@ with needs_extra("rllib"):
     from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
     from ray.rllib.utils.schedules.scheduler import Scheduler
 
+#: A number, or points ``[environment steps, number]`` of a piecewise linear schedule.
+Schedule: TypeAlias = float | Sequence[Sequence[float]]
+
 # RLlib's name of a column.
 _ADVANTAGES = "advantages"
+# Connectors that change neither observations nor actions, but for what to_sb3 does itself.
 _DEFAULT_CONNECTORS = (
-    *("AddObservationsFromEpisodesToBatch", "AddTimeDimToBatchAndZeroPad", "AddStatesFromEpisodesToBatch"),
-    *("BatchIndividualItems", "NumpyToTensor", "GetActions", "TensorToNumpy", "UnBatchToIndividualItems"),
-    *("RemoveSingleTsTimeRankFromBatch", "NormalizeAndClipActions", "ListifyDataForVectorEnv"),
+    "AddObservationsFromEpisodesToBatch",
+    "AddTimeDimToBatchAndZeroPad",
+    "AddStatesFromEpisodesToBatch",
+    "BatchIndividualItems",
+    "NumpyToTensor",
+    "GetActions",
+    "TensorToNumpy",
+    "UnBatchToIndividualItems",
+    "RemoveSingleTsTimeRankFromBatch",
+    "NormalizeAndClipActions",
+    "ListifyDataForVectorEnv",
 )
 #: RLlib's names of settings by the names in :class:`~sb3_ano.ANO`.
-SETTINGS = {name: name for name in ("clip_range_high", "desired_kl", "gamma")} | {
-    **{"learning_rate": "lr", "clip_range": "clip_param", "n_epochs": "num_epochs", "gae_lambda": "lambda_"},
-    **{"ent_coef": "entropy_coeff", "vf_coef": "vf_loss_coeff", "max_grad_norm": "grad_clip"},
+SETTINGS = {
+    "clip_range": "clip_param",
+    "clip_range_high": "clip_range_high",
+    "desired_kl": "desired_kl",
+    "ent_coef": "entropy_coeff",
+    "gae_lambda": "lambda_",
+    "gamma": "gamma",
+    "learning_rate": "lr",
+    "max_grad_norm": "grad_clip",
+    "n_epochs": "num_epochs",
+    "vf_coef": "vf_loss_coeff",
 }
 
 
@@ -61,15 +81,21 @@ class ANOConfig(PPOConfig):
     work against each other. Everything else is RLlib's, its defaults included.
     """
 
-    def __init__(self, algo_class: Any = None) -> None:
+    def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or ANOAlgorithm)
+        # RLlib's default is True.
         self.use_kl_loss = False
         self.shaping: ShapingLike = "ano"
-        self.clip_range_high: Any = None
-        self.desired_kl: Any = None
+        self.clip_range_high: Schedule | None = None
+        self.desired_kl: Schedule | None = None
 
     def training(
-        self, *, shaping: Any = NotProvided, clip_range_high: Any = NotProvided, desired_kl: Any = NotProvided, **options: Any
+        self,
+        *,
+        shaping: ShapingLike = NotProvided,
+        clip_range_high: Schedule | None = NotProvided,
+        desired_kl: Schedule | None = NotProvided,
+        **options: object,
     ) -> "ANOConfig":
         """Set the settings of the training.
 
@@ -80,8 +106,14 @@ class ANOConfig(PPOConfig):
         :param options: settings of RLlib's ``PPOConfig.training``
         """
         super().training(**options)
-        own = {"shaping": shaping, "clip_range_high": clip_range_high, "desired_kl": desired_kl}
-        self.__dict__.update({name: value for name, value in own.items() if value is not NotProvided})
+
+        # None is a value of the last two.
+        if shaping is not NotProvided:
+            self.shaping = shaping
+        if clip_range_high is not NotProvided:
+            self.clip_range_high = clip_range_high
+        if desired_kl is not NotProvided:
+            self.desired_kl = desired_kl
         return self
 
     def get_default_learner_class(self) -> type:
@@ -96,23 +128,43 @@ class ANOConfig(PPOConfig):
         if not (self.enable_rl_module_and_learner and self.enable_env_runner_and_connector_v2):
             raise ValueError("RLlib's old API stack is not supported; leave api_stack() as it is")
         super().validate()
+
+        # The shape
         require_trainable(self.shaping)
         if not is_importable(self.shaping):
             raise ValueError(f"shaping={name_of(self.shaping)!r} cannot be imported by its name, as the learners do")
-        for name in ("clip_param", "clip_range_high", "desired_kl"):
-            if name == "clip_param" or getattr(self, name) is not None:
-                _check_schedule(getattr(self, name), name)
-        for name in ("clip_param", "clip_range_high"):
-            if self.desired_kl is not None and isinstance(getattr(self, name), list | tuple):
+
+        # The radii, and what adapts them
+        _check_schedule(self.clip_param, "clip_param")
+        if self.clip_range_high is not None:
+            _check_schedule(self.clip_range_high, "clip_range_high")
+        if self.desired_kl is None:
+            return
+        _check_schedule(self.desired_kl, "desired_kl")
+        radii = {"clip_param": self.clip_param, "clip_range_high": self.clip_range_high}
+        for name, radius in radii.items():
+            if isinstance(radius, list | tuple):
                 raise ValueError(f"{name} is a schedule, which desired_kl would work against; allowed is a number")
 
 
 def _check_schedule(value: Any, name: str) -> None:
     """Check a number or a schedule of RLlib's."""
-    Scheduler.validate(fixed_value_or_schedule=value, setting_name=name, description=name)
-    numbers = [point[1] for point in value] if isinstance(value, list | tuple) else [value]
-    if not all(isinstance(each, int | float) and 0 <= each < math.inf for each in numbers) or numbers[0] == 0:
-        raise ValueError(f"{name}={value!r} is not allowed; allowed are positive numbers and schedules of them")
+    Scheduler.validate(
+        fixed_value_or_schedule=value,
+        setting_name=name,
+        description=name,
+    )
+    numbers = [value]
+    if isinstance(value, list | tuple):
+        numbers = [point[1] for point in value]
+
+    # A schedule may end at 0, but not begin there.
+    message = f"{name}={value!r} is not allowed; allowed are positive numbers and schedules of them"
+    for number in numbers:
+        if not isinstance(number, int | float) or not 0 <= number < math.inf:
+            raise ValueError(message)
+    if numbers[0] == 0:
+        raise ValueError(message)
 
 
 class ANOAlgorithm(PPO):
@@ -124,31 +176,31 @@ class ANOAlgorithm(PPO):
         return ANOConfig()
 
 
-@dataclass
 class _TrustRegion:
     """The shape and the radii of a module, and what its minibatches showed since the last update.
 
-    RLlib's loss reads ``clip_param`` as a number: that of ``config``, whose value does not matter at a ratio of 1.
+    :param config: settings of the module
+    :param device: device of the schedules
     """
 
-    config: Any
-    shape: ShapingPair
-    low: Scheduler
-    high: Scheduler
-    desired_kl: Scheduler
-    factor: float = 1.0
-    # Mean KL divergence, fraction of the gradient that PPO would discard, and largest ratio of each minibatch
-    seen: list[torch.Tensor] = field(default_factory=list)
+    def __init__(self, config: ANOConfig, device: torch.device) -> None:
+        high = config.clip_param if config.clip_range_high is None else config.clip_range_high
+        self.shape = as_pair(config.shaping)
+        self.low = Scheduler(config.clip_param, device=device)
+        self.high = Scheduler(high, device=device)
+        self.desired_kl = Scheduler(config.desired_kl, device=device)
+        #: Factor of both radii that desired_kl has led to.
+        self.factor = 1.0
+        #: Mean KL divergence and largest ratio of each minibatch.
+        self.seen: list[torch.Tensor] = []
 
-    def radii(self) -> tuple[float, float]:
-        low, high = (max(float(radius.get_current_value()), MIN_RADIUS) * self.factor for radius in (self.low, self.high))
-        return low, high
+        # RLlib's loss reads the radius as a number, whose value does not matter at a ratio of 1.
+        self.config = config.copy(copy_frozen=False)
+        self.config.clip_param = 1.0
 
-    def observe(self, log_ratio: torch.Tensor, advantages: torch.Tensor, gradient: torch.Tensor) -> None:
-        ratio, (low, high) = log_ratio.exp(), self.radii()
-        clipped = torch.where(advantages >= 0, ratio > 1 + high, ratio < 1 - low)
-        discarded = (gradient * clipped).sum() / gradient.sum().clamp(min=1e-30)
-        self.seen.append(torch.stack([(ratio - 1 - log_ratio).mean(), discarded, ratio.max()]))
+    def radius(self, schedule: Scheduler) -> float:
+        """Return the radius of a schedule at the current step."""
+        return max(float(schedule.get_current_value()), MIN_RADIUS) * self.factor
 
 
 class ANOLearner(PPOTorchLearner):
@@ -160,64 +212,101 @@ class ANOLearner(PPOTorchLearner):
         super().build()
 
     def _region(self, module_id: str) -> _TrustRegion:
+        # Modules can be added to an algorithm that runs.
         if module_id not in self._regions:
-            config: Any = self.config.get_config_for_module(module_id).copy(copy_frozen=False)
-            high = config.clip_param if config.clip_range_high is None else config.clip_range_high
-            schedules = [Scheduler(value, device=self._device) for value in (config.clip_param, high, config.desired_kl)]
-            config.clip_param = 1.0
-            self._regions[module_id] = _TrustRegion(config, as_pair(config.shaping), *schedules)
+            config = self.config.get_config_for_module(module_id)
+            self._regions[module_id] = _TrustRegion(config, self._device)
         return self._regions[module_id]
 
-    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]) -> Any:
+    def compute_loss_for_module(
+        self,
+        *,
+        module_id: str,
+        config: PPOConfig,
+        batch: dict[str, Any],
+        fwd_out: dict[str, torch.Tensor],
+    ) -> torch.Tensor:
         """Compute the loss of a minibatch, a scalar; see RLlib."""
         region = self._region(module_id)
         kind = self.module[module_id].unwrapped().get_train_action_dist_cls()
-        log_prob = kind.from_logits(fwd_out[Columns.ACTION_DIST_INPUTS]).logp(batch[Columns.ACTIONS])
-        # With a ratio of 1 and advantages of 0, RLlib's loss is the sum of all its other terms, whatever the ratio really is.
-        neutral = {Columns.ACTION_LOGP: log_prob.detach(), _ADVANTAGES: torch.zeros_like(batch[_ADVANTAGES])}
-        batch_of_others = {"batch": {**batch, **neutral}, "fwd_out": fwd_out}
-        others = super().compute_loss_for_module(module_id=module_id, config=region.config, **batch_of_others)
-        log_ratio, advantages = log_prob - batch[Columns.ACTION_LOGP], batch[_ADVANTAGES]
-        if Columns.LOSS_MASK in batch:
-            log_ratio, advantages = log_ratio[batch[Columns.LOSS_MASK]], advantages[batch[Columns.LOSS_MASK]]
-        low, high = region.radii()
-        objective = surrogate(log_ratio, advantages, region.shape, eps_low=low, eps_high=high)
-        if log_ratio.requires_grad:  # a frozen module has no gradient
-            (gradient,) = torch.autograd.grad(objective.sum(), log_ratio, retain_graph=True)
-            region.observe(log_ratio.detach(), advantages, gradient.abs())
-        self.metrics.log_value((module_id, POLICY_LOSS_KEY), -objective.mean().detach(), window=1)
-        return others - objective.mean()
+        distribution = kind.from_logits(fwd_out[Columns.ACTION_DIST_INPUTS])
+        log_prob = distribution.logp(batch[Columns.ACTIONS])
 
-    def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
+        # With a ratio of 1 and advantages of 0, RLlib's loss is the sum of all its other terms, whatever the ratio really is.
+        neutral = dict(batch)
+        neutral[Columns.ACTION_LOGP] = log_prob.detach()
+        neutral[_ADVANTAGES] = torch.zeros_like(batch[_ADVANTAGES])
+        others = super().compute_loss_for_module(
+            module_id=module_id,
+            config=region.config,
+            batch=neutral,
+            fwd_out=fwd_out,
+        )
+
+        log_ratio = log_prob - batch[Columns.ACTION_LOGP]
+        advantages = batch[_ADVANTAGES]
+        # Sequences of recurrent modules are padded.
+        if Columns.LOSS_MASK in batch:
+            log_ratio = log_ratio[batch[Columns.LOSS_MASK]]
+            advantages = advantages[batch[Columns.LOSS_MASK]]
+        objective = surrogate(
+            log_ratio,
+            advantages,
+            region.shape,
+            eps_low=region.radius(region.low),
+            eps_high=region.radius(region.high),
+        ).mean()
+
+        # The means over an update are logged after it.
+        ratio = log_ratio.detach().exp()
+        kl = ratio - 1 - log_ratio.detach()
+        region.seen.append(torch.stack([kl.mean(), ratio.max()]))
+        self.metrics.log_value((module_id, POLICY_LOSS_KEY), -objective.detach(), window=1)
+        return others - objective
+
+    def before_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
         """Read the schedules at the current step, see RLlib."""
         super().before_gradient_based_update(timesteps=timesteps)
+        # The key is absent before the first samples.
+        step = timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0)
         for module_id in self.module.keys():  # noqa: SIM118 (it is no mapping)
             region = self._region(module_id)
-            for schedule in (region.low, region.high, region.desired_kl):
-                schedule.update(timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0))
+            region.low.update(step)
+            region.high.update(step)
+            region.desired_kl.update(step)
 
-    def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
+    def after_gradient_based_update(self, *, timesteps: dict[str, int]) -> None:
         """Log the diagnostics of the update, and adapt the radii; see RLlib."""
         super().after_gradient_based_update(timesteps=timesteps)
         for module_id, region in self._regions.items():
+            # A module that was not updated
             if not region.seen:
                 continue
-            rows, low, target = torch.stack(region.seen), region.radii()[0], region.desired_kl.get_current_value()
-            region.seen, means = [], rows.mean(0)
-            if torch.distributed.is_initialized():  # over all learners, whose radii must stay equal
-                torch.distributed.all_reduce(means)
-                means /= torch.distributed.get_world_size()
-            kl, discarded, _ = means.tolist()
-            for name, value in {"kl_mean": kl, "ppo_discarded_gradient": discarded, "clip_range": low}.items():
-                self.metrics.log_value((module_id, name), value, window=1)
-            self.metrics.log_value((module_id, "ratio_max"), float(rows[:, 2].max()), reduce="max", window=1)
-            if target is not None:
-                region.factor *= adapted_radius(low, kl, float(target)) / low
+            seen = torch.stack(region.seen)
+            region.seen = []
 
-    def get_state(self, *args: Any, **options: Any) -> dict[str, Any]:
+            # Over all learners, whose radii must stay equal
+            kl = seen[:, 0].mean()
+            if torch.distributed.is_initialized():
+                torch.distributed.all_reduce(kl)
+                kl /= torch.distributed.get_world_size()
+
+            low = region.radius(region.low)
+            ratio_max = seen[:, 1].max().item()
+            self.metrics.log_value((module_id, "kl_mean"), kl.item(), window=1)
+            self.metrics.log_value((module_id, "clip_range"), low, window=1)
+            self.metrics.log_value((module_id, "ratio_max"), ratio_max, reduce="max", window=1)
+
+            # Both radii keep their proportion.
+            desired_kl = region.desired_kl.get_current_value()
+            if desired_kl is not None:
+                region.factor *= adapted_radius(low, kl.item(), float(desired_kl)) / low
+
+    def get_state(self, *arguments: object, **options: object) -> dict[str, Any]:
         """Return the state of a checkpoint, see RLlib."""
+        state = super().get_state(*arguments, **options)
         factors = {module_id: region.factor for module_id, region in self._regions.items()}
-        return {**super().get_state(*args, **options), "radius_factors": factors}
+        return {**state, "radius_factors": factors}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the state of a checkpoint, see RLlib."""
@@ -226,7 +315,11 @@ class ANOLearner(PPOTorchLearner):
             self._region(module_id).factor = factor
 
 
-def to_sb3(source: Any, env: GymEnv | str | None = None, device: torch.device | str = "auto") -> ANO:
+def to_sb3(
+    source: Algorithm | str | os.PathLike[str],
+    env: GymEnv | str | None = None,
+    device: torch.device | str = "auto",
+) -> ANO:
     """Convert an agent of RLlib to one of Stable-Baselines3, which acts and values as it did.
 
     RLlib's default networks of fully connected layers are converted; with ``vf_share_layers``, the shared layers become two
@@ -243,54 +336,77 @@ def to_sb3(source: Any, env: GymEnv | str | None = None, device: torch.device | 
     """
     if isinstance(source, str | os.PathLike):
         algorithm = Algorithm.from_checkpoint(os.path.abspath(source))
+        # Its environment runners are actors of Ray.
         try:
             return to_sb3(algorithm, env, device)
         finally:
             algorithm.stop()
-    networks, config = _Networks(source), source.config
+
+    # Parts that cannot be converted come first.
+    networks = _Networks(source)
+    has_filter = _filter(source) is not None
+
+    config = source.config
     venv = ANO._wrap_env(_environment(source) if env is None else env)
-    if _filter(source) is not None and unwrap_vec_normalize(venv) is None:
+    if has_filter and unwrap_vec_normalize(venv) is None:
         venv = VecNormalize(venv)
-    rollout = config.total_train_batch_size
-    settings = {name: _first(getattr(config, other, None)) for name, other in SETTINGS.items()}
+
+    settings: dict[str, Any] = {}
+    for name, rllib_name in SETTINGS.items():
+        # The first value of a schedule; PPOConfig lacks some settings.
+        value = getattr(config, rllib_name, None)
+        if isinstance(value, list | tuple):
+            value = value[0][1]
+        settings[name] = value
     settings["max_grad_norm"] = settings["max_grad_norm"] or math.inf
+
+    # RLlib's minibatches are those of a learner.
+    learners = config.num_learners or 1
+    rollout = config.total_train_batch_size
+    minibatch = config.minibatch_size or rollout // learners
+    # SB3 requires two steps.
     model = ANO(
         "MlpPolicy",
         venv,
         n_steps=max(rollout // venv.num_envs, 2),
-        batch_size=(config.minibatch_size or rollout // (config.num_learners or 1)) * (config.num_learners or 1),
+        batch_size=minibatch * learners,
         **settings,
         shaping=getattr(config, "shaping", "ppo"),
-        policy_kwargs={"net_arch": networks.net_arch, "activation_fn": networks.activation},
+        policy_kwargs={
+            "net_arch": networks.net_arch,
+            "activation_fn": networks.activation,
+        },
         device=device,
     )
     copy_to_sb3(source, model)
     return model
 
 
-def _first(value: Any) -> Any:
-    """Return a number, or the first one of a schedule of RLlib."""
-    return value[0][1] if isinstance(value, list | tuple) else value
-
-
-def trained_steps(algorithm: Any) -> int:
+def trained_steps(algorithm: Algorithm) -> int:
     """Return the number of environment steps that an algorithm of RLlib has made."""
     return int(algorithm.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0))
 
 
-def copy_to_rllib(model: ANO, algorithm: Any) -> None:
+def copy_to_rllib(model: ANO, algorithm: Algorithm) -> None:
     """Copy the networks of a model to an algorithm of RLlib with the same layers.
 
     :param model: model, such as one that was initialized as SB3 does
     :param algorithm: algorithm of RLlib, which clips its actions and does not normalize them
     """
+    parameters = model.policy.state_dict()
+    weights = {}
+    for place, name in _Networks(algorithm).names.items():
+        weights[name] = parameters[place].cpu().numpy()
+
     group = algorithm.learner_group
-    parameters, names = model.policy.state_dict(), _Networks(algorithm).names
-    group.set_weights({DEFAULT_MODULE_ID: {name: parameters[place].cpu().numpy() for place, name in names.items()}})
-    algorithm.env_runner_group.sync_weights(from_worker_or_learner_group=group, inference_only=True)
+    group.set_weights({DEFAULT_MODULE_ID: weights})
+    algorithm.env_runner_group.sync_weights(
+        from_worker_or_learner_group=group,
+        inference_only=True,
+    )
 
 
-def copy_to_sb3(source: Any, model: ANO) -> None:
+def copy_to_sb3(source: Algorithm, model: ANO) -> None:
     """Copy the networks of an agent of RLlib, the statistics of its observations, and its number of steps.
 
     :param source: algorithm of RLlib
@@ -299,15 +415,28 @@ def copy_to_sb3(source: Any, model: ANO) -> None:
     """
     model.policy.load_state_dict(_Networks(source).as_sb3())
     model.num_timesteps = trained_steps(source)
-    statistics, venv = _filter(source), model.get_vec_normalize_env()
-    if statistics is not None and venv is not None:
-        rms: Any = venv.obs_rms
-        stats = RunningStat.from_state(statistics.get_state()[None]["running_stats"][0])
+
+    statistics = _filter(source)
+    venv = model.get_vec_normalize_env()
+    if statistics is None or venv is None:
+        return
+
+    # There is one agent, whose id is None.
+    state = statistics.get_state()[None]
+    stats = RunningStat.from_state(state["running_stats"][0])
+    rms: Any = venv.obs_rms
+    rms.count = stats.n
+    rms.mean = np.zeros_like(stats.mean)
+    rms.var = np.ones_like(stats.mean)
+    if statistics.de_mean_to_zero:
+        rms.mean = stats.mean
+    if statistics.de_std_to_one:
         # RLlib adds 1e-8 to the standard deviation, VecNormalize epsilon to the variance.
-        rms.mean = stats.mean if statistics.de_mean_to_zero else np.zeros_like(stats.mean)
-        rms.var = (stats.std.astype(float) + 1e-8) ** 2 if statistics.de_std_to_one else np.ones_like(stats.mean)
-        rms.count = stats.n
-        venv.epsilon, venv.clip_obs, venv.training, venv.norm_reward = 0.0, statistics.clip_by_value or math.inf, False, False
+        rms.var = (stats.std.astype(float) + 1e-8) ** 2
+    venv.epsilon = 0.0
+    venv.clip_obs = statistics.clip_by_value or math.inf
+    venv.training = False
+    venv.norm_reward = False
 
 
 class _Networks:
@@ -317,51 +446,81 @@ class _Networks:
     :raises ValueError: if SB3's MlpPolicy has no place for a part
     """
 
-    def __init__(self, algorithm: Any) -> None:
-        config = self._config = algorithm.config
-        if config.is_multi_agent or config.rl_module_spec.module_class is not DefaultPPOTorchRLModule:
-            raise ValueError(f"RLlib's module {config.rl_module_spec} cannot be converted; allowed is its default")
-        self._actions = algorithm.spaces[INPUT_ENV_SINGLE_SPACES][1]
-        weights = algorithm.learner_group.get_weights([DEFAULT_MODULE_ID])[DEFAULT_MODULE_ID]
-        self._tensors = {name: torch.as_tensor(value) for name, value in weights.items() if not name.endswith("_const")}
-        #: Names in RLlib by the names in SB3.
-        self.names: dict[str, str] = {"log_std": "pi.log_std"} if isinstance(self._actions, spaces.Box) else {}
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._config = algorithm.config
+        if self._config.is_multi_agent or self._config.rl_module_spec.module_class is not DefaultPPOTorchRLModule:
+            raise ValueError(f"RLlib's module {self._config.rl_module_spec} cannot be converted; allowed is its default")
+        _, self._actions = algorithm.spaces[INPUT_ENV_SINGLE_SPACES]
+
         # RLlib keeps only what the user has set.
-        self._model = asdict(DefaultModelConfig()) | config.model_config
-        shared = self._model["vf_share_layers"]
+        self._model = asdict(DefaultModelConfig()) | self._config.model_config
+
+        self._tensors: dict[str, torch.Tensor] = {}
+        weights = algorithm.learner_group.get_weights([DEFAULT_MODULE_ID])
+        for name, value in weights[DEFAULT_MODULE_ID].items():
+            # Constants are no parameters.
+            if not name.endswith("_const"):
+                self._tensors[name] = torch.as_tensor(value)
+
+        #: Names in RLlib by the names in SB3.
+        self.names: dict[str, str] = {}
+        if isinstance(self._actions, spaces.Box):
+            self.names["log_std"] = "pi.log_std"
+
+        # Shared layers get two places.
+        actor, critic = "actor_encoder", "critic_encoder"
+        if self._model["vf_share_layers"]:
+            actor = critic = "encoder"
         #: Sizes of the hidden layers.
         self.net_arch = {
-            "pi": self._place("policy_net", "action_net", "encoder." if shared else "actor_encoder.", "pi.net."),
-            "vf": self._place("value_net", "value_net", "encoder." if shared else "critic_encoder.", "vf.net."),
+            "pi": self._place("policy_net", "action_net", f"encoder.{actor}.net.mlp.", "pi.net.mlp."),
+            "vf": self._place("value_net", "value_net", f"encoder.{critic}.net.mlp.", "vf.net.mlp."),
         }
-        for name in {*self._tensors} ^ {*self.names.values()}:
+
+        # Parameters of one side that the other one lacks
+        for name in set(self._tensors) ^ set(self.names.values()):
             hint = "; train with free_log_std=True" if name == "pi.log_std" else ""
             raise ValueError(f"SB3's MlpPolicy has no place for RLlib's module, which differs in {name}{hint}")
+
+        # The activation of heads without layers does not matter.
         used = {self._model["fcnet_activation"]}
-        used |= {self._model["head_fcnet_activation"]} if self._model["head_fcnet_hiddens"] else set()
+        if self._model["head_fcnet_hiddens"]:
+            used.add(self._model["head_fcnet_activation"])
         if len(used) > 1:
             raise ValueError(f"RLlib's module has the activations {', '.join(sorted(used))}; SB3's MlpPolicy has one")
         self.activation = get_activation_fn(used.pop(), framework="torch") or torch.nn.Identity
 
-    def _place(self, network: str, head: str, encoder: str, last: str) -> list[int]:
+    def _place(self, network: str, head: str, *prefixes: str) -> list[int]:
         """Place the layers of actor or critic, and return the sizes of the hidden ones."""
-        prefixes = (f"encoder.{encoder}net.mlp.", f"{last}mlp.")
-        weights = [name for name in self._tensors if name.startswith(prefixes) and self._tensors[name].ndim == 2]
-        for index, name in enumerate(weights):
-            place = head if index == len(weights) - 1 else f"mlp_extractor.{network}.{2 * index}"
-            self.names |= {f"{place}.{part}": f"{name.removesuffix('.weight')}.{part}" for part in ("weight", "bias")}
-        return [len(self._tensors[name]) for name in weights[:-1]]
+        layers = []
+        for name, tensor in self._tensors.items():
+            if name.startswith(prefixes) and tensor.ndim == 2:
+                layers.append(name.removesuffix(".weight"))
+
+        for index, layer in enumerate(layers):
+            # SB3's hidden layers alternate with activations.
+            place = head if index == len(layers) - 1 else f"mlp_extractor.{network}.{2 * index}"
+            self.names[f"{place}.weight"] = f"{layer}.weight"
+            self.names[f"{place}.bias"] = f"{layer}.bias"
+
+        # The rows of a weight are the outputs of its layer.
+        return [len(self._tensors[f"{layer}.weight"]) for layer in layers[:-1]]
 
     def as_sb3(self) -> dict[str, torch.Tensor]:
         """Return the state of SB3's policy, with actions in the units of the environment."""
-        state = {place: self._tensors[name].clone() for place, name in self.names.items()}
+        # Copies, which may be changed
+        state = {}
+        for place, name in self.names.items():
+            state[place] = self._tensors[name].clone()
         if not isinstance(self._actions, spaces.Box):
             return state
         limit = self._model["log_std_clip_param"]
         state["log_std"].clamp_(-limit, limit)
+
+        # RLlib maps actions from [-1, 1] to the bounds, which the last layer can do, too.
         if self._config.normalize_actions and self._actions.is_bounded():
-            # RLlib maps actions from [-1, 1] to the bounds, which the last layer can do, too.
-            low, high = (torch.as_tensor(bound, dtype=torch.float32) for bound in (self._actions.low, self._actions.high))
+            low = torch.as_tensor(self._actions.low, dtype=torch.float32)
+            high = torch.as_tensor(self._actions.high, dtype=torch.float32)
             half = (high - low) / 2
             state["action_net.weight"] *= half.unsqueeze(1)
             state["action_net.bias"] = half * state["action_net.bias"] + low + half
@@ -369,25 +528,31 @@ class _Networks:
         return state
 
 
-def _environment(algorithm: Any) -> Any:
+def _environment(algorithm: Algorithm) -> gym.Env:
     """Make the environment if it has an id, or else one that has its spaces only."""
     config = algorithm.config
     if isinstance(config.env, str) and config.env in gym.registry:
         return gym.make(config.env, **config.env_config)
+    # Enough for a policy, which needs the spaces only
     env: gym.Env = gym.Env()
     env.observation_space, env.action_space = algorithm.spaces[INPUT_ENV_SINGLE_SPACES]
     return env
 
 
-def _filter(algorithm: Any) -> MeanStdFilter | None:
+def _filter(algorithm: Algorithm) -> MeanStdFilter | None:
     """Return the connector that normalizes observations, if there is one; the others must be RLlib's defaults."""
-    runner, found = algorithm.env_runner, None
     pipelines = [algorithm.env_to_module_connector, algorithm.module_to_env_connector]
+    # The environment runner of this process has connectors of its own, whose statistics are current.
+    runner = algorithm.env_runner
     if runner is not None:
         pipelines = [runner._env_to_module, runner._module_to_env]
-    for connector in itertools.chain(*(pipeline.connectors for pipeline in pipelines)):
-        if type(connector) is MeanStdFilter:
-            found = connector
-        elif type(connector).__name__ not in _DEFAULT_CONNECTORS:
-            raise ValueError(f"RLlib's connector {type(connector).__name__} has no counterpart in SB3, only MeanStdFilter")
+
+    found = None
+    for pipeline in pipelines:
+        for connector in pipeline.connectors:
+            if type(connector) is MeanStdFilter:
+                found = connector
+            elif type(connector).__name__ not in _DEFAULT_CONNECTORS:
+                name = type(connector).__name__
+                raise ValueError(f"RLlib's connector {name} has no counterpart in SB3, only MeanStdFilter")
     return found

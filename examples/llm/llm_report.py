@@ -61,7 +61,12 @@ Run = dict[str, Any]
 
 
 def write_section(
-    out: Path, setting: str, title: str, betas: dict[str, float], runs: dict[str, list[Run]], tables: Sequence[pd.DataFrame]
+    out: Path,
+    setting: str,
+    title: str,
+    betas: dict[str, float],
+    runs: dict[str, list[Run]],
+    tables: Sequence[pd.DataFrame],
 ) -> tuple[str, dict[str, Any]]:
     """Draw ``curves_SETTING.png`` and ``matrix_SETTING.png``, and write the section of the report.
 
@@ -75,39 +80,67 @@ def write_section(
     """
     names = [*betas, "sft"]
     rates = win_rates(names, tables)
-    means, halves = rates.mean(axis=0), interval(rates)
+    means = rates.mean(axis=0)
+    halves = interval(rates)
     plot_curves(runs, out / f"curves_{setting}.png")
     plot_matrix(names, means, halves, out / f"matrix_{setting}.png")
+
+    # A row per variant
     summary = {name: summarize(seeds) for name, seeds in runs.items()}
-    rows = [f"| {name} | {betas[name]:g} | {' | '.join(map(_cell, columns.values()))} |" for name, columns in summary.items()]
+    rows = []
+    for name, columns in summary.items():
+        cells = map(_cell, columns.values())
+        rows.append(f"| {name} | {betas[name]:g} | {' | '.join(cells)} |")
+
+    # A row per policy, and a column per opponent
     matrix = [f"| wins of, against | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    for name, row in zip(names, np.stack([means, halves], axis=-1).tolist(), strict=True):
-        matrix.append(f"| {name} | {' | '.join('' if math.isnan(cell[0]) else _cell(cell, 0) for cell in row)} |")
+    for i, name in enumerate(names):
+        row = []
+        for j in range(len(names)):
+            row.append("" if i == j else _cell((means[i, j], halves[i, j]), digits=0))
+        matrix.append(f"| {name} | {' | '.join(row)} |")
     section = SECTION.format(title=title, rows="\n".join(rows), matrix="\n".join(matrix))
+
+    # JSON has no NaN.
     rounded = np.round(rates, 2).astype(object)
-    rounded[np.isnan(rates)] = None  # JSON has no NaN
-    pairs = {"policies": names, "seeds": rounded.tolist()}
-    return section, {"betas": betas, "summary": summary, "win_rates": pairs, "runs": runs}
+    rounded[np.isnan(rates)] = None
+    numbers = {
+        "betas": betas,
+        "summary": summary,
+        "win_rates": {"policies": names, "seeds": rounded.tolist()},
+        "runs": runs,
+    }
+    return section, numbers
 
 
 def summarize(runs: list[Run]) -> dict[str, list[float]]:
     """Return mean and standard deviation over seeds of each column of the table; one seed has no deviation."""
-    values = {
-        "first_gold": [run["gold"][0] for run in runs],
-        "best_gold": [max(smooth(run["gold"])) for run in runs],
-        **{name: [last(run[name]) for run in runs] for name in ("gold", "proxy", "kl", "entropy", "length")},
-        **{f"{name}, %": [100 * statistics.fmean(run[name]) for run in runs] for name in ("outside_low", "outside_high")},
-        "seconds": [run["seconds"] for run in runs],
-    }
-    return {
-        name: [statistics.fmean(column), *([statistics.stdev(column)] if runs[1:] else [])] for name, column in values.items()
-    }
+    rows = []
+    for run in runs:
+        row = {"first_gold": run["gold"][0], "best_gold": max(smooth(run["gold"]))}
+        for name in ("gold", "proxy", "kl", "entropy", "length"):
+            row[name] = last(run[name])
+        for name in ("outside_low", "outside_high"):
+            row[f"{name}, %"] = 100 * statistics.fmean(run[name])
+        row["seconds"] = run["seconds"]
+        rows.append(row)
+
+    summary = {}
+    for name in rows[0]:
+        column = [row[name] for row in rows]
+        summary[name] = [statistics.fmean(column)]
+        if len(runs) > 1:
+            summary[name].append(statistics.stdev(column))
+    return summary
 
 
 def smooth(curve: list[float]) -> list[float]:
     """Return medians over windows of a tenth of the training; a single token can make an estimate of the KL huge."""
     width = max(1, len(curve) // 10)
-    return [statistics.median(curve[start : start + width]) for start in range(len(curve) - width + 1)]
+    medians = []
+    for start in range(len(curve) - width + 1):
+        medians.append(statistics.median(curve[start : start + width]))
+    return medians
 
 
 def last(curve: list[float]) -> float:
@@ -120,8 +153,11 @@ def win_rates(names: Sequence[str], tables: Sequence[pd.DataFrame]) -> np.ndarra
     rates = np.full((len(tables), len(names), len(names)), np.nan)
     for matrix, table in zip(rates, tables, strict=True):
         for row in table.to_dict("records"):
-            i, j = names.index(row["policy"]), names.index(row["opponent"])
-            matrix[i, j], matrix[j, i] = 100.0 * row["win_rate"], 100.0 * (1.0 - row["win_rate"])
+            i = names.index(row["policy"])
+            j = names.index(row["opponent"])
+            matrix[i, j] = 100.0 * row["win_rate"]
+            # Each pair is in the table once.
+            matrix[j, i] = 100.0 - matrix[i, j]
     return rates
 
 
@@ -130,11 +166,15 @@ def interval(rates: np.ndarray) -> np.ndarray:
     seeds = len(rates)
     if seeds == 1:
         return np.full(rates.shape[1:], np.nan)
-    return student_t.ppf(0.975, seeds - 1) * rates.std(axis=0, ddof=1) / math.sqrt(seeds)
+    error = rates.std(axis=0, ddof=1) / math.sqrt(seeds)
+    return student_t.ppf(0.975, seeds - 1) * error
 
 
 def _cell(value: Sequence[float], digits: int = 2) -> str:
-    deviation = "\N{EN DASH}" if len(value) == 1 or math.isnan(value[1]) else f"{value[1]:.{digits}f}"
+    # One seed has no deviation.
+    deviation = "\N{EN DASH}"
+    if len(value) > 1 and not math.isnan(value[1]):
+        deviation = f"{value[1]:.{digits}f}"
     return f"{value[0]:z.{digits}f} ± {deviation}"
 
 
@@ -146,12 +186,16 @@ def plot_curves(runs: dict[str, list[Run]], path: Path) -> None:
             values = np.array([smooth(run[curve]) for run in seeds])
             steps = seeds[0]["completions"][-values.shape[1] :]
             color, line = STYLES[name]
-            axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=color, alpha=0.12, linewidth=0.0)
+            lowest = values.min(axis=0)
+            highest = values.max(axis=0)
+            axes.fill_between(steps, lowest, highest, color=color, alpha=0.12, linewidth=0.0)
             axes.plot(steps, values.mean(axis=0), color=color, linestyle=line, linewidth=1.8, label=name)
         axes.set_title(title, fontsize=10, loc="left")
         axes.set_xlabel("completions")
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
+
+    # One legend for all panels
     handles = figure.axes[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper center", ncols=len(runs), frameon=False, handlelength=3.5)
     write_figure(path, figure, dpi=130)
@@ -159,13 +203,20 @@ def plot_curves(runs: dict[str, list[Run]], path: Path) -> None:
 
 def plot_matrix(names: Sequence[str], means: np.ndarray, halves: np.ndarray, path: Path) -> None:
     """Draw a matrix of win rates in percent, with half of their 95 % intervals."""
-    figure = Figure(figsize=(0.85 * len(names) + 1.4, 0.7 * len(names) + 1.2), layout="constrained")
+    width = 0.85 * len(names) + 1.4
+    height = 0.7 * len(names) + 1.2
+    figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
-    colors = LinearSegmentedColormap.from_list("", ["white", "#0072B2"])  # in print: the darker, the more wins
+
+    # In print: the darker, the more wins
+    colors = LinearSegmentedColormap.from_list("", ["white", "#0072B2"])
     axes.imshow(means, cmap=colors, vmin=0, vmax=100, aspect="auto")
     for i, j in np.argwhere(~np.isnan(means)):
-        text = f"{means[i, j]:.0f}" + ("" if math.isnan(halves[i, j]) else f"\n± {halves[i, j]:.0f}")
-        axes.text(j, i, text, ha="center", va="center", fontsize=9, color="white" if means[i, j] > 75 else "black")
+        text = f"{means[i, j]:.0f}"
+        if not math.isnan(halves[i, j]):
+            text += f"\n± {halves[i, j]:.0f}"
+        color = "white" if means[i, j] > 75 else "black"
+        axes.text(j, i, text, ha="center", va="center", fontsize=9, color=color)
     axes.set_xticks(range(len(names)), names)
     axes.set_yticks(range(len(names)), names)
     axes.set(title="Win rate in percent, by the gold reward", xlabel="Opponent", ylabel="Policy")

@@ -12,8 +12,6 @@ The summaries of the data omit, invent and repeat, so that a model that imitates
 """
 
 import random
-import re
-from typing import Any
 
 from datasets import Dataset
 from tokenizers import Regex, Tokenizer, decoders
@@ -36,18 +34,27 @@ Sentence = tuple[str, ...]
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Make a tokenizer with a token per word (with its space), mark and line break; decoding restores the text exactly."""
-    words = ["SUBREDDIT:", "TITLE:", "POST:", "TL;DR:", "\n", " .", *(f" r/{place}" for place in PLACES)]
-    words += [f" {word}" for group in (NAMES, NEWS, GOSSIP, THINGS) for word in group]
-    vocabulary = {word: index for index, word in enumerate([_EOS, _PAD, _UNKNOWN, *words])}
+    words = [_EOS, _PAD, _UNKNOWN, "SUBREDDIT:", "TITLE:", "POST:", "TL;DR:", "\n", " ."]
+    for place in PLACES:
+        words.append(f" r/{place}")
+    for word in (*NAMES, *NEWS, *GOSSIP, *THINGS):
+        words.append(f" {word}")
+    vocabulary = {word: index for index, word in enumerate(words)}
+
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=_UNKNOWN))
     tokenizer.pre_tokenizer = Split(Regex(r"\n| ?[^ \n]+"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    special = {"eos_token": _EOS, "pad_token": _PAD, "unk_token": _UNKNOWN}
-    options = {"padding_side": "left", "clean_up_tokenization_spaces": False}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special, **options)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=_EOS,
+        pad_token=_PAD,
+        unk_token=_UNKNOWN,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
 
 
-def make_model(tokenizer: Any, hidden_size: int = 64, layers: int = 2) -> GPTNeoXForCausalLM:
+def make_model(tokenizer: PreTrainedTokenizerFast, hidden_size: int = 64, layers: int = 2) -> GPTNeoXForCausalLM:
     """Make a GPT-NeoX, which is Pythia's architecture, with random parameters."""
     config = GPTNeoXConfig(
         vocab_size=len(tokenizer),
@@ -69,7 +76,11 @@ def make_posts(count: int, seed: int) -> Dataset:
     """Make posts with summaries: columns ``prompt`` and ``completion``."""
     rng = random.Random(seed)
     posts = [_post(rng) for _ in range(count)]
-    return Dataset.from_list([{"prompt": _prompt(post, rng), "completion": _summary(post, rng)} for post in posts])
+
+    rows = []
+    for post in posts:
+        rows.append({"prompt": _prompt(post, rng), "completion": _summary(post, rng)})
+    return Dataset.from_list(rows)
 
 
 def make_comparisons(count: int, seed: int, mistakes: float = 0.1) -> Dataset:
@@ -84,11 +95,17 @@ def make_comparisons(count: int, seed: int, mistakes: float = 0.1) -> Dataset:
     while len(pairs) < count:
         post = _post(rng)
         prompt = _prompt(post, rng)
-        better, worse = sorted((_summary(post, rng) for _ in range(2)), key=lambda text: -gold_score(prompt, text))
-        if gold_score(prompt, better) > gold_score(prompt, worse):
-            if rng.random() < mistakes:
-                better, worse = worse, better
-            pairs.append({"prompt": prompt, "chosen": better, "rejected": worse})
+        one = _summary(post, rng)
+        other = _summary(post, rng)
+
+        # Summaries of the same quality teach a judge nothing.
+        difference = gold_score(prompt, one) - gold_score(prompt, other)
+        if difference == 0.0:
+            continue
+        is_mistaken = rng.random() < mistakes
+        if (difference > 0.0) == is_mistaken:
+            one, other = other, one
+        pairs.append({"prompt": prompt, "chosen": one, "rejected": other})
     return Dataset.from_list(pairs)
 
 
@@ -102,8 +119,10 @@ def gold_score(prompt: str, completion: str, ended: bool = True) -> float:
     :param completion: summary
     :param ended: whether the summary ended with EOS
     """
-    post = _sentences(prompt.split("POST:", 1)[1].split("\n", 1)[0])
+    text = prompt.partition("POST:")[2].partition("\n")[0]
+    post = _sentences(text)
     news = [sentence for sentence in post if sentence[1] in NEWS]
+
     score = 0.0 if ended else -1.0
     said: set[Sentence] = set()
     for sentence in _sentences(completion):
@@ -117,10 +136,12 @@ def gold_score(prompt: str, completion: str, ended: bool = True) -> float:
     return score / len(news)
 
 
-def gold(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+def gold(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **_: object) -> list[float]:
     """Score completions with :func:`gold_score`, as a reward function of TRL."""
-    rows = zip(prompts, completions, completion_ids, strict=True)
-    return [gold_score(prompt, completion, _EOS_ID in ids) for prompt, completion, ids in rows]
+    scores = []
+    for prompt, completion, ids in zip(prompts, completions, completion_ids, strict=True):
+        scores.append(gold_score(prompt, completion, _EOS_ID in ids))
+    return scores
 
 
 def _post(rng: random.Random) -> list[Sentence]:
@@ -128,22 +149,33 @@ def _post(rng: random.Random) -> list[Sentence]:
     verbs = rng.sample(NEWS, rng.choice((1, 2)))
     verbs += rng.sample(GOSSIP, count - len(verbs))
     rng.shuffle(verbs)
-    names, things = rng.sample(NAMES, count), rng.sample(THINGS, count)
+
+    # Nobody and nothing occurs twice in a post.
+    names = rng.sample(NAMES, count)
+    things = rng.sample(THINGS, count)
     return list(zip(names, verbs, things, strict=True))
 
 
 def _prompt(post: list[Sentence], rng: random.Random) -> str:
     title = " ".join(name for name, _, _ in post[:2])
-    return f"SUBREDDIT: r/{rng.choice(PLACES)}\nTITLE: {title}\nPOST:{_text(post)}\nTL;DR:"
+    place = rng.choice(PLACES)
+    return f"SUBREDDIT: r/{place}\nTITLE: {title}\nPOST:{_text(post)}\nTL;DR:"
 
 
 def _summary(post: list[Sentence], rng: random.Random) -> str:
     said: list[Sentence] = []
     for name, verb, thing in post:
-        if rng.random() < (0.75 if verb in NEWS else 0.3):
-            said.append((name, verb, rng.choice(THINGS) if rng.random() < 0.1 else thing))
-            if rng.random() < 0.1:
-                said.append(said[-1])
+        # It omits some of the news, and tells some of the gossip.
+        probability = 0.75 if verb in NEWS else 0.3
+        if rng.random() >= probability:
+            continue
+
+        # It invents a thing, or repeats itself.
+        if rng.random() < 0.1:
+            thing = rng.choice(THINGS)
+        said.append((name, verb, thing))
+        if rng.random() < 0.1:
+            said.append(said[-1])
     return _text(said or post[:1])
 
 
@@ -152,4 +184,8 @@ def _text(sentences: list[Sentence]) -> str:
 
 
 def _sentences(text: str) -> list[Sentence]:
-    return [tuple(part.split()) for part in re.split(r" \.", text) if part.strip()]
+    sentences = []
+    for part in text.split(" ."):
+        if part.strip():
+            sentences.append(tuple(part.split()))
+    return sentences

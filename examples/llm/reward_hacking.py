@@ -44,9 +44,26 @@ VARIANTS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 DEFAULTS = [name for name in VARIANTS if name != "grpo-r"]
 SETTINGS = ("equal", "matched")
-PLAN: dict[str, Any] = {"posts": 20_000, "sft_steps": 1500, "comparisons": 3000, "held_out": 500, "trials": 4}
-PLAN |= {"generations": 100, "iterations": 3, "learning_rate": 1e-3, "beta": 0.05}
-QUICK = PLAN | {"posts": 256, "sft_steps": 4, "comparisons": 64, "generations": 2, "trials": 1, "held_out": 8}
+PLAN: dict[str, Any] = {
+    "posts": 20_000,
+    "sft_steps": 1500,
+    "comparisons": 3000,
+    "held_out": 500,
+    "trials": 4,
+    "generations": 100,
+    "iterations": 3,
+    "learning_rate": 1e-3,
+    "beta": 0.05,
+}
+QUICK = PLAN | {
+    "posts": 256,
+    "sft_steps": 4,
+    "comparisons": 64,
+    "held_out": 8,
+    "trials": 1,
+    "generations": 2,
+}
+#: Completions of a generation, which are those of an update.
 COMPLETIONS = 64
 #: Seed of the trainings that choose beta; no result is reported of it.
 SEARCH_SEED = 100
@@ -76,18 +93,34 @@ def make_start(out: Path, plan: dict[str, Any]) -> None:
     """Make what all policies start from, unless it exists: the directories ``sft``, ``reward`` and ``held_out``."""
     disable_progress_bars()
     tokenizer = llm_task.make_tokenizer()
-    common = CPU | {"lr_scheduler_type": "cosine"}
+
     if not (out / "sft").exists():
         torch.manual_seed(0)
         model = llm_task.make_model(tokenizer)
-        steps = {"max_steps": plan["sft_steps"], "warmup_steps": 50, "learning_rate": 3e-3}
-        config = SFTConfig(str(out / "logs"), per_device_train_batch_size=64, **steps, **common)
-        _train(SFTTrainer(model, config, None, llm_task.make_posts(plan["posts"], seed=1), None, tokenizer), out / "sft")
+        config = SFTConfig(
+            str(out / "logs"),
+            per_device_train_batch_size=64,
+            max_steps=plan["sft_steps"],
+            warmup_steps=50,
+            learning_rate=3e-3,
+            lr_scheduler_type="cosine",
+            **CPU,
+        )
+        posts = llm_task.make_posts(plan["posts"], seed=1)
+        _train(SFTTrainer(model, config, None, posts, None, tokenizer), out / "sft")
+
     if not (out / "reward").exists():
-        steps = {"num_train_epochs": 3, "learning_rate": 1e-3}
-        config = RewardConfig(str(out / "logs"), per_device_train_batch_size=32, **steps, **common)
+        config = RewardConfig(
+            str(out / "logs"),
+            per_device_train_batch_size=32,
+            num_train_epochs=3,
+            learning_rate=1e-3,
+            lr_scheduler_type="cosine",
+            **CPU,
+        )
         pairs = llm_task.make_comparisons(plan["comparisons"], seed=2)
         _train(RewardTrainer(str(out / "sft"), config, None, pairs, None, tokenizer), out / "reward")
+
     if not (out / "held_out").exists():
         with replace_directory(out / "held_out") as new:
             llm_task.make_posts(plan["held_out"], seed=4).save_to_disk(str(new))
@@ -105,6 +138,8 @@ def train_policy(out: Path, plan: dict[str, Any], variant: str, beta: float, see
     path = out / "runs" / f"{name}.json"
     if path.exists():
         return read_json(path)
+
+    # Several policies are trained at the same time.
     torch.set_num_threads(1)
     start = time.process_time()
     tokenizer = llm_task.make_tokenizer()
@@ -130,7 +165,9 @@ def train_policy(out: Path, plan: dict[str, Any], variant: str, beta: float, see
     prompts = llm_task.make_posts(2000, seed=3).select_columns(["prompt"])
     trainer = trainer_class(str(out / "sft"), [proxy, llm_task.gold], config, prompts, None, tokenizer)
     _train(trainer, out / "policies" / name)
-    run = curves(trainer.state.log_history, plan["iterations"]) | {"seconds": round(time.process_time() - start, 1)}
+
+    run = curves(trainer.state.log_history, plan["iterations"])
+    run["seconds"] = round(time.process_time() - start, 1)
     write_json(path, run)
     return run
 
@@ -143,11 +180,17 @@ def run_name(variant: str, beta: float, seed: int) -> str:
 def curves(history: list[dict[str, float]], iterations: int) -> llm_report.Run:
     """Return one value per generation: rewards and lengths of its completions, means over its updates of the rest."""
     updates = [entry for entry in history if "loss" in entry]
-    rounds = [updates[start : start + iterations] for start in range(0, len(updates), iterations)]
-    result: llm_report.Run = {"completions": [COMPLETIONS * (index + 1) for index in range(len(rounds))]}
-    for metric, name in CURVES.items():
-        values = [[entry[metric] for entry in entries if metric in entry] for entries in rounds]
-        result[name] = [round(sum(logged) / len(logged), 5) for logged in values]
+    result: llm_report.Run = {"completions": []}
+    for name in CURVES.values():
+        result[name] = []
+
+    for start in range(0, len(updates), iterations):
+        generation = updates[start : start + iterations]
+        result["completions"].append(COMPLETIONS * (start // iterations + 1))
+        for metric, name in CURVES.items():
+            # Rewards are logged with the first update only.
+            logged = [entry[metric] for entry in generation if metric in entry]
+            result[name].append(round(sum(logged) / len(logged), 5))
     return result
 
 
@@ -181,11 +224,16 @@ def match_beta(out: Path, plan: dict[str, Any], variant: str, target: float) -> 
 def compare_policies(out: Path, plan: dict[str, Any], setting: str, betas: dict[str, float], seed: int) -> pd.DataFrame:
     """Return the win rates of the policies of a seed, and of the model that they start from, on held-out prompts."""
     directory = out / "compare" / f"{setting}_{seed}"
-    policies = [f"{name}={out / 'policies' / run_name(name, beta, seed)}" for name, beta in betas.items()]
-    data = ["--dataset_name", str(out / "held_out"), "--dataset_split", "train", "--samples", str(plan["held_out"])]
-    sampling = ["--temperatures", "1", "--max_completion_length", str(llm_task.MAX_SUMMARY), "--batch_size", "250"]
-    results = ["--judge_function", "llm_task:gold", "--out", str(directory)]
-    compare([*policies, f"sft={out / 'sft'}", *data, *sampling, *results], "sb3-ano llm")
+    arguments = []
+    for name, beta in betas.items():
+        arguments.append(f"{name}={out / 'policies' / run_name(name, beta, seed)}")
+    arguments.append(f"sft={out / 'sft'}")
+
+    # Prompts that no policy was trained on
+    arguments += ["--dataset_name", str(out / "held_out"), "--dataset_split", "train", "--samples", str(plan["held_out"])]
+    arguments += ["--temperatures", "1", "--max_completion_length", str(llm_task.MAX_SUMMARY), "--batch_size", "250"]
+    arguments += ["--judge_function", "llm_task:gold", "--out", str(directory)]
+    compare(arguments, "sb3-ano llm")
     return pd.read_csv(directory / "win_rates.csv")
 
 
@@ -216,35 +264,49 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, choices=range(1, 101), metavar="N", default=cores(), help="runs at a time")
     parser.add_argument("--quick", action="store_true", help="try everything out; the numbers mean nothing")
     options = parser.parse_args(arguments)
-    plan, out = QUICK if options.quick else PLAN, options.out.absolute()
+
+    plan = QUICK if options.quick else PLAN
+    out = options.out.absolute()
     if (out / "plan.json").exists() and read_json(out / "plan.json") != plan:
         parser.error(f"{out} holds results of other settings; choose another --out")
     write_json(out / "plan.json", plan)
-    settings = {
-        "quick": options.quick,
-        "seeds": options.seeds,
-        **plan,
-        **versions(("sb3-ano", "trl", "transformers", "torch")),
-    }
+
+    # The report says how it was made.
+    settings = {"quick": options.quick, "seeds": options.seeds, **plan}
+    settings |= versions(("sb3-ano", "trl", "transformers", "torch"))
     stated = ", ".join(f"{name} {value}" for name, value in settings.items())
-    report = llm_report.REPORT.format(warning=llm_report.QUICK_WARNING if options.quick else "", settings=stated)
+    warning = llm_report.QUICK_WARNING if options.quick else ""
+    report = llm_report.REPORT.format(warning=warning, settings=stated)
     numbers: dict[str, Any] = {"date": now(), "settings": settings}
+
     # For the new processes: one thread each, because they train in parallel, and no downloads.
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn"), _log_to_file, (out / "logs",)) as pool:
         run_all(pool, make_start, {"fine-tuning, reward model": (out, plan)})
         for setting in options.settings:
-            betas, title = dict.fromkeys(options.algos, plan["beta"]), "Equal beta"
+            betas = dict.fromkeys(options.algos, plan["beta"])
+            title = "Equal beta"
             if setting == "matched":
                 gano = (out, plan, "gano", plan["beta"], SEARCH_SEED)
-                target = llm_report.last(run_all(pool, train_policy, {"gano": gano})["gano"]["kl"])
-                betas |= run_all(pool, match_beta, {name: (out, plan, name, target) for name in betas if name != "gano"})
+                curve = run_all(pool, train_policy, {"gano": gano})["gano"]
+                target = llm_report.last(curve["kl"])
+                others = {name: (out, plan, name, target) for name in betas if name != "gano"}
+                betas |= run_all(pool, match_beta, others)
                 title = f"Matched KL divergence: {target:.2f}, that of gano with beta {plan['beta']} and seed {SEARCH_SEED}"
-            tasks = [(out, plan, name, beta, seed) for seed in range(options.seeds) for name, beta in betas.items()]
-            done = run_all(pool, train_policy, {run_name(*task[2:]): task for task in tasks})
-            runs = {name: [done[run_name(name, beta, seed)] for seed in range(options.seeds)] for name, beta in betas.items()}
-            seeds = {f"{setting}, seed {seed}": (out, plan, setting, betas, seed) for seed in range(options.seeds)}
-            tables = [*run_all(pool, compare_policies, seeds).values()]
+
+            # Trainings and comparisons of all seeds
+            trainings = {}
+            comparisons = {}
+            for seed in range(options.seeds):
+                comparisons[f"{setting}, seed {seed}"] = (out, plan, setting, betas, seed)
+                for name, beta in betas.items():
+                    trainings[run_name(name, beta, seed)] = (out, plan, name, beta, seed)
+            done = run_all(pool, train_policy, trainings)
+            tables = list(run_all(pool, compare_policies, comparisons).values())
+
+            runs: dict[str, list[llm_report.Run]] = {}
+            for name, beta in betas.items():
+                runs[name] = [done[run_name(name, beta, seed)] for seed in range(options.seeds)]
             section, numbers[setting] = llm_report.write_section(out, setting, title, betas, runs, tables)
             report += section
             write_file(out / "report.md", report)

@@ -38,12 +38,21 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_a
             print(__doc__.replace("sb3-ano llm", program).rstrip())
             return 0
         check_names("command", rest[:1], ["train", "compare"])
-        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # otherwise TRL reports every trainer to the Hub
-        os.environ.setdefault("DATASETS_VERBOSITY", "critical")  # its errors are raised, too
-        os.environ.setdefault("TQDM_DISABLE", "" if sys.stderr.isatty() else "1")  # progress bars belong on terminals
+
+        # Otherwise TRL reports every trainer to the Hub.
+        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+        # Errors of this library are raised, too.
+        os.environ.setdefault("DATASETS_VERBOSITY", "critical")
+        # Progress bars belong on terminals.
+        os.environ.setdefault("TQDM_DISABLE", "" if sys.stderr.isatty() else "1")
         # TRL passes an argument that transformers has renamed.
         warnings.filterwarnings("ignore", ".*is deprecated and will be removed in v6", FutureWarning)
-        getattr(sb3_ano.llm, rest[0])(rest[1:], program)
+
+        # Imports TRL
+        if rest[0] == "train":
+            sb3_ano.llm.train(rest[1:], program)
+        else:
+            sb3_ano.llm.compare(rest[1:], program)
         return 0
 
     resumption = "'train' with --resume continues from the last checkpoint, the same 'compare' continues"

@@ -1,36 +1,56 @@
 """Settings of the trainers: TRL's, plus how the ratio is shaped."""
 
 import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from trl import GRPOConfig
 
 from sb3_ano._secrets import hide, remember
 from sb3_ano.shaping import ShapingPair, as_pair, ppo
 
+T = TypeVar("T")
+
 #: TRL's losses that are made of a clipped ratio, which is what a shape replaces.
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 #: Where the KL divergence from the reference model is paid for.
 KL_PLACES = ("loss", "reward")
 _KL_HELP = "Place of beta * KL; 'reward' is before advantages are normalized."
-# Allowed numbers, which are all finite, by their description.
-_RANGES = {
-    "finite numbers from 0": lambda value: value >= 0,
-    "positive finite numbers": lambda value: value > 0,
-    "positive integers": lambda value: value >= 1,
-    "numbers from 0 to 1": lambda value: 0 <= value <= 1,
+
+# Ranges of settings, by what messages call them.
+_NOT_NEGATIVE = "finite numbers from 0"
+_POSITIVE = "positive finite numbers"
+_COUNT = "positive integers"
+_FRACTION = "numbers from 0 to 1"
+_RANGES: dict[str, Callable[[float], bool]] = {
+    _NOT_NEGATIVE: lambda value: value >= 0,
+    _POSITIVE: lambda value: value > 0,
+    _COUNT: lambda value: value >= 1,
+    _FRACTION: lambda value: 0 <= value <= 1,
 }
 
 
-def option(default: Any, text: str, **metadata: Any) -> Any:
+def option(
+    default: T,
+    text: str,
+    choices: Collection[str] | None = None,
+    aliases: Collection[str] = (),
+) -> T:
     """Return a field of settings that are also options of the command line.
 
     :param default: default value
     :param text: text of its help
-    :param metadata: other arguments of ``argparse``'s ``add_argument``
+    :param choices: allowed values
+    :param aliases: other names of the option
     """
-    return field(default=default, metadata={"help": text, **metadata})
+    # transformers' parser passes the metadata on to argparse.
+    metadata: dict[str, object] = {"help": text}
+    if choices is not None:
+        metadata["choices"] = list(choices)
+    if aliases:
+        metadata["aliases"] = list(aliases)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass
@@ -48,7 +68,7 @@ class ShapedGRPOConfig(GRPOConfig):
         differ from 1 before the first update
     :param reward_timeout: seconds that a call of a reward function may take
     :param use_bias_correction_kl: weight of the KL divergence in the loss by the ratio; None: as in TRL (yes) with PPO's
-        shape, and no with others, which replace that ratio
+        shape and no critic, and no otherwise, because that ratio is replaced
     :raises ValueError: if a setting is invalid, has no effect, or cannot be combined with a shape
     """
 
@@ -64,8 +84,12 @@ class ShapedGRPOConfig(GRPOConfig):
     use_bias_correction_kl: bool | None = option(None, "Weight KL in the loss by the ratio; by default with PPO's shape.")
 
     def __post_init__(self) -> None:
+        # Keys and passwords, before anything can be printed
         remember(vars(self))
-        check(self, None if self.shaping is None else as_pair(self.shaping))
+
+        # The trainer checks again, with its own shape.
+        shape = None if self.shaping is None else as_pair(self.shaping)
+        check(self, shape)
         super().__post_init__()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,7 +163,9 @@ class ShapedPPOConfig(_OfficialDefaults, ShapedGRPOConfig):
         generations = self.num_generations
         if generations == 1:
             steps = self.steps_per_generation or self.gradient_accumulation_steps
-            self.num_generations = max(2, self.generation_batch_size or self.per_device_train_batch_size * steps)
+            batch = self.generation_batch_size or self.per_device_train_batch_size * steps
+            self.num_generations = max(2, batch)
+
         super().__post_init__()
         self.num_generations = generations
 
@@ -151,39 +177,61 @@ def check(config: ShapedGRPOConfig, shape: ShapingPair | None) -> None:
     :param shape: shape of the trainer, or None if it is not known yet
     :raises ValueError: if a setting is not allowed; the message says what is
     """
-    kl_in_reward = config.kl_in == "reward" and config.beta != 0.0
-    replaces_clip = shape is not None and not (shape.f is shape.g is ppo)
-    choices: list[Any] = [("kl_in", KL_PLACES, ""), ("importance_sampling_level", ("token", "sequence"), "")]
-    ranges = dict.fromkeys(("beta", "missing_eos_penalty"), "finite numbers from 0") | {"num_iterations": "positive integers"}
-    ranges |= {"reward_timeout": "positive finite numbers"}
-    if isinstance(config, ShapedPPOConfig):
+    # Settings of their own
+    check_range("beta", config.beta, _NOT_NEGATIVE)
+    check_range("missing_eos_penalty", config.missing_eos_penalty, _NOT_NEGATIVE)
+    check_range("num_iterations", config.num_iterations, _COUNT)
+    check_range("reward_timeout", config.reward_timeout, _POSITIVE)
+    _check_choice(config, "kl_in", KL_PLACES)
+    _check_choice(config, "importance_sampling_level", ("token", "sequence"))
+
+    # TRL's default of beta is 0, so that the place alone would have no effect.
+    if config.kl_in == "reward" and type(config).kl_in == "loss":
+        check_range("beta", config.beta, _POSITIVE)
+
+    has_critic = isinstance(config, ShapedPPOConfig)
+    if has_critic:
         # TRL's losses that average over tokens, as a critic's loss does: per batch (PPO), or per update.
-        choices.append(("loss_type", ("bnpo", "dapo"), " with a critic"))
-        choices.append(("scale_rewards", ("group", True), " with a critic, which does not normalize within groups"))
-        ranges |= dict.fromkeys(("gamma", "lam"), "numbers from 0 to 1")
-        ranges |= {"vf_coef": "finite numbers from 0", "cliprange_value": "positive finite numbers"}
-    if config.kl_in == "reward" and type(config).kl_in == "loss":  # TRL's default of beta is 0
-        ranges["beta"] = "positive finite numbers"
+        _check_choice(config, "loss_type", ("bnpo", "dapo"), " with a critic")
+        when = " with a critic, which does not normalize within groups"
+        _check_choice(config, "scale_rewards", ("group", True), when)
+        check_range("gamma", config.gamma, _FRACTION)
+        check_range("lam", config.lam, _FRACTION)
+        check_range("vf_coef", config.vf_coef, _NOT_NEGATIVE)
+        check_range("cliprange_value", config.cliprange_value, _POSITIVE)
+
+    kl_in_reward = config.kl_in == "reward" and config.beta != 0.0
     if kl_in_reward:
         when = " with kl_in='reward', because TRL hides truncated completions from the models, so that their KL would be 0"
-        choices.append(("mask_truncated_completions", (False,), when))
-    if kl_in_reward or config.missing_eos_penalty or isinstance(config, ShapedPPOConfig):
+        _check_choice(config, "mask_truncated_completions", (False,), when)
+
+    # These are subtracted from the sum of the rewards.
+    if kl_in_reward or config.missing_eos_penalty or has_critic:
         when = " with a critic, kl_in='reward' or missing_eos_penalty, because it would normalize rewards separately"
-        choices.append(("multi_objective_aggregation", ("sum_then_normalize",), when))
-    if config.beta != 0.0 and (kl_in_reward or replaces_clip):
-        when = " without shaping='ppo' and kl_in='loss', because it weights the KL divergence in the loss by TRL's ratio"
-        choices.append(("use_bias_correction_kl", (False, None), when))
-    if replaces_clip:
-        choices.append(("loss_type", LOSS_TYPES, " with a shape"))
-        choices.append(("delta", (None,), " with a shape, because it is a second clip of the ratio"))
+        _check_choice(config, "multi_objective_aggregation", ("sum_then_normalize",), when)
+
+    # A critic's loss takes the place of TRL's clip, with PPO's shape, too.
+    is_shaped = has_critic or (shape is not None and replaces_clip(shape))
+    if config.beta != 0.0 and (kl_in_reward or is_shaped):
+        when = " without shaping='ppo' and kl_in='loss', or with a critic: it weights the KL divergence by TRL's ratio"
+        _check_choice(config, "use_bias_correction_kl", (False, None), when)
+
+    # What else reads or clips the ratio
+    if is_shaped:
+        _check_choice(config, "loss_type", LOSS_TYPES, " with a shape")
+        _check_choice(config, "delta", (None,), " with a shape, because it is a second clip of the ratio")
         when = " with a shape, because its mask depends on the advantages, which already contain the shape"
-        choices.append(("off_policy_mask_threshold", (None,), when))
-        ranges |= dict.fromkeys(("epsilon", "epsilon_high"), "positive finite numbers")
-    for name, allowed, when in choices:
-        if (value := getattr(config, name)) not in allowed:
-            raise ValueError(f"{name}={value!r} is not allowed{when}; allowed are {', '.join(map(repr, allowed))}")
-    for name, description in ranges.items():
-        check_range(name, getattr(config, name), description)
+        _check_choice(config, "off_policy_mask_threshold", (None,), when)
+        check_range("epsilon", config.epsilon, _POSITIVE)
+        check_range("epsilon_high", config.epsilon_high, _POSITIVE)
+
+
+def replaces_clip(shape: ShapingPair) -> bool:
+    """Return whether a shape is another one than PPO's, which TRL's clip is.
+
+    :param shape: shape of a trainer
+    """
+    return not (shape.f is ppo and shape.g is ppo)
 
 
 def check_range(name: str, value: float | None, description: str) -> None:
@@ -194,5 +242,20 @@ def check_range(name: str, value: float | None, description: str) -> None:
     :param description: allowed numbers, a key of ``_RANGES``
     :raises ValueError: if the number is not allowed
     """
-    if value is not None and not (math.isfinite(value) and _RANGES[description](value)):
+    if value is None:
+        return
+
+    # NaN is in no range.
+    if not math.isfinite(value) or not _RANGES[description](value):
         raise ValueError(f"{name}={value} is not allowed; allowed are {description}")
+
+
+def _check_choice(
+    config: ShapedGRPOConfig,
+    name: str,
+    allowed: Collection[object],
+    when: str = "",
+) -> None:
+    value = getattr(config, name)
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} is not allowed{when}; allowed are {', '.join(map(repr, allowed))}")

@@ -3,19 +3,18 @@
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from inspect import Parameter
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import datasets
-from transformers import AutoTokenizer
+from datasets import Dataset, IterableDataset
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+#: A text, or a conversation: messages with ``role`` and ``content``.
+Prompt = str | list[dict[str, str]]
 
 #: Names of the library's readers, by the ending of a file.
 FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
-
-_BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-_NEEDED = (*_BY_NAME, Parameter.POSITIONAL_ONLY)
 
 
 def check_paths(names: Mapping[str, str | None]) -> None:
@@ -26,44 +25,65 @@ def check_paths(names: Mapping[str, str | None]) -> None:
     :raises ValueError: if a path does not exist
     """
     for argument, name in names.items():
-        path = Path(name or ".")
+        if not name:
+            continue
+
+        # A Hub id has two parts at most, so that it can look like a path in a directory.
+        path = Path(name)
         parts = len(path.parts)
-        is_path = path.suffix in FORMATS or str(name)[:1] in "./" or parts > 2 or (parts == 2 and path.parent.is_dir())
+        is_local = parts > 2 or (parts == 2 and path.parent.is_dir())
+        is_path = is_local or path.suffix in FORMATS or name.startswith((".", "/"))
         if is_path and not path.exists():
             raise ValueError(f"{argument}={name!r} does not exist")
 
 
-def load_split(name: str, config: str | None, split: str, columns: Sequence[str] = ("prompt",)) -> Any:
+def load_split(
+    name: str,
+    config: str | None,
+    split: str,
+    columns: Sequence[str] = ("prompt",),
+) -> Dataset:
     """Load one split of a data set, with a prompt in each row.
 
     :param name: Hub id, JSON, CSV or Parquet file, directory of such files, or directory that ``save_to_disk`` wrote
     :param config: name of the configuration of a data set on the Hub, or None
     :param split: name of the split; a data set without splits is ``"train"``
     :param columns: columns that must not lack a value
-    :return: a ``datasets.Dataset``
     :raises ValueError: if there is no such file or split, or a value is missing
     """
     path = Path(name)
     try:
-        if path.suffix in FORMATS:
-            texts = {"keep_default_na": False} if path.suffix == ".csv" else {}  # "None" is a text, too
-            loaded = datasets.load_dataset(FORMATS[path.suffix], data_files=name, **texts)
+        if path.suffix == ".csv":
+            # Otherwise the text "None" would be a missing value.
+            splits = datasets.load_dataset("csv", data_files=name, keep_default_na=False)
+        elif path.suffix in FORMATS:
+            splits = datasets.load_dataset(FORMATS[path.suffix], data_files=name)
         elif path.is_file():
             raise ValueError(f"data set {name!r} cannot be read; allowed file names end in {', '.join(FORMATS)}")
+        # What save_to_disk writes
         elif (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-            loaded = datasets.load_from_disk(name)
+            splits = datasets.load_from_disk(name)
         else:
-            loaded = datasets.load_dataset(name, config)
-    except (datasets.exceptions.DatasetGenerationError, StopIteration) as error:  # which do not say what is wrong
+            splits = datasets.load_dataset(name, config)
+    except (datasets.exceptions.DatasetGenerationError, StopIteration) as error:
+        # Their own messages do not say what is wrong.
         raise ValueError(f"data set {name!r} cannot be read: {error.__cause__ or 'it is empty'}") from error
-    splits = {"train": loaded} if isinstance(loaded, datasets.Dataset) else loaded
+
+    # A data set without splits
+    if isinstance(splits, Dataset):
+        splits = {"train": splits}
     if split not in splits:
         raise ValueError(f"data set {name!r} has no split {split!r}; it has {', '.join(map(repr, splits))}")
+
     check_columns(splits[split], f"data set {name!r}, split {split!r},", columns)
     return splits[split]
 
 
-def check_columns(dataset: Any, name: str, columns: Sequence[str] = ("prompt",)) -> None:
+def check_columns(
+    dataset: Dataset | IterableDataset,
+    name: str,
+    columns: Sequence[str] = ("prompt",),
+) -> None:
     """Check that a data set has rows and columns, and that no prompt is empty; rows of streams are not read.
 
     :param dataset: data set of the ``datasets`` library
@@ -71,38 +91,61 @@ def check_columns(dataset: Any, name: str, columns: Sequence[str] = ("prompt",))
     :param columns: names of the columns
     :raises ValueError: if there are no rows, a column or a value is missing, or a prompt is empty
     """
+    # A stream need not know its columns.
     known = dataset.column_names
-    if absent := [column for column in columns if known is not None and column not in known]:
-        raise ValueError(f"{name} has no column {absent[0]!r}; it has {', '.join(known) or 'none'}")
-    if isinstance(dataset, datasets.IterableDataset):
+    for column in columns:
+        if known is not None and column not in known:
+            raise ValueError(f"{name} has no column {column!r}; it has {', '.join(known) or 'none'}")
+
+    # To read a stream may take hours.
+    if isinstance(dataset, IterableDataset):
         return
     if len(dataset) == 0:
         raise ValueError(f"{name} has no rows")
+
     for column in columns:
         for row, value in enumerate(dataset[column]):
-            text = value.strip() if isinstance(value, str) else isinstance(value, list) and value
-            if value is None or (column == "prompt" and not text):
+            # A completion may be empty, a prompt may not.
+            is_text = isinstance(value, str) and value.strip() != ""
+            is_conversation = isinstance(value, list) and len(value) > 0
+            is_empty_prompt = column == "prompt" and not (is_text or is_conversation)
+            if value is None or is_empty_prompt:
                 raise ValueError(f"{name} has the {column} {value!r} in row {row}; every {column} needs text")
 
 
-def load_tokenizer(name: str, **options: Any) -> Any:
+def load_tokenizer(
+    name: str,
+    revision: str = "main",
+    trust_remote_code: bool = False,
+) -> PreTrainedTokenizerBase:
     """Load a tokenizer that pads on the left, with the EOS token if it has no padding token.
 
     :param name: Hub id or directory of a model
-    :param options: arguments of ``AutoTokenizer.from_pretrained``
+    :param revision: branch, tag or commit on the Hub
+    :param trust_remote_code: whether code that comes with the tokenizer may run
     :raises ValueError: if there is none, or it cannot be downloaded
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", **options)
-    except OSError as error:  # offline, the message does not say what is missing
+        tokenizer = AutoTokenizer.from_pretrained(
+            name,
+            padding_side="left",
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+        )
+    except OSError as error:
+        # Offline, the message does not say what is missing.
         raise ValueError(f"model {name!r} cannot be loaded: {error}") from error
+
+    # Any token will do, because the attention mask hides it.
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
 def tokenize_prompts(
-    prompts: list[Any], tokenizer: Any, chat_template_kwargs: Mapping[str, Any] = MappingProxyType({})
+    prompts: Sequence[Prompt],
+    tokenizer: PreTrainedTokenizerBase,
+    chat_template_kwargs: Mapping[str, object] = MappingProxyType({}),
 ) -> list[list[int]]:
     """Return the tokens of prompts, as TRL gives them to the policy.
 
@@ -112,11 +155,23 @@ def tokenize_prompts(
     """
     if isinstance(prompts[0], str):
         return tokenizer(text=prompts)["input_ids"]
-    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
-    return tokenizer.apply_chat_template(prompts, **options, **chat_template_kwargs)["input_ids"]
+
+    encoded = tokenizer.apply_chat_template(
+        prompts,
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        **chat_template_kwargs,
+    )
+    return encoded["input_ids"]
 
 
-def check_arguments(function: Callable[..., Any], name: str, given: Iterable[str], columns: str = "") -> None:
+def check_arguments(
+    function: Callable[..., object],
+    name: str,
+    given: Iterable[str],
+    columns: str = "",
+) -> None:
     """Check that a reward function takes the arguments that it will get, before anything is generated.
 
     :param function: reward function
@@ -126,28 +181,28 @@ def check_arguments(function: Callable[..., Any], name: str, given: Iterable[str
     :raises ValueError: if it does not take one of them, or needs another one
     """
     try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # of C, which does not say
+        signature = inspect.signature(function)
+    except ValueError:
+        # A function written in C need not say what it takes.
         return
-    given = set(given)
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    by_name = {parameter.name for parameter in parameters if parameter.kind in _BY_NAME}
-    required = {
-        parameter.name for parameter in parameters if parameter.default is parameter.empty and parameter.kind in _NEEDED
-    }
-    if lacking := sorted(required - given):
-        raise ValueError(f"reward function {name!r} needs {lacking[0]!r}; it gets {', '.join(sorted(given))}{columns}")
-    if not takes_all and (unknown := sorted(given - by_name)):
-        raise ValueError(f"reward function {name!r} does not take {unknown[0]!r}; add **kwargs to its arguments")
+
+    names = sorted(given)
+    try:
+        signature.bind(**dict.fromkeys(names))
+    except TypeError as error:
+        gets = f"it gets {', '.join(names)}{columns}"
+        raise ValueError(f"reward function {name!r}: {error}; {gets}; **kwargs takes those that it does not need") from error
 
 
-def load_reward_function(name: str) -> Callable[..., list[float]]:
+def load_reward_function(name: str) -> Callable[..., object]:
     """Import a reward function.
 
     :param name: ``module:function``, a dotted path, or the name of a function of ``trl.rewards``
     :raises ValueError: if it cannot be imported
     """
+    is_path = "." in name or ":" in name
     try:
-        return pkgutil.resolve_name(name if "." in name or ":" in name else f"trl.rewards:{name}")
-    except Exception as error:  # importing runs the module, which may raise anything
+        return pkgutil.resolve_name(name if is_path else f"trl.rewards:{name}")
+    except Exception as error:
+        # Importing runs the module, which may raise anything.
         raise ValueError(f"reward function {name!r} cannot be imported ({type(error).__name__}: {error})") from error

@@ -1,41 +1,46 @@
 """Completions of the same prompts by several policies."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from sb3_ano.llm.data import load_split, load_tokenizer, tokenize_prompts
-from sb3_ano.llm.judges import Ledger, hash_key, plain
+from sb3_ano.llm.data import Prompt, load_split, load_tokenizer, tokenize_prompts
+from sb3_ano.llm.judges import Ledger, Row, hash_key, plain
 
 
-def read_completions(path: str) -> dict[str, dict[str, Any]]:
+def read_completions(path: str) -> dict[str, Row]:
     """Read completions from a file, by prompt.
 
     :param path: JSON, CSV or Parquet file with the columns ``prompt`` and ``completion``; ``completion_ids`` is optional
     :raises ValueError: if the file cannot be read, a column is missing, a completion is no text, or a prompt occurs twice
     """
-    dataset = load_split(path, None, "train", columns=("prompt", "completion"))
-    rows = {plain(row["prompt"]): {**row, "completion": _text(row["completion"], path)} for row in dataset}
-    if len(rows) < len(dataset):
-        raise ValueError(f"{path} repeats a prompt; allowed is one completion per prompt")
+    rows: dict[str, Row] = {}
+    for row in load_split(path, None, "train", columns=("prompt", "completion")):
+        # A completion in a conversation is a message of the assistant.
+        completion = row["completion"]
+        if isinstance(completion, list) and len(completion) == 1:
+            completion = completion[0].get("content")
+        if not isinstance(completion, str):
+            raise ValueError(f"{path} has the completion {completion!r}; allowed are texts, and lists of one message")
+
+        prompt = plain(row["prompt"])
+        if prompt in rows:
+            raise ValueError(f"{path} repeats a prompt; allowed is one completion per prompt")
+        rows[prompt] = {**row, "completion": completion}
     return rows
 
 
-def _text(completion: Any, path: str) -> str:
-    if isinstance(completion, list) and len(completion) == 1:  # a message of the assistant
-        completion = completion[0].get("content")
-    if not isinstance(completion, str):
-        raise ValueError(f"{path} has the completion {completion!r}; allowed are texts, and lists of one message")
-    return completion
-
-
-@torch.inference_mode()
 def generate(
-    name: str, prompts: Sequence[Any], ledger: Ledger, temperature: float, seed: int, length: int, batch_size: int
-) -> dict[str, dict[str, Any]]:
+    name: str,
+    prompts: Sequence[Prompt],
+    ledger: Ledger,
+    temperature: float,
+    seed: int,
+    length: int,
+    batch_size: int,
+) -> dict[str, Row]:
     """Let a policy complete prompts. Batches whose completions are known are not generated again.
 
     :param name: directory or Hub id of a causal language model, or of a PEFT adapter
@@ -48,33 +53,87 @@ def generate(
     :return: rows by prompt
     :raises ValueError: if the model cannot be loaded
     """
-    settings = {"model": name, "temperature": temperature, "seed": seed, "max_completion_length": length}
-    batches = [list(prompts[start : start + batch_size]) for start in range(0, len(prompts), batch_size)]
-    keys = [[hash_key(settings, batch, row) for row in range(len(batch))] for batch in batches]
-    missing = [index for index, batch in enumerate(keys) if not ledger.rows.keys() >= {*batch}]
-    if missing:
-        tokenizer, device = load_tokenizer(name), torch.accelerator.current_accelerator(check_available=True)
-        model = AutoModelForCausalLM.from_pretrained(name).eval().to(device or "cpu")
-        ends = model.generation_config.eos_token_id
-        ends = [*{tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}]
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {"do_sample": False}
-        tokens = {"eos_token_id": ends, "pad_token_id": tokenizer.pad_token_id}
-        # All tokens can be sampled, as in training; the model's own configuration may say otherwise.
-        model.generation_config = GenerationConfig(**sampling, **tokens, max_new_tokens=length)
-    for index in tqdm(missing, desc=f"{name}, T = {temperature:g}", unit="batch", disable=not missing or None):
-        batch = batches[index]
-        inputs = tokenizer.pad({"input_ids": tokenize_prompts(batch, tokenizer)}, return_tensors="pt").to(model.device)
-        torch.manual_seed(seed * 1_000_003 + index * batch_size)  # the same for all policies
-        new_tokens = model.generate(**inputs)[:, inputs["input_ids"].shape[1] :].tolist()
-        for key, prompt, row in zip(keys[index], batch, new_tokens, strict=True):
-            # The first EOS belongs to the completion, padding does not.
-            ids = row[: next((number for number, token in enumerate(row, start=1) if token in ends), len(row))]
-            completion = tokenizer.decode(ids, skip_special_tokens=True)
-            if key not in ledger.rows:  # the process was killed in the middle of the batch
+    settings = {
+        "model": name,
+        "temperature": temperature,
+        "seed": seed,
+        "max_completion_length": length,
+    }
+    # The model is loaded when the first batch needs it.
+    policy = None
+    rows: dict[str, Row] = {}
+    starts = range(0, len(prompts), batch_size)
+    for start in tqdm(starts, desc=f"{name}, T = {temperature:g}", unit="batch"):
+        # Samples depend on the whole batch.
+        batch = list(prompts[start : start + batch_size])
+        keys = [hash_key(settings, batch, row) for row in range(len(batch))]
+
+        if not ledger.rows.keys() >= set(keys):
+            policy = policy or _Policy(name, temperature, length)
+            # The same for all policies
+            torch.manual_seed(seed * 1_000_003 + start)
+            completions = policy.complete(batch)
+
+            for key, prompt, ids in zip(keys, batch, completions, strict=True):
+                # A process that was killed in the middle of the batch has written some of them.
+                if key in ledger.rows:
+                    continue
+                completion = policy.tokenizer.decode(ids, skip_special_tokens=True)
                 ledger.add(key, **settings, prompt=prompt, completion=completion, completion_ids=ids)
-    # With the prompts as they are, because the file has no keys and passwords.
-    rows = {}
-    for batch, names in zip(batches, keys, strict=True):
-        for prompt, key in zip(batch, names, strict=True):
+
+        # With the prompts as they are, because the file has no keys and passwords.
+        for key, prompt in zip(keys, batch, strict=True):
             rows[plain(prompt)] = {**ledger.rows[key], "prompt": prompt}
     return rows
+
+
+class _Policy:
+    """A model with its sampling.
+
+    :param name: directory or Hub id of a causal language model, or of a PEFT adapter
+    :param temperature: sampling temperature; 0 is greedy decoding
+    :param length: maximum number of tokens of a completion
+    """
+
+    def __init__(self, name: str, temperature: float, length: int) -> None:
+        self.tokenizer = load_tokenizer(name)
+        device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
+        self.model = AutoModelForCausalLM.from_pretrained(name).eval().to(device)
+
+        # As in training, every EOS token of the model is an end, and all tokens can be sampled.
+        ends = self.model.generation_config.eos_token_id
+        self.ends = {self.tokenizer.eos_token_id}
+        self.ends.update(ends if isinstance(ends, list) else [ends])
+        self.ends.discard(None)
+        generation = GenerationConfig(
+            do_sample=temperature > 0,
+            eos_token_id=list(self.ends),
+            pad_token_id=self.tokenizer.pad_token_id,
+            max_new_tokens=length,
+        )
+        # Greedy decoding does not take these.
+        if generation.do_sample:
+            generation.temperature = temperature
+            generation.top_k = 0
+        self.model.generation_config = generation
+
+    @torch.inference_mode()
+    def complete(self, prompts: list[Prompt]) -> list[list[int]]:
+        """Return the tokens of a completion of each prompt."""
+        prompt_ids = tokenize_prompts(prompts, self.tokenizer)
+        inputs = self.tokenizer.pad({"input_ids": prompt_ids}, return_tensors="pt")
+        inputs = inputs.to(self.model.device)
+        # Prompts are padded on the left, so that all completions start at the same position.
+        outputs = self.model.generate(**inputs)
+
+        completions = []
+        prompt_length = inputs["input_ids"].shape[1]
+        for row in outputs[:, prompt_length:].tolist():
+            # The first EOS belongs to the completion, padding does not.
+            length = len(row)
+            for number, token in enumerate(row, start=1):
+                if token in self.ends:
+                    length = number
+                    break
+            completions.append(row[:length])
+        return completions

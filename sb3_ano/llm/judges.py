@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 import hashlib
 import inspect
 import json
@@ -13,22 +12,23 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import openai
 from tqdm import tqdm
 
 from sb3_ano._secrets import hide, remember
-from sb3_ano.llm.rewards import check_rewards, limited
+from sb3_ano.llm.data import Prompt
+from sb3_ano.llm.rewards import checked_function
 
-T = TypeVar("T")
-
+#: A row of a table or a file, or a JSON object.
+Row: TypeAlias = dict[str, Any]
 #: Two completions of the same prompt: rows of :mod:`sb3_ano.llm.generation`.
-Pair = tuple[dict[str, Any], dict[str, Any]]
+Pair: TypeAlias = tuple[Row, Row]
 #: Return a row per pair: ``verdict``, and numbers, of which the report has the sums. The verdict of the first completion is
 #: ``win``, ``lose``, ``tie``, ``order`` (it changed when the two were shown in the other order), or ``unparseable``.
-Judge = Callable[[Sequence[Pair]], list[dict[str, Any]]]
+Judge: TypeAlias = Callable[[Sequence[Pair]], list[Row]]
 
 #: What a chat model is asked. The three names in braces are replaced.
 TEMPLATE = Path(__file__).with_name("judge.txt").read_text().strip()
@@ -36,7 +36,15 @@ TEMPLATE = Path(__file__).with_name("judge.txt").read_text().strip()
 REQUEST = '{"temperature": 0.0, "max_tokens": 512}'
 _ANSWERS = {"A": "first", "B": "second", "TIE": "tie"}
 # Of the answers to both orders; identical completions need none.
-_VERDICTS = {(): "tie", ("tie", "tie"): "tie", ("first", "second"): "win", ("second", "first"): "lose"}
+_VERDICTS = {
+    (): "tie",
+    ("tie", "tie"): "tie",
+    ("first", "second"): "win",
+    ("second", "first"): "lose",
+}
+# Of differences of scores
+_SIGNS = {1.0: "win", 0.0: "tie", -1.0: "lose"}
+# Completions that a function scores at the same time
 _BATCH = 64
 
 #: Seconds for a request to a chat model with its repetitions, and for a batch of a function.
@@ -63,12 +71,16 @@ class Ledger:
     """
 
     def __init__(self, path: Path, columns: Iterable[str] = ()) -> None:
+        self.path = path
+        self.rows: dict[str, Row] = {}
+        self._lock = threading.Lock()
+
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self._lock = path, threading.Lock()
-        self.rows: dict[str, dict[str, Any]] = {}
         with open(path, "a+b") as file:
             file.seek(0)
             lines = file.readlines()
+
+            # The line that a process was writing when it was killed
             if lines and not lines[-1].endswith(b"\n"):
                 last = lines.pop()
                 file.truncate(sum(map(len, lines)))
@@ -76,47 +88,57 @@ class Ledger:
                     json.loads(last)
                     lines.append(last + b"\n")
                     file.write(last + b"\n")
+
+        # Anything else is of another file, or was edited.
+        required = {"key", *columns}
         for number, line in enumerate(lines, start=1):
-            try:
+            row = None
+            with contextlib.suppress(ValueError, RecursionError):
                 row = json.loads(line)
-            except (ValueError, RecursionError):
-                row = None
-            if not isinstance(row, dict) or not {"key", *columns} <= row.keys():
+            if not isinstance(row, dict) or not required <= row.keys():
                 raise ValueError(f"{path}, line {number}, is not a row of this comparison; remove the line")
             self.rows[row["key"]] = row
 
-    def add(self, key: str, **content: Any) -> None:
+    def add(self, key: str, **content: object) -> None:
         """Write a row.
 
         :param key: name of the row, which :func:`hash_key` makes
         :param content: other columns
         """
+        row = {"key": key, **hide(content)}
         with self._lock, open(self.path, "ab") as file:
-            self.rows[key] = {"key": key, **hide(content)}
-            file.write((json.dumps(self.rows[key]) + "\n").encode())
+            self.rows[key] = row
+            file.write((json.dumps(row) + "\n").encode())
+            # A reply that is paid for must not be lost with the machine.
             file.flush()
             os.fsync(file.fileno())
 
 
-def hash_key(*content: Any) -> str:
+def hash_key(*content: object) -> str:
     """Return a hash of everything that decides about a reply or a completion.
 
     :param content: JSON values
     """
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def plain(prompt: Any) -> str:
+def plain(prompt: Prompt) -> str:
     """Return a prompt as a judge reads it.
 
     :param prompt: text, or a conversation: list of messages with ``role`` and ``content``
     """
-    return prompt if isinstance(prompt, str) else "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt)
+    if isinstance(prompt, str):
+        return prompt
+    return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt)
 
 
 def judge_by_score(
-    pairs: Sequence[Pair], score: Callable[..., Any], name: str, timeout: float = FUNCTION_SECONDS
-) -> list[dict[str, Any]]:
+    pairs: Sequence[Pair],
+    score: Callable[..., Any],
+    name: str,
+    timeout: float = FUNCTION_SECONDS,
+) -> list[Row]:
     """Prefer the completion with the higher score; the verdict is ``unparseable`` if a score is NaN or None.
 
     :param pairs: completions to compare
@@ -127,28 +149,44 @@ def judge_by_score(
     :raises ValueError: if the function returns anything but one number per completion
     :raises TimeoutError: if a batch takes longer
     """
-    rows: dict[bool, list[dict[str, Any]]] = {True: [], False: []}  # by whether the tokens are known
-    for row in {id(row): row for pair in pairs for row in pair}.values():
-        rows[row.get("completion_ids") is not None].append(row)
-    # Batches of either kind, so that a score does not depend on the other rows of a batch.
-    batches = [(known, part[start : start + _BATCH]) for known, part in rows.items() for start in range(0, len(part), _BATCH)]
+    # Completions whose tokens are known, and others, so that a score does not depend on the other rows of a batch.
+    known: dict[int, Row] = {}
+    texts: dict[int, Row] = {}
+    for pair in pairs:
+        for row in pair:
+            is_known = row.get("completion_ids") is not None
+            (known if is_known else texts)[id(row)] = row
+
+    score = checked_function(score, name, timeout)
     scores: dict[int, float] = {}
-    for known, batch in tqdm(batches, desc=name, unit="batch"):
-        columns = {"prompts": [row["prompt"] for row in batch], "completions": [_as_in_trl(row) for row in batch]}
-        if known:
-            columns["completion_ids"] = [row["completion_ids"] for row in batch]
-        with limited(timeout, f"judge {name!r}"):
+    for rows in (list(known.values()), list(texts.values())):
+        starts = range(0, len(rows), _BATCH)
+        for start in tqdm(starts, desc=name, unit="batch", disable=not rows or None):
+            batch = rows[start : start + _BATCH]
+            columns: dict[str, list[Any]] = {}
+            columns["prompts"] = [row["prompt"] for row in batch]
+            columns["completions"] = [_as_in_trl(row) for row in batch]
+            if id(batch[0]) in known:
+                columns["completion_ids"] = [row["completion_ids"] for row in batch]
+
             values = score(**columns)
-            values = asyncio.run(values) if inspect.iscoroutine(values) else values
-        checked = check_rewards(values, len(batch), f"judge {name!r}", "scores")
-        scores |= {id(row): value for row, value in zip(batch, checked, strict=True)}
-    signs = [float(np.sign(scores[id(first)] - scores[id(second)])) for first, second in pairs]
-    return [{"verdict": {1.0: "win", -1.0: "lose", 0.0: "tie"}.get(sign, "unparseable")} for sign in signs]
+            if inspect.iscoroutine(values):
+                values = asyncio.run(values)
+            scores.update(zip(map(id, batch), values, strict=True))
+
+    verdicts = []
+    for one, other in pairs:
+        # The sign is NaN if one of them has no score.
+        sign = float(np.sign(scores[id(one)] - scores[id(other)]))
+        verdicts.append({"verdict": _SIGNS.get(sign, "unparseable")})
+    return verdicts
 
 
-def _as_in_trl(row: dict[str, Any]) -> Any:
+def _as_in_trl(row: Row) -> Prompt:
     text = row["completion"]
-    return text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
+    if isinstance(row["prompt"], str):
+        return text
+    return [{"role": "assistant", "content": text}]
 
 
 def judge_by_chat(
@@ -158,9 +196,9 @@ def judge_by_chat(
     ledger: Ledger,
     template: str,
     concurrency: int,
-    fields: dict[str, Any],
+    fields: Row,
     timeout: float = REQUEST_SECONDS,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Ask a chat model which completion is better, in both orders.
 
     After a reply with HTTP status 408, 409, 429 or 5xx, and after a broken connection, the client asks again after growing
@@ -178,45 +216,76 @@ def judge_by_chat(
     :raises ValueError: if the endpoint fails or rejects a request; replies that have arrived are kept
     """
     remember({"api_key": client.api_key, "base_url": str(client.base_url), "fields": fields})
-    requests: dict[str, dict[str, Any]] = {}
+
+    # Two requests per pair; a request whose reply is known is not sent again.
+    missing: dict[str, Row] = {}
     keys: list[list[str]] = []
-    for one, other in pairs:
-        texts = one["completion"], other["completion"]
-        orders = () if texts[0] == texts[1] else (texts, texts[::-1])
-        contents = [_fill(template, plain(one["prompt"]), *order) for order in orders]
-        both = [{"model": model, **fields, "messages": [{"role": "user", "content": content}]} for content in contents]
-        keys.append([hash_key(request) for request in both])
-        requests |= zip(keys[-1], both, strict=True)
-    missing = {key: request for key, request in requests.items() if key not in ledger.rows}
+    for pair in pairs:
+        keys.append([])
+        for first, second in (pair, pair[::-1]):
+            # Identical completions are a tie.
+            if first["completion"] == second["completion"]:
+                continue
+            prompt = plain(pair[0]["prompt"])
+            content = _fill(template, prompt, first["completion"], second["completion"])
+            message = {"role": "user", "content": content}
+            request = {"model": model, **fields, "messages": [message]}
+            key = hash_key(request)
+            keys[-1].append(key)
+            if key not in ledger.rows:
+                missing[key] = request
+
+    def ask(key: str) -> None:
+        reply = _within(timeout, lambda: _request(client, missing[key]))
+        _record(ledger, key, missing[key], reply)
+
     with client, ThreadPoolExecutor(concurrency) as executor:
-        replies = executor.map(functools.partial(_ask, client, ledger, timeout), missing, missing.values())
         try:
             # An error cancels what has not been sent; replies that are on their way are waited for, and kept.
-            list(tqdm(replies, desc=model, total=len(missing), unit="request", disable=not missing or None))
+            replies = executor.map(ask, missing)
+            bar = tqdm(
+                replies,
+                desc=model,
+                total=len(missing),
+                unit="request",
+                disable=not missing or None,
+            )
+            for _ in bar:
+                pass
         except (openai.OpenAIError, ConnectionError, TimeoutError) as error:
             # Without its cause, which may contain the key.
-            reason = " ".join(hide(str(error)).split())[:_LONGEST_ERROR]
+            words = hide(str(error)).split()
+            reason = " ".join(words)[:_LONGEST_ERROR]
             raise ValueError(f"judge {model!r} failed: {reason}; the same command asks only what is missing") from None
-    return [_summary([ledger.rows[key] for key in pair]) for pair in keys]
+
+    summaries = []
+    for keys_of_pair in keys:
+        replies_to_pair = [ledger.rows[key] for key in keys_of_pair]
+        summaries.append(_summary(replies_to_pair))
+    return summaries
 
 
 def _fill(template: str, prompt: str, first: str, second: str) -> str:
-    texts = {"{prompt}": prompt, "{first}": first, "{second}": second}
     # One pass: a completion that contains "{second}" is left as it is.
+    texts = {"{prompt}": prompt, "{first}": first, "{second}": second}
     return re.sub(r"\{(prompt|first|second)\}", lambda match: texts[match[0]], template)
 
 
-def _ask(client: openai.OpenAI, ledger: Ledger, timeout: float, key: str, request: dict[str, Any]) -> None:
-    reply = _within(timeout, lambda: _request(client, request))
-    usage: dict[str, int] = {}
+def _record(ledger: Ledger, key: str, request: Row, reply: str) -> None:
+    """Write a reply with its verdict."""
     # A proxy may answer with a page of HTML and status 200: that is a reply without a verdict.
-    try:
+    usage: dict[str, int] = {}
+    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
         parsed = json.loads(reply)
         content = parsed["choices"][0]["message"]["content"] or ""
-        reply = "".join(part["text"] for part in content) if isinstance(content, list) else str(content)
-        usage = {name: number for name, number in (parsed.get("usage") or {}).items() if isinstance(number, int)}
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        usage = {}
+        if isinstance(content, list):
+            content = "".join(part["text"] for part in content)
+        reply = str(content)
+
+        # Servers may send anything here.
+        for name, number in (parsed.get("usage") or {}).items():
+            if isinstance(number, int):
+                usage[name] = number
     verdict = parse_reply(reply)
 
     # Before it is cut, because a part of a secret is harder to know.
@@ -226,14 +295,15 @@ def _ask(client: openai.OpenAI, ledger: Ledger, timeout: float, key: str, reques
     ledger.add(key, request=request, reply=reply, verdict=verdict, usage=usage)
 
 
-def _within(seconds: float, function: Callable[[], T]) -> T:
+def _within(seconds: float, function: Callable[[], str]) -> str:
     """Call a function, and return its result.
 
     :param seconds: time after which it is left alone; the thread that still waits for a server ends with the process
     :param function: function to call in a thread
     :raises TimeoutError: if it takes longer
     """
-    result: Future[T] = Future()
+    # Unlike the threads of an executor, this one does not keep the process from ending.
+    result: Future[str] = Future()
 
     def call() -> None:
         try:
@@ -248,23 +318,26 @@ def _within(seconds: float, function: Callable[[], T]) -> T:
         raise TimeoutError(f"there was no complete reply within {seconds:g} seconds") from None
 
 
-def _request(client: openai.OpenAI, request: dict[str, Any]) -> str:
+def _request(client: openai.OpenAI, request: Row) -> str:
     """Send a request, again if the connection breaks during the reply, and return the reply."""
-    fields = dict(request)
-    known = {name: fields.pop(name) for name in ("model", "messages")}
-    attempt = 0
-    while True:
-        # Fields in a body of their own, because local servers take some that the client does not know.
-        with client.chat.completions.with_streaming_response.create(**known, extra_body=fields) as response:
+    # The others in a body of their own, because local servers take some that the client does not know.
+    others = dict(request)
+    model = others.pop("model")
+    messages = others.pop("messages")
+
+    for attempt in range(client.max_retries + 1):
+        create = client.chat.completions.with_streaming_response.create
+        with create(model=model, messages=messages, extra_body=others) as response:
             try:
                 return _read(response.iter_bytes())
             except TimeoutError:
                 raise
-            except Exception as error:  # of the HTTP client, whose classes openai does not translate here
-                if attempt >= client.max_retries:
-                    raise ConnectionError(f"the connection broke during the reply: {error}") from None
-        time.sleep(min(0.5 * 2**attempt, 8.0))
-        attempt += 1
+            except Exception as error:
+                # The classes of the HTTP client, which openai does not translate here.
+                broken = f"the connection broke during the reply: {error}"
+        if attempt < client.max_retries:
+            time.sleep(min(0.5 * 2**attempt, 8.0))
+    raise ConnectionError(broken)
 
 
 def _read(parts: Iterable[bytes]) -> str:
@@ -284,12 +357,38 @@ def _read(parts: Iterable[bytes]) -> str:
     return reply[:_LARGEST_REPLY].decode(errors="replace")
 
 
-def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    shown = tuple(row["verdict"] for row in rows)
-    verdict = "unparseable" if None in shown else _VERDICTS.get(shown, "order")
-    numbers = {f"shown_{place}": shown.count(place) for place in ("first", "second")}
-    numbers |= {name: sum(row["usage"].get(name, 0) for row in rows) for name in ("prompt_tokens", "completion_tokens")}
-    return {"verdict": verdict, "requests": len(rows), **numbers}
+def _summary(rows: list[Row]) -> Row:
+    """Return the verdict of a pair, from the answers to both orders, and numbers of answers and tokens."""
+    # Any other combination depends on the order in which the completions are shown.
+    answers = tuple(row["verdict"] for row in rows)
+    verdict = _VERDICTS.get(answers, "order")
+    if None in answers:
+        verdict = "unparseable"
+    return {
+        "verdict": verdict,
+        "requests": len(rows),
+        "shown_first": answers.count("first"),
+        "shown_second": answers.count("second"),
+        "prompt_tokens": sum(row["usage"].get("prompt_tokens", 0) for row in rows),
+        "completion_tokens": sum(row["usage"].get("completion_tokens", 0) for row in rows),
+    }
+
+
+# A box of LaTeX, or double brackets
+_BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}|\[\[([^\[\]]*)\]\]")
+_OBJECT = re.compile(r"\{[^{}]*\}")
+# Words before a verdict, as in "Answer: A", "The winner is Answer A" and "I prefer A"
+_LABELS = r"(?:answer|verdict|winner|choice|decision|conclusion|result|better|best|preferred|preference|judge?ment)"
+_NOUNS = r"(?:answer|option|response|completion|assistant|summary)"
+_SEPARATOR = r"(?:\s{0,4}[:=\u2013\u2014-]{1,3}>?\s{0,4}|\s+(?:is|would be)\s{0,4}:?\s{0,4})"
+_CHOSEN = rf"\b(?:{_LABELS}{_SEPARATOR}|(?:choose|pick|prefer|select|go with)\s+)(?:{_NOUNS}\s+|an?\s+)?"
+_LABELED = re.compile(rf"(?i:{_CHOSEN})\W{{0,4}}((?i:[AB]|TIE)(?=\W*$)|(?:A|B|TIE)\b)")
+# Words after a verdict, as in "Answer A is the better one"
+_BETTER = r"(?:is\s+(?:\w+\s+){0,2}(?:better|best|preferable|winner)|wins)\b"
+_COMPARED = re.compile(rf"^\W*(?i:{_NOUNS}\W+)?([AB])\W+(?i:{_BETTER})")
+_TIES = re.compile(r"(?i)^\W*(?:(?:it|this)\W+i?s\s+)?(?:a\s+tie|tied)\W*$")
+_NEGATED = re.compile(r"(?i)\b(?:not|neither|nor|cannot|worse|worst|wrong|incorrect|loser|loses|less)\b|n't\b")
+_FIELDS = re.compile(rf"(?i)^(?:final_?|overall_?|the_?)?{_LABELS}(?:_?{_NOUNS})?$")
 
 
 def parse_reply(reply: str) -> str | None:
@@ -300,93 +399,94 @@ def parse_reply(reply: str) -> str | None:
 
     :param reply: text of the reply
     """
-    if "<think>" in reply and "</think>" not in reply:  # it was cut before the answer
+    # A reply that was cut before the answer has only thoughts.
+    _, _, answer = reply.rpartition("</think>")
+    if "<think>" in answer:
         return None
-    reply = reply.rpartition("</think>")[2].strip()
+    answer = answer.strip()
 
-    boxed = _BOXED.findall(reply)
+    # The last box, or the last JSON object
+    boxed = _BOXED.findall(answer)
     if boxed:
-        return _only_verdict([_bare(boxed[-1])])
-    verdict = _verdict_of_json(reply)
+        return _bare("".join(boxed[-1]))
+    verdict = _verdict_of_json(answer)
     if verdict is not None:
         return verdict
 
-    lines = [line.strip()[-_LONGEST_LINE:] for line in reply.splitlines()]
-    lines = [line for line in lines if line and not line.startswith("```")]
+    # Without the fences of Markdown
+    lines = []
+    for line in answer.splitlines():
+        line = re.sub(r"[*_`]", "", line.strip()[-_LONGEST_LINE:])
+        if line:
+            lines.append(line)
     if not lines:
         return None
-    verdict = _verdict_of_line(lines[-1])
-    if verdict is not None:
+
+    # The last line, or else the only verdict in any line
+    last = lines[-1]
+    verdict = _verdict_of_line(last)
+    if verdict is not None or _is_undecided(last):
         return verdict
-    if _is_undecided(lines[-1]):
-        return None
     return _only_verdict([_bare(line) or _labeled(line) for line in lines])
 
 
-_BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}|\[\[([^\[\]]*)\]\]")
-_OBJECT = re.compile(r"\{[^{}]*\}")
-_LABELS = r"(?:answer|verdict|winner|choice|decision|conclusion|result|better|best|preferred|preference|judge?ment)"
-_NOUNS = r"(?:answer|option|response|completion|assistant|summary)"
-_SEPARATOR = r"(?:\s{0,4}[:=\u2013\u2014-]{1,3}>?\s{0,4}|\s+(?:is|would be)\s{0,4}:?\s{0,4})"
-_CHOSEN = rf"\b(?:{_LABELS}{_SEPARATOR}|(?:choose|pick|prefer|select|go with)\s+)(?:{_NOUNS}\s+|an?\s+)?"
-_LABELED = re.compile(rf"(?i:{_CHOSEN})\W{{0,4}}((?i:[AB]|TIE)(?=\W*$)|(?:A|B|TIE)\b)")
-_BETTER = r"(?:is\s+(?:\w+\s+){0,2}(?:better|best|preferable|winner)|wins)\b"
-_COMPARED = re.compile(rf"^\W*(?i:{_NOUNS}\W+)?([AB])\W+(?i:{_BETTER})")
-_TIES = {"a tie", "it is a tie", "it s a tie", "this is a tie", "they are tied", "tied"}
-_NEGATED = re.compile(r"(?i)\b(?:not|neither|nor|cannot|worse|worst|wrong|incorrect|loser|loses|less)\b|n't\b")
-_FIELDS = re.compile(rf"(?i)^(?:final_?|overall_?|the_?)?{_LABELS}(?:_?{_NOUNS})?$")
+def _verdict_of_line(line: str) -> str | None:
+    """Return the verdict in the last line of a reply."""
+    verdict = _bare(line) or _labeled(line)
+    if verdict is not None or _is_undecided(line):
+        return verdict
+
+    compared = _COMPARED.match(line)
+    if compared is not None:
+        return _bare(compared[1])
+    return "tie" if _TIES.match(line) else None
 
 
-def _bare(text: str | tuple[str, ...]) -> str | None:
+def _bare(text: str) -> str | None:
     """Return the verdict that a text consists of."""
-    text = text if isinstance(text, str) else "".join(text)
+    # Without commands of LaTeX, a noun such as Answer, and punctuation
     text = re.sub(r"\\(?:text|mathrm|mathbf|textbf)\b", "", text)
     text = re.sub(rf"(?i)^\W*{_NOUNS}\b", "", text)
-    return _ANSWERS.get(re.sub(r"[\W_]", "", text).upper())
+    text = re.sub(r"[\W_]", "", text)
+    return _ANSWERS.get(text.upper())
 
 
 def _labeled(line: str) -> str | None:
     """Return the verdict that follows a label."""
-    line = re.sub(r"[*_`]", "", line)
     found = _LABELED.search(line)
     if found is None or _is_undecided(line):
         return None
     return _bare(found[1])
 
 
-def _verdict_of_line(line: str) -> str | None:
-    verdict = _bare(line) or _labeled(line)
-    if verdict is not None or _is_undecided(line):
-        return verdict
-    found = _COMPARED.match(re.sub(r"[*_`]", "", line))
-    if found is not None:
-        return _bare(found[1])
-    words = " ".join(re.findall(r"\w+", line.lower()))
-    return "tie" if words in _TIES else None
-
-
 def _is_undecided(line: str) -> bool:
     """Return whether a line names several verdicts, or denies one."""
     # The label "Answer A" names an answer, "a" may be an article.
     named = set(re.findall(r"\b(?:A|B|TIE)\b", line))
-    return len(named) > 1 or (len(named) == 1 and _NEGATED.search(line) is not None)
+    is_denied = len(named) == 1 and _NEGATED.search(line) is not None
+    return len(named) > 1 or is_denied
 
 
 def _only_verdict(verdicts: list[str | None]) -> str | None:
-    different = {verdict for verdict in verdicts if verdict is not None}
+    different = set(verdicts) - {None}
     return different.pop() if len(different) == 1 else None
 
 
 def _verdict_of_json(reply: str) -> str | None:
     """Return the verdict in the last JSON object of a reply, or in a JSON text."""
     bare = re.sub(r"^```\w*|```$", "", reply).strip()
-    objects = [bare, *_OBJECT.findall(reply)[-1:]]
-    for text in objects:
+    for text in (bare, *_OBJECT.findall(reply)[-1:]):
         try:
             content = json.loads(text)
         except (ValueError, RecursionError):
             continue
+
+        # Fields with the name of a verdict, or all if there is none
         fields = content if isinstance(content, dict) else {"answer": content}
-        names = [name for name in fields if _FIELDS.match(str(name))] or list(fields)
-        return _only_verdict([_bare(fields[name]) for name in names if isinstance(fields[name], str)])
+        names = [name for name in fields if _FIELDS.match(name)] or list(fields)
+        verdicts = []
+        for name in names:
+            if isinstance(fields[name], str):
+                verdicts.append(_bare(fields[name]))
+        return _only_verdict(verdicts)
     return None

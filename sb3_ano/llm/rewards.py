@@ -8,17 +8,19 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
 from peft import AutoPeftModelForSequenceClassification
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import find_adapter_config_file
 
-from sb3_ano.llm.data import load_tokenizer, tokenize_prompts
+from sb3_ano.llm.data import Prompt, load_tokenizer, tokenize_prompts
+
+_ALLOWED = "allowed is a list with a number per completion, or None for one without a score"
 
 
 class LearnedReward:
@@ -34,20 +36,28 @@ class LearnedReward:
     :param chat_template_kwargs: arguments of the chat template, as in the settings of the policy's training
     """
 
-    def __init__(self, model: Any, tokenizer: Any, chat_template_kwargs: dict[str, Any] | None = None) -> None:
-        self.__name__ = "reward_model"  # TRL logs the reward under this name
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        chat_template_kwargs: dict[str, object] | None = None,
+    ) -> None:
+        # TRL logs the reward under this name.
+        self.__name__ = "reward_model"
         self.model = model.eval()
+        # A classifier finds the last token of a row before its padding.
         self.model.config.pad_token_id = tokenizer.pad_token_id
-        self.tokenizer, self.chat_template_kwargs = tokenizer, chat_template_kwargs or {}
+        self.tokenizer = tokenizer
+        self.chat_template_kwargs = chat_template_kwargs or {}
 
     @classmethod
     def load(
         cls,
         name: str,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         device: torch.device | str,
         trust_remote_code: bool = False,
-        chat_template_kwargs: dict[str, Any] | None = None,
+        chat_template_kwargs: dict[str, object] | None = None,
     ) -> "LearnedReward":
         """Load a reward model.
 
@@ -60,58 +70,85 @@ class LearnedReward:
         """
         if is_deepspeed_zero3_enabled():
             raise ValueError("reward_model is not allowed with DeepSpeed ZeRO-3, which would load a part of it; use ZeRO-2")
-        model, own, missing = load_classifier(name, tokenizer, "reward_model", trust_remote_code)
+
+        model, own_tokenizer, missing = load_classifier(name, tokenizer, "reward_model", trust_remote_code)
         if missing:
             raise ValueError(f"reward_model={name!r} is not a reward model: it lacks {', '.join(missing)}")
-        own.chat_template = tokenizer.chat_template
-        return cls(model.to(device), own, chat_template_kwargs)
+
+        # Prompts must be the same tokens for the reward model as for the policy.
+        own_tokenizer.chat_template = tokenizer.chat_template
+        return cls(model.to(device), own_tokenizer, chat_template_kwargs)
 
     @torch.inference_mode()
     def __call__(
-        self, prompts: list[Any], completions: Any = (), completion_ids: list[list[int]] | None = None, **_: Any
+        self,
+        prompts: Sequence[Prompt],
+        completions: Sequence[Prompt] | None = None,
+        completion_ids: list[list[int]] | None = None,
+        **_: object,
     ) -> list[float]:
-        """Return one score per completion; completions whose tokens are unknown are texts that end with EOS."""
+        """Return one score per completion.
+
+        :param prompts: texts or conversations
+        :param completions: texts or conversations of one message, read if there are no tokens; they end with EOS
+        :param completion_ids: tokens of the completions
+        """
         if completion_ids is None:
-            texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
-            tokens = self.tokenizer(text=texts, add_special_tokens=False)["input_ids"]
-            completion_ids = [[*ids, self.tokenizer.eos_token_id] for ids in tokens]
+            completion_ids = self._tokenize(completions or [])
+
         prompt_ids = tokenize_prompts(prompts, self.tokenizer, self.chat_template_kwargs)
-        rows = [[*prompt, *completion] for prompt, completion in zip(prompt_ids, completion_ids, strict=True)]
-        batch = self.tokenizer.pad({"input_ids": rows}, padding_side="right", return_tensors="pt").to(self.model.device)
-        return self.model(**batch).logits[:, 0].float().tolist()
+        # Padding on the right, as in the training of reward models.
+        rows = []
+        for prompt, completion in zip(prompt_ids, completion_ids, strict=True):
+            rows.append([*prompt, *completion])
+
+        batch = self.tokenizer.pad({"input_ids": rows}, padding_side="right", return_tensors="pt")
+        logits = self.model(**batch.to(self.model.device)).logits
+        return logits[:, 0].float().tolist()
+
+    def _tokenize(self, completions: Sequence[Prompt]) -> list[list[int]]:
+        rows = []
+        for completion in completions:
+            text = completion if isinstance(completion, str) else completion[0]["content"]
+            ids = self.tokenizer(text=text, add_special_tokens=False)["input_ids"]
+            rows.append([*ids, self.tokenizer.eos_token_id])
+        return rows
 
 
-def check_rewards(values: Any, count: int, owner: str, kind: str = "rewards") -> list[float]:
+def check_rewards(values: object, count: int, owner: str) -> list[float]:
     """Return what a reward function has returned as numbers, with NaN for None.
 
     :param values: list, array or tensor with a number or None per completion
     :param count: number of completions
     :param owner: function in messages, such as ``"reward function 'brevity'"``
-    :param kind: values in messages
     :raises ValueError: if it is anything else
     """
-    allowed = "allowed is a list with a number per completion, or None for one without a score"
-    if isinstance(values, torch.Tensor):
-        values = values.detach().cpu()
+    # Arrays and tensors
     if hasattr(values, "tolist"):
         values = values.tolist()
-    if isinstance(values, str | bytes | dict) or not hasattr(values, "__iter__"):
-        raise ValueError(f"{owner} returned a {type(values).__name__}; {allowed}")
+    # A text or a dictionary can be iterated over, but it is a mistake.
+    if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
+        raise ValueError(f"{owner} returned a {type(values).__name__}; {_ALLOWED}")
+
     numbers = []
     for value in values:
-        # Elements of lists may be tensors, too.
-        value = value.item() if hasattr(value, "item") and getattr(value, "size", None) is not None else value
         if value is None:
             value = math.nan
+        # Tensors and numbers of NumPy convert; so would texts.
         if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
-            raise ValueError(f"{owner} returned {value!r} for a completion; {allowed}")
+            raise ValueError(f"{owner} returned {value!r} for a completion; {_ALLOWED}")
         numbers.append(float(value))
+
     if len(numbers) != count:
-        raise ValueError(f"{owner} returned {len(numbers)} {kind} for {count} completions")
+        raise ValueError(f"{owner} returned {len(numbers)} rewards for {count} completions")
     return numbers
 
 
-def checked_function(function: Callable[..., Any], name: str, timeout: float) -> Callable[..., Any]:
+def checked_function(
+    function: Callable[..., Any],
+    name: str,
+    timeout: float,
+) -> Callable[..., Any]:
     """Return a reward function whose rewards and time are checked.
 
     :param function: reward function as in TRL, synchronous or not
@@ -119,25 +156,29 @@ def checked_function(function: Callable[..., Any], name: str, timeout: float) ->
     :param timeout: seconds for a call
     """
     owner = f"reward function {name!r}"
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
 
-        @functools.wraps(function)
-        async def checked_async(*, prompts: Any, **keywords: Any) -> list[float]:
-            try:
-                values = await asyncio.wait_for(function(prompts=prompts, **keywords), timeout)
-            except TimeoutError as error:
-                raise _overdue(owner, timeout) from error
-            return check_rewards(values, len(prompts), owner)
-
-        return checked_async
-
+    # TRL calls reward functions by keyword, and reads their names for logs.
     @functools.wraps(function)
-    def checked(*, prompts: Any, **keywords: Any) -> list[float]:
+    def checked(*, prompts: Sequence[Prompt], **keywords: object) -> list[float]:
         with limited(timeout, owner):
             values = function(prompts=prompts, **keywords)
         return check_rewards(values, len(prompts), owner)
 
-    return checked
+    # An object may have an asynchronous __call__.
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    if not is_async:
+        return checked
+
+    # TRL awaits it in a thread, which no signal interrupts.
+    @functools.wraps(function)
+    async def checked_async(*, prompts: Sequence[Prompt], **keywords: object) -> list[float]:
+        try:
+            values = await asyncio.wait_for(function(prompts=prompts, **keywords), timeout)
+        except TimeoutError as error:
+            raise _overdue(owner, timeout) from error
+        return check_rewards(values, len(prompts), owner)
+
+    return checked_async
 
 
 class _OverdueError(BaseException):
@@ -167,6 +208,7 @@ def limited(seconds: float, owner: str) -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise _OverdueError
 
+    # The block gets the handler of the process back.
     start = time.monotonic()
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -177,11 +219,18 @@ def limited(seconds: float, owner: str) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
-    if time.monotonic() - start > seconds:  # it has caught everything
+
+    # The block may have caught the interruption.
+    if time.monotonic() - start > seconds:
         raise _overdue(owner, seconds)
 
 
-def load_classifier(name: str, tokenizer: Any, argument: str, trust_remote_code: bool = False) -> tuple[Any, Any, list[str]]:
+def load_classifier(
+    name: str,
+    tokenizer: PreTrainedTokenizerBase,
+    argument: str,
+    trust_remote_code: bool = False,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str]]:
     """Load a model with a score, and its tokenizer.
 
     :param name: Hub id or directory of a model, or of a LoRA adapter, which is merged into its base model
@@ -191,14 +240,29 @@ def load_classifier(name: str, tokenizer: Any, argument: str, trust_remote_code:
     :return: the model, its tokenizer, and the names of the parameters that it lacked and that are new
     :raises ValueError: if it cannot be loaded, or has another tokenizer than the policy
     """
-    own = load_tokenizer(name, trust_remote_code=trust_remote_code)
-    if tokenizer.get_vocab() != own.get_vocab():
-        raise ValueError(f"{argument}={name!r} has another tokenizer ({len(own)} tokens) than the policy ({len(tokenizer)})")
-    options = {"num_labels": 1, "trust_remote_code": trust_remote_code}
+    # The policy's tokens would be other words.
+    own_tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
+    if tokenizer.get_vocab() != own_tokenizer.get_vocab():
+        sizes = f"({len(own_tokenizer)} tokens) than the policy ({len(tokenizer)})"
+        raise ValueError(f"{argument}={name!r} has another tokenizer {sizes}")
+
+    # An adapter contains its score, so that nothing is missing.
     if find_adapter_config_file(name) is not None:
-        return AutoPeftModelForSequenceClassification.from_pretrained(name, **options).merge_and_unload(), own, []
+        adapted = AutoPeftModelForSequenceClassification.from_pretrained(
+            name,
+            num_labels=1,
+            trust_remote_code=trust_remote_code,
+        )
+        return adapted.merge_and_unload(), own_tokenizer, []
+
     try:
-        model, report = AutoModelForSequenceClassification.from_pretrained(name, output_loading_info=True, **options)
-    except RuntimeError as error:  # transformers has printed what differs
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            name,
+            num_labels=1,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+    except RuntimeError as error:
+        # transformers has printed what differs.
         raise ValueError(f"{argument}={name!r} is no classifier with one label: {error}") from error
-    return model, own, sorted(report["missing_keys"])
+    return model, own_tokenizer, sorted(report["missing_keys"])

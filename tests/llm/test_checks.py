@@ -19,9 +19,9 @@ from trl import GRPOConfig, GRPOTrainer
 from sb3_ano import _secrets
 from sb3_ano._secrets import MASK
 from sb3_ano.llm import ANOTrainer, GANOConfig, GANOTrainer, PPOTrainer, ShapedGRPOConfig, ShapedGRPOTrainer, ShapedPPOConfig
-from sb3_ano.llm.dropout import disable_dropout, random_parts, restored
+from sb3_ano.llm.grpo import disable_dropout, random_parts
 from tests.common import ROOT
-from tests.llm.tiny import SMALL, SMALL_CRITIC, critic_trainer, make, model, parameters, prompts, reward, rollout, tokenizer
+from tests.llm.tiny import SMALL, SMALL_CRITIC, classifier, critic_trainer, make, model, parameters, prompts, reward, rollout, tokenizer
 
 TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
 #: Models with dropout in modules, in functions, in the attention, over layers, and read from the configuration.
@@ -104,12 +104,10 @@ def test_layers_are_no_longer_dropped():
     tokens = torch.arange(8).unsqueeze(0)
     outputs = [made(input_ids=tokens, use_cache=False).logits for _ in range(9)]
     assert any(not torch.equal(output, outputs[0]) for output in outputs)
-    kept = disable_dropout(made)
+    disable_dropout(made)
     outputs = [made(input_ids=tokens, use_cache=False).logits for _ in range(9)]
     assert all(torch.equal(output, outputs[0]) for output in outputs)
-    with restored(kept):
-        assert made.config.layerdrop == 0.5
-    assert made.config.layerdrop == 0.0
+    assert made.config.layerdrop == 0.5
 
 
 @pytest.mark.parametrize("trainer_class", [ANOTrainer, PPOTrainer])
@@ -179,11 +177,8 @@ def test_a_frozen_policy_is_one_line(maker, beta, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-def test_a_policy_that_was_frozen_later_or_is_not_in_the_optimizer_is_one_line(maker, tmp_path):
-    trainer = MAKERS[maker](tmp_path, max_steps=1)
-    trainer.model.requires_grad_(False)
-    with pytest.raises(ValueError, match="no parameter of the policy can be trained"):
-        trainer.train()
+def test_a_policy_that_is_not_in_the_optimizer_is_one_line(maker, tmp_path):
+    classifier(tmp_path)
     other = torch.optim.AdamW(model(tmp_path).parameters())  # of a copy
     critic = {"value_model": str(tmp_path / "reward")} if maker == "critic" else {}
     with pytest.raises(ValueError, match="the optimizer has no parameter of the policy that can be trained; make it of the"):
@@ -191,8 +186,6 @@ def test_a_policy_that_was_frozen_later_or_is_not_in_the_optimizer_is_one_line(m
 
 
 def test_a_frozen_critic_is_trained_all_the_same(tmp_path):
-    from tests.llm.tiny import classifier
-
     start = AutoModelForSequenceClassification.from_pretrained(classifier(tmp_path)).requires_grad_(False)
     trainer = critic_trainer(tmp_path, value_model=start, max_steps=2)
     before = torch.nn.utils.parameters_to_vector(trainer.critic.parameters()).detach().clone()
@@ -288,13 +281,13 @@ def test_reward_functions_that_do_not_take_what_they_get_are_named_before_anythi
     def solved(completions, solution, **_):
         return [float(text == right) for text, right in zip(completions, solution, strict=True)]
 
-    with pytest.raises(ValueError, match=r"'narrow' does not take 'completion_ids'; add \*\*kwargs to its arguments"):
+    with pytest.raises(ValueError, match=r"'narrow': got an unexpected keyword argument 'completion_ids'; it gets"):
         make(tmp_path, GANOTrainer, GANOConfig, reward=narrow)
-    with pytest.raises(ValueError, match="'solved' needs 'solution'; it gets completion_ids, completions, "):
+    with pytest.raises(ValueError, match="'solved': missing a required argument: 'solution'; it gets completion_ids, completions, "):
         make(tmp_path, GANOTrainer, GANOConfig, reward=solved)
     data = prompts().add_column("solution", ["x"] * len(prompts()))
     make(tmp_path, GANOTrainer, GANOConfig, reward=solved, data=data)
-    with pytest.raises(ValueError, match="'solved' needs 'solution'"):  # which TRL removes
+    with pytest.raises(ValueError, match="'solved': missing a required argument: 'solution'"):  # which TRL removes
         make(tmp_path, GANOTrainer, GANOConfig, reward=solved, data=data, remove_unused_columns=True)
 
 

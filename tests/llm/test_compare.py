@@ -437,7 +437,7 @@ SCORES = {
 @pytest.mark.parametrize("name", SCORES)
 def test_scores_that_are_no_numbers_are_named(name):
     function, message = SCORES[name]
-    with pytest.raises(ValueError, match=f"judge 's' {message}"):
+    with pytest.raises(ValueError, match=f"reward function 's' {message}"):
         judge_by_score(PAIRS, function, "s")
 
 
@@ -451,7 +451,7 @@ def test_a_function_that_waits_without_end_is_interrupted():
 
     for function in (wait, catch_everything, lambda **_: time.sleep(60)):
         start = time.monotonic()
-        with pytest.raises(TimeoutError, match=r"judge 's' has not returned after 0.2 seconds"):
+        with pytest.raises(TimeoutError, match=r"reward function 's' has not returned after 0.2 seconds"):
             judge_by_score(PAIRS, function, "s", timeout=0.2)
         assert time.monotonic() - start < 10
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
@@ -486,7 +486,7 @@ def test_a_function_or_a_chat_model_judges_files_and_the_report_says_how(files, 
     assert "seed 0" in report
     assert re.search(r"up +three +6 +3 +1 +2 +0 +0 +0.583 ", report)
     out = files / "out"
-    assert {path.name for path in out.iterdir()} == {"matrix.png", "report.md", "win_rates.csv", "win_rates.png"}
+    assert {path.name for path in out.iterdir()} == {"report.md", "win_rates.csv", "win_rates.png"}
     table = pd.read_csv(out / "win_rates.csv")
     assert table["win_rate"][0] == pytest.approx(3.5 / 6, abs=1e-5)
     assert table["low"][0] < table["win_rate"][0] < table["high"][0]
@@ -531,7 +531,7 @@ def test_an_asynchronous_function_judges_as_trl_calls_it():
 def test_a_score_that_is_nan_is_no_verdict():
     found = judge_by_score(PAIRS[:2], lambda prompts, completions: [float("nan"), *range(len(prompts) - 1)], "s")
     assert found == [{"verdict": "unparseable"}, {"verdict": "lose"}]
-    with pytest.raises(ValueError, match="'w' returned 1 scores for 4 completions"):
+    with pytest.raises(ValueError, match="'w' returned 1 rewards for 4 completions"):
         judge_by_score(PAIRS[:2], lambda prompts, completions: [1.0], "w")
 
 

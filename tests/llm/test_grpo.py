@@ -130,9 +130,9 @@ def test_ratios_are_counted_where_the_mask_says(tmp_path):
     seen = [1.0, 1.3, 0.5, 1.1, 0.7]
     expected = {"ratio/mean": 4.6 / 5, "ratio/max": 1.3, "ratio/outside_low": 2 / 5, "ratio/outside_high": 1 / 5}
     expected["ratio/kl"] = sum(r - 1 - math.log(r) for r in seen) / 5
-    trainer._log(ratio.log(), mask.bool(), torch.zeros(2, 3), mask)
+    trainer._log_ratio(ratio.log(), mask.bool())
     assert {name: value for name, (value,) in trainer._metrics["train"].items()} == pytest.approx(expected, rel=1e-5)
-    trainer._log(ratio.log(), mask.bool() & False, torch.zeros(2, 3), 0 * mask)  # nothing but padding
+    trainer._log_ratio(ratio.log(), mask.bool() & False)  # nothing but padding
     assert {values[1] for values in trainer._metrics["train"].values()} == {0.0}
 
 
