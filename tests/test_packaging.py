@@ -33,7 +33,7 @@ def test_the_wheel_has_the_data_of_the_package_its_command_and_nothing_of_the_te
     archive = zipfile.ZipFile(wheel)
     names = set(archive.namelist())
     data = {str(path.relative_to(ROOT)) for path in (ROOT / "sb3_ano").rglob("*.*") if path.suffix not in (".py", ".pyc")}
-    assert data | {"sb3_ano/py.typed", *(f"sb3_ano/hyperparams/{algo}.yml" for algo in ("ano", "spo", "papo"))} <= names
+    assert data | {"sb3_ano/py.typed", *(f"sb3_ano/hyperparams/{algo}.yml" for algo in ("ano", "papo"))} <= names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"sb3_ano"}
     assert "sb3-ano = sb3_ano.cli:main" in archive.read("sb3_ano-0.1.0.dist-info/entry_points.txt").decode()
     # Model cards install the package from there.

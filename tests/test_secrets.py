@@ -233,8 +233,6 @@ def test_a_run_of_the_zoo_stores_no_password(tmp_path):
 
 
 def test_weights_and_biases_gets_no_secrets(monkeypatch):
-    from contextlib import ExitStack
-
     from sb3_ano.zoo import fixes
 
     seen = []
@@ -242,8 +240,7 @@ def test_weights_and_biases_gets_no_secrets(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setattr(sys, "argv", ["train", "--storage", "mysql://me:hunter2@host/db"])
     remember_arguments(sys.argv)
-    with ExitStack() as stack:
-        fixes.apply_fixes(stack, [fixes.secrets_in_wandb])
+    with fixes.secrets_in_wandb():
         wandb.init(config={"storage": "mysql://me:hunter2@host/db"}, project="x")
     address = f"mysql://{MASK}@host/db"
     assert seen == [{"storage": address}, ["train", "--storage", address]]

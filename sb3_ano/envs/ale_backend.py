@@ -18,6 +18,7 @@ with needs_extra("atari", "ale-py"):
 
 # Those that change neither spaces nor the protocol.
 _SETTINGS = ("maxpool", "thread_affinity_offset", "use_fire_reset")
+# The emulator's names of all games, by the names in ids.
 _ROMS = {rom_id_to_name(rom): rom for rom in roms.get_all_rom_ids()}
 
 
@@ -40,6 +41,7 @@ class AleVecEnv(BatchedVecEnv):
         if atari is None or not has_game(atari.game):
             suggestion = hint(self.env_id, [f"{game}-v5" for game in _ROMS])
             raise ValueError(f"env_id={self.env_id!r} is unknown to backend 'ale'{suggestion}")
+
         require_known_settings(env_kwargs, {*_SETTINGS, *vars(atari)} - {"game"}, f"ale-py's {self.env_id}")
         # Lives and clipping are computed here: ale-py's clipping discards the score, and its final_obs are wrong with
         # life_loss_info.
@@ -54,29 +56,44 @@ class AleVecEnv(BatchedVecEnv):
             **atari.emulator_settings,
             **env_kwargs,
         )
-        self._episodic_life, self._clip_reward = atari.episodic_life, atari.clip_reward
+        self._episodic_life = atari.episodic_life
+        self._clip_reward = atari.clip_reward
         self._lives = np.zeros(self.num_envs, np.int32)
-        return atari.observation_space, spaces.Discrete(int(self._games.single_action_space.n))
+
+        action_space = spaces.Discrete(int(self._games.single_action_space.n))
+        return atari.observation_space, action_space
 
     def _begin(self, seeds: list[int] | None) -> np.ndarray:
+        seed = None
+        if seeds is not None:
+            # The emulator takes 31 bits.
+            seed = np.array(seeds) % 2**31
         observations: np.ndarray
-        observations, info = self._games.reset(seed=None if seeds is None else np.array([seed % 2**31 for seed in seeds]))
+        observations, info = self._games.reset(seed=seed)
         self._lives = info["lives"]
         return observations
 
     def _advance(self, actions: np.ndarray) -> Transition:
         observations, scores, terminated, truncated, info = self._games.step(actions.astype(np.int32))
         over = terminated | truncated
+
+        lives = info["lives"]
         if self._episodic_life:
             # When a game is over, ale-py reports the lives of the next one.
-            terminated = terminated | ((info["lives"] > 0) & (info["lives"] < self._lives) & ~over)
-        self._lives = info["lives"]
-        rewards = (np.sign(scores) if self._clip_reward else scores).astype(np.float32)
-        return Transition(observations, rewards, scores, terminated, truncated, over, info.get("final_obs"))
+            is_lost = (lives > 0) & (lives < self._lives) & ~over
+            terminated = terminated | is_lost
+        self._lives = lives
+
+        rewards = scores
+        if self._clip_reward:
+            rewards = np.sign(scores)
+        return Transition(observations, rewards.astype(np.float32), scores, terminated, truncated, over, info.get("final_obs"))
 
     def _restart(self, indices: np.ndarray, transition: Transition) -> tuple[np.ndarray, np.ndarray]:
         first = transition.observations[indices]
         terminal = first.copy()
+
+        # After a lost life, the game continues from the observation that is also the terminal one.
         over = transition.over[indices]
         if over.any():
             terminal[over] = transition.details[indices[over]]

@@ -13,9 +13,18 @@ from gymnasium import spaces
 _PLAIN = r"(\w+)-v5"
 _STICKY = {r"ALE/(\w+)-v5": 0.25, r"(\w+)NoFrameskip-v0": 0.25, r"(\w+)NoFrameskip-v4": 0.0, _PLAIN: 0.0}
 # What the emulators' libraries call the protocol's settings. Their limits of steps count differently.
-_OTHER_NAMES = {"max_episode_steps": "max_frames", "max_num_frames_per_episode": "max_frames", "frameskip": "frame_skip"}
-_OTHER_NAMES |= {"img_height": "screen_size", "img_width": "screen_size", "stack_num": "frame_stack"}
-_OTHER_NAMES |= {"reward_clip": "clip_reward", "reward_clipping": "clip_reward"}
+_OTHER_NAMES = {
+    "max_episode_steps": "max_frames",
+    "max_num_frames_per_episode": "max_frames",
+    "frameskip": "frame_skip",
+    "img_height": "screen_size",
+    "img_width": "screen_size",
+    "stack_num": "frame_stack",
+    "reward_clip": "clip_reward",
+    "reward_clipping": "clip_reward",
+}
+# The least values of the numbers, which the emulators' libraries do not all check.
+_LEAST = {"noop_max": 0, "frame_skip": 1, "frame_stack": 1, "screen_size": 1, "max_frames": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +56,7 @@ class AtariProtocol:
     max_frames: int = 108_000
 
     def __post_init__(self) -> None:
-        # The emulators' libraries do not check all of these.
-        for name, least in {"noop_max": 0, "frame_skip": 1, "frame_stack": 1, "screen_size": 1, "max_frames": 1}.items():
+        for name, least in _LEAST.items():
             require_integer(name, getattr(self, name), least)
         probability = self.repeat_action_probability
         if not 0.0 <= probability <= 1.0:
@@ -78,9 +86,16 @@ class AtariProtocol:
         """
         for name in _OTHER_NAMES.keys() & env_kwargs.keys():
             raise TypeError(f"env_kwargs has {name!r}, which {self.game} does not know; its name is {_OTHER_NAMES[name]!r}")
+
         names = {field.name for field in dataclasses.fields(self)} - {"game"}
-        settings = {key: value for key, value in env_kwargs.items() if key in names}
-        return dataclasses.replace(self, **settings), {key: env_kwargs[key] for key in env_kwargs if key not in names}
+        settings = {}
+        others = {}
+        for name, value in env_kwargs.items():
+            if name in names:
+                settings[name] = value
+            else:
+                others[name] = value
+        return dataclasses.replace(self, **settings), others
 
 
 def atari_protocol(env_id: str) -> AtariProtocol | None:
@@ -91,7 +106,8 @@ def atari_protocol(env_id: str) -> AtariProtocol | None:
     """
     for form, probability in _STICKY.items():
         match = re.fullmatch(form, env_id)
-        if match and not (form == _PLAIN and env_id in gym.registry):
+        is_gymnasiums = form == _PLAIN and env_id in gym.registry
+        if match and not is_gymnasiums:
             return AtariProtocol(match[1], probability)
     return None
 

@@ -66,6 +66,7 @@ class BatchedVecEnv(VecEnv):
     :param num_threads: number of threads; None: one per processor, at most ``n_envs``
     :param seed: environment ``i`` gets ``seed + i`` at the first reset; None draws seeds
     :param monitor_dir: directory of ``0.monitor.csv``, one file for the batch; None writes none
+    :param override_existing: whether to replace the file of an earlier batch instead of appending to it
     :param env_kwargs: settings of the task in the backend's names
     :raises ValueError: if the backend does not have the task, or SB3's policies do not support its spaces
     :raises TypeError: if the task does not have a setting
@@ -83,21 +84,30 @@ class BatchedVecEnv(VecEnv):
         *,
         seed: int | None,
         monitor_dir: str | None,
+        override_existing: bool = True,
         env_kwargs: dict[str, Any],
     ) -> None:
-        self.env_id, self.num_envs, self.num_threads = env_id, n_envs, min(n_envs, num_threads or cores())
+        self.env_id = env_id
+        self.num_envs = n_envs
+        self.num_threads = min(n_envs, num_threads or cores())
         self.spec = gym.registry.get(env_id)
         self.render_mode: str | None = None  # which VecEnv asks get_attr for
-        super().__init__(n_envs, *self._open(atari, env_kwargs))
+        observation_space, action_space = self._open(atari, env_kwargs)
+        super().__init__(n_envs, observation_space, action_space)
+
         self._actions: np.ndarray | None = None
-        self._started = self._closed = False
+        self._started = False
+        self._closed = False
         self._returns = np.zeros(n_envs)
         self._lengths = np.zeros(n_envs, np.int64)
         self._t_start = time.time()
         self._writer: ResultsWriter | None = None
         if monitor_dir is not None:
-            self._writer = ResultsWriter(os.path.join(monitor_dir, "0"), {"t_start": self._t_start, "env_id": env_id})
+            header: dict[str, float | str] = {"t_start": self._t_start, "env_id": env_id}
+            file = os.path.join(monitor_dir, "0")
+            self._writer = ResultsWriter(file, header, override_existing=override_existing)
             weakref.finalize(self, self._writer.close)  # if close() is never called
+
         if seed is not None:
             self.seed(seed)
 
@@ -142,13 +152,19 @@ class BatchedVecEnv(VecEnv):
         :raises RuntimeError: after ``close``
         """
         self._require_open()
-        seeds = None if self._seeds[0] is None else [int(seed) for seed in self._seeds if seed is not None]
-        if seeds is None and not self._started:
+        # VecEnv forgets the seeds after a reset, so that the generators continue in the next one.
+        seeds = None
+        if self._seeds[0] is not None:
+            seeds = [int(seed) for seed in self._seeds if seed is not None]
+        elif not self._started:
             seeds = np.random.default_rng().integers(2**31, size=self.num_envs).tolist()
+
         observations = self._begin(seeds)
         self._reset_seeds()
-        self._started, self._actions = True, None
-        self._returns[:], self._lengths[:] = 0.0, 0
+        self._started = True
+        self._actions = None
+        self._returns[:] = 0.0
+        self._lengths[:] = 0
         self.reset_infos = [{} for _ in range(self.num_envs)]
         return observations
 
@@ -158,12 +174,15 @@ class BatchedVecEnv(VecEnv):
         :param actions: shape ``(n_envs, ...)``
         :raises ValueError: if the shape differs, or a discrete action is not in the action space
         """
-        actions, allowed = np.asarray(actions), (self.num_envs, *(self.action_space.shape or ()))
+        actions = np.asarray(actions)
+        allowed = (self.num_envs, *(self.action_space.shape or ()))
         if actions.shape != allowed:
             raise ValueError(f"actions of shape {actions.shape} are not allowed; allowed is {allowed}")
+
         if isinstance(self.action_space, spaces.Discrete):
             # The libraries use actions as indices without checking them.
-            inside = (actions >= self.action_space.start) & (actions < self.action_space.start + self.action_space.n)
+            first = self.action_space.start
+            inside = (actions >= first) & (actions < first + self.action_space.n)
             if not inside.all():
                 raise ValueError(f"actions={actions[~inside]} are not in {self.action_space}")
         self._actions = actions
@@ -177,32 +196,43 @@ class BatchedVecEnv(VecEnv):
         self._require_open()
         if not self._started or self._actions is None:
             raise RuntimeError(f"{self.env_id}: call reset() before the first step, and step_async() before step_wait()")
+
         # PyTorch's threads spin for milliseconds after their work. Where processors are few, they slow the environments.
         if max(0, cores() - self.num_threads) < torch.get_num_threads() - 1 <= _MOST_ENDED:
             end_idle_threads()
+
         transition = self._advance(self._actions)
         self._actions = None
         self._returns += transition.scores
         self._lengths += 1
+        observations = transition.observations
         dones = transition.terminated | transition.truncated
         infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
-        observations = transition.observations
+
+        # Most steps end no episode.
         if dones.any():
             indices = np.flatnonzero(dones)
+            only_truncated = transition.truncated & ~transition.terminated
             terminal, observations[indices] = self._restart(indices, transition)
             for row, index in enumerate(indices.tolist()):
                 infos[index]["terminal_observation"] = terminal[row]
-                infos[index]["TimeLimit.truncated"] = bool(transition.truncated[index] and not transition.terminated[index])
+                infos[index]["TimeLimit.truncated"] = bool(only_truncated[index])
                 self.reset_infos[index] = {}
+                # A lost life ends the learner's episode, but not the score's.
                 if transition.over[index]:
                     infos[index]["episode"] = self._finish_episode(index)
+
         return observations, transition.rewards, dones, infos
 
     def _finish_episode(self, index: int) -> dict[str, float]:
         """Return the statistics of an environment's episode, rounded as by Monitor, and reset them."""
-        score, seconds = float(self._returns[index]), time.time() - self._t_start
-        episode = {"r": round(score, 6), "l": int(self._lengths[index]), "t": round(seconds, 6)}
-        self._returns[index], self._lengths[index] = 0.0, 0
+        episode = {
+            "r": round(float(self._returns[index]), 6),
+            "l": int(self._lengths[index]),
+            "t": round(time.time() - self._t_start, 6),
+        }
+        self._returns[index] = 0.0
+        self._lengths[index] = 0
         if self._writer is not None:
             self._writer.write_row(episode)
         return episode
@@ -211,6 +241,7 @@ class BatchedVecEnv(VecEnv):
         """Free all resources; a second call does nothing."""
         if self._closed:
             return
+        # First, so that an error of the library is not raised again by another call.
         self._closed = True
         self._release()
         if self._writer is not None:
@@ -225,7 +256,11 @@ class BatchedVecEnv(VecEnv):
 
         :raises NoSingleEnvError: if there are options
         """
-        if any(options if isinstance(options, list) else [options or {}]):
+        # One dictionary for all environments, or one for each.
+        given = options
+        if isinstance(options, list):
+            given = next(filter(None, options), None)
+        if given:
             raise self._needs_single_envs("take reset options")
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
@@ -261,6 +296,7 @@ class BatchedVecEnv(VecEnv):
 
         :raises NoSingleEnvError: if the environments do not render
         """
+        # SB3 would only warn.
         if self.render_mode is None:
             self.get_images()
         return super().render(mode)

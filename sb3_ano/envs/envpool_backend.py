@@ -1,5 +1,6 @@
 """EnvPool's environments, stepped as one batch in C++ threads."""
 
+import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -24,8 +25,17 @@ _ATARI = "envpool.atari"
 # EnvPool's Box2D tasks have other bounds than gymnasium's, and classic control costs less in Python than waking threads.
 _REPLACES_GYMNASIUM = {_ATARI, "envpool.mujoco.gym"}
 # Settings that are arguments of make_vec_env, or fixed here.
-_OF_THE_POOL = {"base_path", "batch_size", "env_seed", "gym_reset_return_info", "max_num_players", "num_envs"}
-_OF_THE_POOL |= {"num_threads", "seed", "thread_affinity_offset"}
+_OF_THE_POOL = {
+    "base_path",
+    "batch_size",
+    "env_seed",
+    "gym_reset_return_info",
+    "max_num_players",
+    "num_envs",
+    "num_threads",
+    "seed",
+    "thread_affinity_offset",
+}
 # Settings that EnvPool does not check; gymnasium takes -1 for no limit.
 _COUNTS = ("frame_skip", "max_episode_steps")
 _NOT_PINNED = -1
@@ -79,14 +89,17 @@ _tried: dict[tuple[str, str], bool] = {}
 
 def _plays_equally(task: str, settings: dict[str, Any]) -> bool:
     """Play two environments of different seeds with the same actions, and tell whether they return the same."""
-    action_space = _spaces(task, settings)[1]
+    _, action_space = _spaces(task, settings)
     action_space.seed(0)
+
+    # Not a property of the class: it may depend on the settings.
     pool = _make_pool(task, num_envs=2, num_threads=1, seed=[0, 1], **settings)
     try:
         observations = pool.reset()[0]
         for _ in range(_TRIED_STEPS):
             if not _are_equal(observations):
                 return False
+
             action = np.asarray(action_space.sample())
             actions = np.stack([action, action]).astype(_action_dtype(action_space))
             observations = pool.step(actions)[0]
@@ -110,7 +123,9 @@ def _are_equal(observations: np.ndarray) -> bool:
 
 def _action_dtype(action_space: Space) -> type[np.number[Any]]:
     """Return the type of actions that EnvPool takes."""
-    return np.int32 if isinstance(action_space, spaces.Discrete) else np.float64
+    if isinstance(action_space, spaces.Discrete):
+        return np.int32
+    return np.float64
 
 
 class EnvPoolVecEnv(BatchedVecEnv):
@@ -127,40 +142,52 @@ class EnvPoolVecEnv(BatchedVecEnv):
     backend = "envpool"
 
     def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> tuple[spaces.Box, Space]:
-        self._task = self.env_id if atari is None else f"{atari.game}-v5"
+        self._task = self.env_id
+        if atari is not None:
+            self._task = f"{atari.game}-v5"
         if not has(self._task):
             raise ValueError(f"env_id={self.env_id!r} is unknown to backend 'envpool'{hint(self._task, registry.specs)}")
+
         self._pool: Any = None
-        self._settings, self.render_mode = env_kwargs, env_kwargs.pop("render_mode", None)
+        self._settings = env_kwargs
+        self.render_mode = env_kwargs.pop("render_mode", None)
         if self.render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode={self.render_mode!r} is not allowed with backend 'envpool'; allowed is 'rgb_array'")
+
         self._atari = atari is not None
         if atari is not None:
             if atari.noop_max < 1:  # the pool would crash
                 raise ValueError("noop_max=0 is not allowed with backend 'envpool'; allowed are positive integers")
-            self._settings |= atari.emulator_settings
-            self._settings |= {"episodic_life": atari.episodic_life, "reward_clip": atari.clip_reward}
-            # EnvPool counts steps, not frames.
-            n_steps = -(-atari.max_frames // atari.frame_skip)
-            self._settings |= {"frame_skip": atari.frame_skip, "max_episode_steps": n_steps}
+            self._settings.update(
+                atari.emulator_settings,
+                episodic_life=atari.episodic_life,
+                reward_clip=atari.clip_reward,
+                frame_skip=atari.frame_skip,
+                max_episode_steps=math.ceil(atari.max_frames / atari.frame_skip),  # EnvPool counts steps, not frames
+            )
         return _spaces(self._task, self._settings)
 
     def _begin(self, seeds: list[int] | None) -> np.ndarray:
         if seeds is not None:
             self._release()
+            settings = dict(self._settings)
+            if self.render_mode is not None:
+                settings["render_mode"] = self.render_mode
             # Threads that may run anywhere are often woken on the processor of the thread that wakes them: a step of 8
             # cheetahs takes 350 us on two processors instead of 260. Fewer threads than processors are not pinned, because
             # all processes would crowd the first processors.
-            pinned = self.num_threads == cores() == os.cpu_count()
+            offset = _NOT_PINNED
+            if self.num_threads == cores() == os.cpu_count():
+                offset = 0
             self._pool = _make_pool(
                 self._task,
                 num_envs=self.num_envs,
                 num_threads=self.num_threads,
-                thread_affinity_offset=0 if pinned else _NOT_PINNED,
+                thread_affinity_offset=offset,
                 seed=[seed % 2**31 for seed in seeds],
-                **({"render_mode": self.render_mode} if self.render_mode else {}),
-                **self._settings,
+                **settings,
             )
+
         observations: np.ndarray = self._pool.reset()[0]
         if seeds is not None and _are_equal(observations) and ignores_seeds(self._task, self._settings):
             warnings.warn(
@@ -175,6 +202,8 @@ class EnvPoolVecEnv(BatchedVecEnv):
         observations, rewards, terminated, truncated, info = self._pool.step(actions)
         if not self._atari:
             return Transition(observations, rewards, rewards, terminated, truncated, terminated | truncated)
+
+        # EnvPool's terminated is the learner's, and its rewards are clipped.
         over = (info["terminated"] != 0) | truncated
         return Transition(observations, rewards, info["reward"], terminated, truncated, over)
 
@@ -186,6 +215,8 @@ class EnvPoolVecEnv(BatchedVecEnv):
             first, *_, info = self._pool.step(np.zeros(len(indices), np.int32), indices)
         else:
             first, info = self._pool.reset(indices)
+
+        # EnvPool returns the environments in the order in which they are ready.
         return transition.observations[indices], first[np.argsort(info["env_id"])]
 
     def _release(self) -> None:
@@ -203,6 +234,7 @@ class EnvPoolVecEnv(BatchedVecEnv):
             raise self._needs_single_envs("render without env_kwargs={'render_mode': 'rgb_array'}")
         if self._pool is None:
             raise RuntimeError(f"{self.env_id}: call reset() before rendering")
+
         return list(self._pool.render(np.arange(self.num_envs)))
 
 
@@ -217,15 +249,20 @@ def _spaces(task: str, settings: dict[str, Any]) -> tuple[spaces.Box, Space]:
         require_known_settings(settings, known, f"EnvPool's {task}")
         for name in _COUNTS:
             require_integer(name, settings.get(name, 1))
+
         try:
             spec = envpool.make_spec(task, **settings)
         except TypeError as mistake:  # it shows the signature in C++
             raise TypeError(f"env_kwargs={settings} has a value of a type that EnvPool's {task} does not know") from mistake
-        observations, actions = spec.observation_space, spec.action_space
+
+        observations = spec.observation_space
+        actions = spec.action_space
+
     if not isinstance(observations, spaces.Box) or not isinstance(actions, spaces.Box | spaces.Discrete):
         raise ValueError(f"env_id={task!r} has spaces that backend 'envpool' does not support: {observations}, {actions}")
     if isinstance(actions, spaces.Discrete):
         return observations, spaces.Discrete(int(actions.n), start=int(actions.start))
     # EnvPool computes with float64; gymnasium's environments take float32.
-    low, high = (bound.astype(np.float32) for bound in (actions.low, actions.high))
+    low = actions.low.astype(np.float32)
+    high = actions.high.astype(np.float32)
     return observations, spaces.Box(low, high, actions.shape, np.float32)

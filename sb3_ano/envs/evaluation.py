@@ -73,6 +73,7 @@ class EvaluatedVecEnv(VecEnvWrapper):
         observations, rewards, dones, infos = self.venv.step_wait()
         self._steps += 1
         self._lengths += 1
+        # Of what the outermost wrapper returns, which Monitor does not see.
         self._returns += rewards
 
         for index in np.flatnonzero(dones).tolist():

@@ -31,7 +31,7 @@ def make_env(env_id: str, verbose: int = 0) -> gym.Env:
         with explained_missing_packages():
             return maybe_make_env(env_id, verbose)  # type: ignore[return-value]
     except error.DependencyNotInstalled:
-        raise
+        raise  # an error of gymnasium, too, of a package that no extra brings
     except error.Error as unknown:
         raise ValueError(f"env={env_id!r} is not a registered environment: {unknown}") from unknown
     except ImportError as moved:

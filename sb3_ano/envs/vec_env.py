@@ -71,7 +71,7 @@ def make_vec_env(
     :param env_kwargs: settings of the task; ``render`` needs ``{"render_mode": "rgb_array"}``, which SB3 sets without asking
     :param vec_env_cls: class of the result, only for gymnasium, for example ``SubprocVecEnv``; None takes ``DirectVecEnv``
     :param vec_env_kwargs: arguments of ``vec_env_cls``
-    :param monitor_kwargs: arguments of SB3's Monitor; only for gymnasium
+    :param monitor_kwargs: arguments of SB3's Monitor; EnvPool and ale-py take ``override_existing`` only
     :param wrapper_kwargs: arguments of ``wrapper_class``
     :param backend: ``"auto"``, ``"gymnasium"``, ``"envpool"`` or ``"ale"``
     :param num_threads: number of threads of EnvPool and ale-py; None: one per processor. gymnasium has one thread
@@ -81,7 +81,9 @@ def make_vec_env(
     :raises MissingExtraError: if a package is not installed
     """
     _require_numbers(n_envs, num_threads, seed)
-    only_gymnasium: dict[str, Any] = {
+    monitor_kwargs = dict(monitor_kwargs or {})
+    override_existing = monitor_kwargs.pop("override_existing", True)
+    given: dict[str, Any] = {
         "start_index": start_index,
         "wrapper_class": wrapper_class,
         "vec_env_cls": vec_env_cls,
@@ -89,29 +91,53 @@ def make_vec_env(
         "monitor_kwargs": monitor_kwargs,
         "wrapper_kwargs": wrapper_kwargs,
     }
-    only_gymnasium = {name: value for name, value in only_gymnasium.items() if value}
+    only_gymnasium = {name: value for name, value in given.items() if value}
+
+    # A wrapper of the user's replaces the protocol of Atari games.
+    atari = None
+    if isinstance(env_id, str):
+        env_id = _registered_id(env_id)
+        if wrapper_class is None:
+            atari = existing_game(env_id)
     settings = dict(env_kwargs or {})
-    env_id = _registered_id(env_id) if isinstance(env_id, str) else env_id
-    atari = existing_game(env_id) if wrapper_class is None else None
     backend = _chosen_backend(backend, env_id, n_envs, num_threads, atari, settings, only_gymnasium)
     if atari is not None:
         atari, settings = atari.changed(settings)
-    arguments: dict[str, Any] = {"seed": seed, "monitor_dir": monitor_dir and os.fspath(monitor_dir), "env_kwargs": settings}
+    if monitor_dir is not None:
+        monitor_dir = os.fspath(monitor_dir)
+
+    env: VecEnv
     if backend == "gymnasium":
+        if not override_existing:
+            only_gymnasium["monitor_kwargs"] = {**monitor_kwargs, "override_existing": False}
+        arguments = {"seed": seed, "monitor_dir": monitor_dir, "env_kwargs": settings}
         env = _gymnasium(env_id, n_envs, atari, **arguments, **only_gymnasium)
     else:
         vec_env_class: type[BatchedVecEnv] = getattr(_module(backend), _BATCHES[backend][1])
-        env = vec_env_class(str(env_id), n_envs, atari, num_threads, **arguments)
+        env = vec_env_class(
+            str(env_id),
+            n_envs,
+            atari,
+            num_threads,
+            seed=seed,
+            monitor_dir=monitor_dir,
+            override_existing=override_existing,
+            env_kwargs=settings,
+        )
+
     if isinstance(env_id, str):  # for code that makes the same environments again
         env.unwrapped.made_from = (env_id, dict(env_kwargs or {}))  # type: ignore[attr-defined]
     return env
 
 
-def _require_numbers(n_envs: Any, num_threads: Any, seed: Any) -> None:
+def _require_numbers(n_envs: int, num_threads: int | None, seed: int | None) -> None:
     require_integer("n_envs", n_envs)
-    require_integer("num_threads", 1 if num_threads is None else num_threads)
+    if num_threads is not None:
+        require_integer("num_threads", num_threads)
     if seed is not None and not isinstance(seed, int | np.integer):
-        advice = f"; the backend is a keyword argument: backend={seed!r}" if seed in BACKENDS else ""
+        advice = ""
+        if seed in BACKENDS:
+            advice = f"; the backend is a keyword argument: backend={seed!r}"
         raise ValueError(f"seed={seed!r} is not allowed; allowed are integers and None{advice}")
 
 
@@ -123,11 +149,13 @@ def _registered_id(env_id: str) -> str:
             importlib.import_module(module)
         except ModuleNotFoundError as missing:
             raise ValueError(f"env_id={env_id!r} cannot be made: {missing}") from missing
+
     with contextlib.suppress(error.Error):  # of an id that gymnasium cannot read, which a backend explains
         namespace, bare, version = parse_env_id(name)
         if version is None and name not in gym.registry:
             newest = find_highest_version(namespace, bare)
-            return name if newest is None else get_env_id(namespace, bare, newest)
+            if newest is not None:
+                return get_env_id(namespace, bare, newest)
     return name
 
 
@@ -145,11 +173,17 @@ def existing_game(env_id: _EnvId) -> AtariProtocol | None:
 
     :param env_id: id, or a class or function that returns an environment
     """
-    atari = atari_protocol(env_id) if isinstance(env_id, str) else None
+    if not isinstance(env_id, str):
+        return None
+    atari = atari_protocol(env_id)
     if atari is None:
         return None
-    exists = any(_installed(package) and _module(backend).has_game(atari.game) for backend, (package, _) in _BATCHES.items())
-    return atari if exists else None
+
+    # An id of this form may be another package's.
+    for backend, (package, _) in _BATCHES.items():
+        if _installed(package) and _module(backend).has_game(atari.game):
+            return atari
+    return None
 
 
 def _chosen_backend(
@@ -167,9 +201,12 @@ def _chosen_backend(
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r} is unknown{hint(str(backend), BACKENDS)}; allowed are {', '.join(BACKENDS)}")
+
     needs_gymnasium = callable(env_id) or bool(only_gymnasium)
+    if backend == "auto" and needs_gymnasium:
+        return "gymnasium"
     if backend == "auto":
-        return "gymnasium" if needs_gymnasium else _fastest(str(env_id), n_envs, atari, env_kwargs)
+        return _fastest(str(env_id), n_envs, atari, env_kwargs)
     if backend == "gymnasium" and num_threads is not None:
         raise ValueError(f"num_threads={num_threads} is not allowed with backend 'gymnasium', which has one thread")
     if backend != "gymnasium" and needs_gymnasium:
@@ -182,12 +219,20 @@ def _fastest(env_id: str, n_envs: int, atari: AtariProtocol | None, env_kwargs: 
     """Return the backend that ``"auto"`` selects: never one for which the id means another task."""
     if {"render_mode", "xml_file"} & env_kwargs.keys():  # EnvPool finds its own files only
         return "gymnasium"
-    pool = _module("envpool") if _installed("envpool") else None
+    pool = None
+    if _installed("envpool"):
+        pool = _module("envpool")
+
     if atari is not None:
         atari, rest = atari.changed(env_kwargs)
-        if pool is not None and pool.has_game(atari.game) and atari.noop_max > 0:  # see EnvPoolVecEnv
-            return "envpool" if pool.takes(f"{atari.game}-v5", rest) else "gymnasium"
-        return "gymnasium" if rest else "ale"
+        has_game = pool is not None and pool.has_game(atari.game) and atari.noop_max > 0  # see EnvPoolVecEnv
+        if pool is not None and has_game and pool.takes(f"{atari.game}-v5", rest):
+            return "envpool"
+        # Settings of an emulator's library, which gymnasium's environments may have.
+        if has_game or rest:
+            return "gymnasium"
+        return "ale"
+
     if pool is None or not pool.has(env_id) or not pool.takes(env_id, env_kwargs):
         return "gymnasium"
 
@@ -202,7 +247,9 @@ def _fastest(env_id: str, n_envs: int, atari: AtariProtocol | None, env_kwargs: 
     if not pool.replaces_gymnasium(env_id):
         return "gymnasium"
     # To wake a thread and wait for it takes three times as long as a step of HalfCheetah.
-    return "gymnasium" if n_envs == 1 and _installed("mujoco") and _gymnasium_makes(env_id) else "envpool"
+    if n_envs == 1 and _installed("mujoco") and _gymnasium_makes(env_id):
+        return "gymnasium"
+    return "envpool"
 
 
 @functools.cache
@@ -223,11 +270,16 @@ def _gymnasium(env_id: _EnvId, n_envs: int, atari: AtariProtocol | None, **argum
     :param arguments: other arguments of SB3's ``make_vec_env``
     """
     if "wrapper_kwargs" in arguments and "wrapper_class" not in arguments:
-        advice = "" if atari is None else "; the settings of an Atari game go into env_kwargs"
+        advice = ""
+        if atari is not None:
+            advice = "; the settings of an Atari game go into env_kwargs"
         raise ValueError(f"wrapper_kwargs={arguments['wrapper_kwargs']!r} is not allowed without wrapper_class{advice}")
-    make, registered = env_id, env_id
+
+    make = env_id
+    registered = env_id
     if atari is not None:
-        make, registered = functools.partial(_frames_skipped, atari), "ALE/"
+        make = functools.partial(_frames_skipped, atari)
+        registered = "ALE/"
         # The rest of the protocol is above Monitor, which thus counts the learner's steps and the unclipped score.
         arguments["wrapper_class"] = functools.partial(_LearnersGame, atari=atari)
     arguments["vec_env_cls"] = functools.partial(_prepared, registered, arguments.get("vec_env_cls", DirectVecEnv))
@@ -238,6 +290,7 @@ def _gymnasium(env_id: _EnvId, n_envs: int, atari: AtariProtocol | None, **argum
             # SB3 makes ids with a render mode, in which each step of LunarLander also simulates the engines' particles.
             make = functools.partial(gym.make, make)
         env: VecEnv = env_util.make_vec_env(make, n_envs, **arguments)
+
     if atari is not None:
         env = VecTransposeImage(env)
         if atari.frame_stack > 1:
@@ -250,7 +303,9 @@ def _prepared(
     env_id: _EnvId, vec_env_cls: Callable[..., VecEnv], env_fns: list[Callable[[], gym.Env]], **vec_env_kwargs: Any
 ) -> VecEnv:
     """Make vectorized environments whose processes, which may be others than this one, are prepared first."""
-    spec = gym.registry.get(env_id) if isinstance(env_id, str) else None
+    spec = None
+    if isinstance(env_id, str):
+        spec = gym.registry.get(env_id)
 
     def prepared(env_fn: Callable[[], gym.Env]) -> gym.Env:
         prepare_env(env_id)
@@ -283,10 +338,17 @@ def _explained_mistakes(env_id: _EnvId, atari: AtariProtocol | None, env_kwargs:
         reason = f"{str(moved).rstrip('.')}{_envpool_has(env_id)}"
         raise ValueError(f"env_id={env_id!r} cannot be made by backend 'gymnasium': {reason}") from moved
     except TypeError as mistake:
+        # Not a mistake of the environment's own code.
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(mistake))
         if unexpected is not None and unexpected[1] in env_kwargs:
-            creator: Any = AtariProtocol if atari else gym.spec(env_id).entry_point if isinstance(env_id, str) else env_id
-            known = inspect.signature(load_env_creator(creator) if isinstance(creator, str) else creator).parameters
+            creator: Any = env_id
+            if atari is not None:
+                creator = AtariProtocol
+            elif isinstance(env_id, str):
+                creator = gym.spec(env_id).entry_point
+            if isinstance(creator, str):
+                creator = load_env_creator(creator)
+            known = inspect.signature(creator).parameters
             require_known_settings([unexpected[1]], set(known) - {unexpected[1]}, f"gymnasium's {env_id}")
         raise
 

@@ -37,19 +37,26 @@ class VecNormalize(vec_env.VecNormalize):
         :return: observations, rewards of shape ``(n_envs,)`` as float32, dones, infos
         """
         observations, rewards, dones, infos = self.venv.step_wait()
+        # For get_original_obs and get_original_reward.
         self.old_obs = observations  # type: ignore[assignment]
         self.old_reward = rewards
+
         if self.training and self.norm_obs:
             self._update_observations(observations)
         normalized = self.normalize_obs(observations)  # type: ignore[arg-type]
+
         if self.training:
             self._update_reward(rewards)
         rewards = self.normalize_reward(rewards)
+
+        # Faster than dones.any(), and mostly false.
         if np.count_nonzero(dones):
             for index in np.flatnonzero(dones):
-                if "terminal_observation" in infos[index]:
-                    infos[index]["terminal_observation"] = self.normalize_obs(infos[index]["terminal_observation"])
+                info = infos[index]
+                if "terminal_observation" in info:
+                    info["terminal_observation"] = self.normalize_obs(info["terminal_observation"])
             self.returns[dones] = 0.0
+
         return normalized, rewards, dones, infos
 
     def normalize_obs(self, obs: np.ndarray | dict[str, np.ndarray]) -> np.ndarray | dict[str, np.ndarray]:
@@ -60,7 +67,9 @@ class VecNormalize(vec_env.VecNormalize):
         """
         if not isinstance(obs, np.ndarray):  # a dictionary, or the last observation of an episode as the task returned it
             return super().normalize_obs(obs)
-        return self._normalize_obs(obs, self.obs_rms) if self.norm_obs else obs.copy()  # type: ignore[arg-type]
+        if not self.norm_obs:
+            return obs.copy()
+        return self._normalize_obs(obs, self.obs_rms)  # type: ignore[arg-type]
 
     def normalize_reward(self, reward: np.ndarray) -> np.ndarray:
         """Normalize rewards without updating the statistics.
@@ -75,6 +84,8 @@ class VecNormalize(vec_env.VecNormalize):
 
     def _normalize_obs(self, obs: np.ndarray, obs_rms: RunningMeanStd) -> np.ndarray:
         deviation = np.sqrt(obs_rms.var + self.epsilon)
+
+        # In the mean's type, float64, as in SB3.
         normalized = obs - obs_rms.mean
         normalized /= deviation
         # np.clip takes longer than both of these together.
@@ -94,6 +105,7 @@ class VecNormalize(vec_env.VecNormalize):
     def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
         if type(self) is not VecNormalize:
             return super().__reduce_ex__(protocol)
+
         # Files name SB3's class, so that they load where this package is not installed.
         plain = vec_env.VecNormalize.__new__(vec_env.VecNormalize)
         vars(plain).update(vars(self))
@@ -119,6 +131,7 @@ class VecNormalize(vec_env.VecNormalize):
         :param venv: environments to wrap
         """
         normalized = vec_env.VecNormalize.load(os.fspath(load_path), venv)
+        # Subclasses keep their methods.
         if type(normalized) is vec_env.VecNormalize:
             normalized.__class__ = VecNormalize
         return cast(VecNormalize, normalized)
@@ -133,14 +146,17 @@ def update(statistics: RunningMeanStd, batch: np.ndarray) -> None:
     if type(statistics) is not RunningMeanStd or batch.dtype not in _FLOATS:
         statistics.update(batch)
         return
+
     size = len(batch)
-    count, mean = statistics.count, statistics.mean
+    count = statistics.count
+    mean = statistics.mean
     total = count + size
     second = statistics.var * count
     if size == 1:  # the mean of a single value is the value, and its variance is 0
         delta = batch[0] - mean
         shift = delta / total
     else:
+        # Without NumPy's wrappers in Python, which take most of the time of small batches.
         batch_mean = np.add.reduce(batch, axis=0) / size
         deviation = batch - batch_mean
         deviation *= deviation
@@ -149,6 +165,8 @@ def update(statistics: RunningMeanStd, batch: np.ndarray) -> None:
         second = second + batch_variance
         delta = batch_mean - mean
         shift = delta * size / total
+
+    # Chan's formula for the variance of two samples together.
     squares = delta * delta
     squares = squares * count * size / total
     statistics.mean = mean + shift

@@ -1,9 +1,6 @@
 """The key ``backend`` of the zoo's hyperparameters: environments of ``make_vec_env`` instead of the zoo's own."""
 
-import functools
-import inspect
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import rl_zoo3.utils
@@ -14,8 +11,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from sb3_ano.envs import make_vec_env
 from sb3_ano.envs.atari import atari_protocol
 from sb3_ano.envs.make import prepare_env
-from sb3_ano.zoo.fixes import replace_everywhere
+from sb3_ano.zoo.hyperparameters import Hyperparameters
 
+_ATARI_WRAPPERS: tuple[object, ...] = ("stable_baselines3.common.atari_wrappers.AtariWrapper", AtariWrapper)
 # Arguments of SB3's AtariWrapper that have other names in our protocol.
 _RENAMED = {"terminal_on_life_loss": "episodic_life", "action_repeat_probability": "repeat_action_probability"}
 
@@ -30,9 +28,11 @@ class Backend(NamedTuple):
 
     env_id: str
     name: str
-    env_kwargs: dict[str, Any]
+    env_kwargs: Hyperparameters
 
-    def vec_env_class(self, *, env_kwargs: Any, vec_env_cls: Any, **arguments: Any) -> Callable[..., VecEnv]:
+    def vec_env_class(
+        self, *, env_kwargs: Hyperparameters | None, vec_env_cls: Any, **arguments: Any
+    ) -> Callable[..., VecEnv]:
         """Return a function for the zoo to call instead of a class of vectorized environments.
 
         The zoo gives it a list of functions, of which only the number counts. What the zoo wraps around the result, such as
@@ -43,15 +43,16 @@ class Backend(NamedTuple):
         :param arguments: other arguments of ``make_vec_env``
         """
         arguments["env_kwargs"] = {**self.env_kwargs, **(env_kwargs or {})}
-        arguments["vec_env_cls"] = None if vec_env_cls is DummyVecEnv else vec_env_cls
+        if vec_env_cls is not DummyVecEnv:
+            arguments["vec_env_cls"] = vec_env_cls
 
-        def make(env_fns: list[Any], **vec_env_kwargs: Any) -> VecEnv:
+        def make(env_fns: list[object], **vec_env_kwargs: Any) -> VecEnv:
             return make_vec_env(self.env_id, len(env_fns), vec_env_kwargs=vec_env_kwargs, backend=self.name, **arguments)
 
         return make
 
 
-def take_backend(hyperparams: dict[str, Any], env_id: str) -> Backend | None:
+def take_backend(hyperparams: Hyperparameters, env_id: str) -> Backend | None:
     """Remove the key ``backend`` from hyperparameters, and what the backend does itself for Atari games.
 
     For Atari games, SB3's AtariWrapper and ``frame_stack`` describe the protocol that the backend plays. Wrapped around the
@@ -66,45 +67,68 @@ def take_backend(hyperparams: dict[str, Any], env_id: str) -> Backend | None:
     backend = Backend(env_id, hyperparams.pop("backend"), {})
     if not ExperimentManager.is_atari(env_id) or atari_protocol(env_id) is None:
         return backend
-    wrappers = hyperparams.get("env_wrapper") or []
-    wrappers = wrappers if isinstance(wrappers, list) else [wrappers]
-    named = [next(iter(wrapper.items())) if isinstance(wrapper, dict) else (wrapper, {}) for wrapper in wrappers]
-    if [name for name, _ in named] in (["stable_baselines3.common.atari_wrappers.AtariWrapper"], [AtariWrapper]):
-        backend.env_kwargs.update({_RENAMED.get(name, name): value for name, value in (named[0][1] or {}).items()})
+
+    wrapper = hyperparams.get("env_wrapper")
+    if isinstance(wrapper, list) and len(wrapper) == 1:
+        wrapper = wrapper[0]
+    options: Hyperparameters = {}
+    if isinstance(wrapper, dict) and len(wrapper) == 1:
+        wrapper, options = next(iter(wrapper.items()))
+
+    if wrapper in _ATARI_WRAPPERS:
+        for name, value in (options or {}).items():
+            backend.env_kwargs[_RENAMED.get(name, name)] = value
         del hyperparams["env_wrapper"]
         hyperparams.setdefault("frame_stack", 1)
+    # Above other wrappers, the zoo stacks the frames.
     if not hyperparams.get("env_wrapper") and "frame_stack" in hyperparams:
         backend.env_kwargs["frame_stack"] = hyperparams.pop("frame_stack")
     return backend
 
 
-@functools.cache
-def register_backends() -> None:
-    """Teach the zoo's ``create_test_env`` the keys ``backend`` and ``env_kwargs``; without them it does what it did."""
-    original = rl_zoo3.utils.create_test_env
-    signature = inspect.signature(original)
+def make_agents_envs(
+    env_id: str,
+    n_envs: int,
+    hyperparams: Hyperparameters,
+    *,
+    env_kwargs: Hyperparameters,
+    stats_path: str | None = None,
+    seed: int = 0,
+    monitor_dir: str | None = None,
+) -> VecEnv:
+    """Make environments for a trained agent, as the zoo's ``create_test_env`` does, with the key ``backend``.
 
-    @functools.wraps(original)
-    def create_test_env(*args: Any, **kwargs: Any) -> VecEnv:
-        call = signature.bind(*args, **kwargs)
-        call.apply_defaults()
-        given = call.arguments
-        prepare_env(given["env_id"])
-        hyperparams = given["hyperparams"] = given["hyperparams"] or {}
-        # Settings of the file and of -params, which enjoy has moved already; the zoo's other commands forget them.
-        given["env_kwargs"] = {**(hyperparams.pop("env_kwargs", None) or {}), **(given["env_kwargs"] or {})}
-        backend = take_backend(hyperparams, given["env_id"])
-        if backend is not None:
-            if given["should_render"]:
-                given["env_kwargs"] = {"render_mode": "human", **given["env_kwargs"]}
-                backend = backend._replace(name="gymnasium")  # the only one that can show the environment
-            given["vec_env_cls"] = backend.vec_env_class(
-                seed=given["seed"],
-                monitor_dir=given["log_dir"],
-                wrapper_class=rl_zoo3.utils.get_wrapper_class(hyperparams),
-                env_kwargs=given["env_kwargs"],
-                vec_env_cls=given["vec_env_cls"],
-            )
-        return original(**given)
+    :param env_id: gymnasium's id
+    :param n_envs: number of environments
+    :param hyperparams: hyperparameters of the training in the zoo's format
+    :param env_kwargs: settings of the task
+    :param stats_path: directory with the statistics of VecNormalize, or None
+    :param seed: seed of the environments
+    :param monitor_dir: directory for monitor files; None writes none
+    """
+    prepare_env(env_id)
+    hyperparams = dict(hyperparams)
+    vec_env_class: Any = ExperimentManager.default_vec_env_cls
 
-    replace_everywhere(ExitStack(), rl_zoo3.utils, "create_test_env", create_test_env)  # until the process ends
+    backend = take_backend(hyperparams, env_id)
+    if backend is not None:
+        if "render_mode" in env_kwargs:
+            backend = backend._replace(name="gymnasium")  # the only one that can show every environment
+        vec_env_class = backend.vec_env_class(
+            seed=seed,
+            monitor_dir=monitor_dir,
+            wrapper_class=rl_zoo3.utils.get_wrapper_class(hyperparams),
+            env_kwargs=env_kwargs,
+            vec_env_cls=vec_env_class,
+        )
+    return rl_zoo3.utils.create_test_env(
+        env_id,
+        n_envs=n_envs,
+        stats_path=stats_path,
+        seed=seed,
+        log_dir=monitor_dir,
+        should_render=False,
+        hyperparams=hyperparams,
+        env_kwargs=env_kwargs,
+        vec_env_cls=vec_env_class,
+    )

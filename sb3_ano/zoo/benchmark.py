@@ -4,20 +4,19 @@ import argparse
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import rl_zoo3.load_from_hub
 import rl_zoo3.utils
 from huggingface_sb3 import EnvironmentName  # type: ignore[import-untyped]
 from stable_baselines3.common.monitor import LoadMonitorResultsError, load_results
 
 from sb3_ano._io import write_file
+from sb3_ano.zoo.agents import newest_run
 from sb3_ano.zoo.fixes import start_command
-
-# The zoo evaluates these in one environment.
-_OFF_POLICY = ("dqn", "qrdqn", "ddpg", "sac", "td3", "tqc", "crossq")
+from sb3_ano.zoo.hub_commands import load_from_sb3
+from sb3_ano.zoo.settings import check_settings
 
 _HEADER = """\
 # Returns of trained agents
@@ -78,6 +77,8 @@ def _agents(values: argparse.Namespace) -> dict[str, tuple[str, str]]:
     directory = Path(values.log_dir)
     agents: dict[str, tuple[str, str]] = {}
     if directory.is_dir():
+        for settings in directory.glob("*/*/*/args.yml"):
+            check_settings(settings)
         agents.update(rl_zoo3.utils.get_trained_models(str(directory)))
     if not values.no_hub:
         agents.update(rl_zoo3.utils.get_hf_trained_models())
@@ -88,12 +89,15 @@ def _agents(values: argparse.Namespace) -> dict[str, tuple[str, str]]:
             del agents[name]
     if not agents:
         raise ValueError(f"--log-dir {directory} holds no agents; allowed are directories that train has written")
-    return dict(list(agents.items())[:1]) if values.test_mode else agents
+    if values.test_mode:
+        first = next(iter(agents))
+        return {first: agents[first]}
+    return agents
 
 
 def _evaluate(values: argparse.Namespace, name: str, algo: str, env_id: str) -> _Row | None:
     """Evaluate one agent in a process, unless its monitor files are there; None after a printed reason if that fails."""
-    trained_for = _training_steps(values.log_dir, algo, env_id)
+    trained_for = _training_steps(values, algo, env_id)
     log = Path(values.benchmark_dir, name)
     episodes = _read_episodes(log)
     if episodes is not None:
@@ -111,25 +115,27 @@ def _evaluate(values: argparse.Namespace, name: str, algo: str, env_id: str) -> 
     return _Row(algo, env_id, float(np.mean(returns)), float(np.std(returns)), trained_for, steps, len(returns))
 
 
-def _training_steps(log_dir: str, algo: str, env_id: str) -> str:
+def _training_steps(values: argparse.Namespace, algo: str, env_id: str) -> str:
     """Return the steps of an agent's training in words; an agent that is not there is downloaded."""
     name = EnvironmentName(env_id)
-    number = rl_zoo3.utils.get_latest_run_id(str(Path(log_dir, algo)), name)
+    number = newest_run(Path(values.log_dir, algo), name)
     if number == 0:
         number = 1
-        rl_zoo3.load_from_hub.download_from_hub(
-            algo=algo, env_name=name, exp_id=number, folder=log_dir, organization="sb3", repo_name=None, force=False
-        )
-    settings, _ = rl_zoo3.utils.get_saved_hyperparams(str(Path(log_dir, algo, f"{name}_{number}", name)))
-    steps = float(settings.get("n_timesteps", 0))
-    return f"{int(steps / 1e3)}k" if steps < 1e6 else f"{int(steps / 1e6)}M"
+        load_from_sb3(algo, name, values.log_dir, number, values.gym_packages)
+
+    settings = Path(values.log_dir, algo, f"{name}_{number}", name)
+    check_settings(settings / "config.yml")
+    hyperparams, _ = rl_zoo3.utils.get_saved_hyperparams(str(settings))
+    steps = float(hyperparams.get("n_timesteps", 0))
+    if steps < 1e6:
+        return f"{int(steps / 1e3)}k"
+    return f"{int(steps / 1e6)}M"
 
 
 def _enjoy(values: argparse.Namespace, algo: str, env_id: str, log: Path) -> int:
-    n_envs = 1 if algo in _OFF_POLICY else values.n_envs
-    options: dict[str, Any] = {
-        "-n": values.n_timesteps * values.n_envs // n_envs,
-        "--n-envs": n_envs,
+    options = {
+        "-n": values.n_timesteps,
+        "--n-envs": values.n_envs,
         "-f": values.log_dir,
         "--algo": algo,
         "--env": env_id,
@@ -152,7 +158,9 @@ def _read_episodes(log: Path) -> pd.DataFrame | None:
         episodes = load_results(str(log))
     except (LoadMonitorResultsError, OSError, ValueError):  # no directory, no files, or an empty one of a killed process
         return None
-    return episodes if len(episodes) > 0 else None
+    if len(episodes) == 0:
+        return None
+    return episodes
 
 
 def _table(rows: Sequence[_Row]) -> str:

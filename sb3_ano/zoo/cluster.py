@@ -32,8 +32,13 @@ _ACTIVATIONS = {nn.Tanh: "tanh", nn.ReLU: "relu", nn.SiLU: "silu"}
 _CHECKPOINT_SECONDS = 60.0
 # Lost processes and nodes, after each of which the training starts again from its last checkpoint.
 _MOST_LOSSES = 10
-_LOSSES = tuple(getattr(ray.exceptions, f"{name}Error") for name in ("RayActor", "NodeDied", "ObjectLost", "WorkerCrashed"))
-# Points of a schedule, between which RLlib interpolates.
+_LOSSES = (
+    ray.exceptions.RayActorError,
+    ray.exceptions.NodeDiedError,
+    ray.exceptions.ObjectLostError,
+    ray.exceptions.WorkerCrashedError,
+)
+# Parts of a schedule.
 _POINTS = 20
 
 
@@ -51,28 +56,42 @@ class ClusterManager(OwnManager):
         super().__init__(*args, **options)
         if cluster not in ("", "auto"):
             require_reachable("--cluster", cluster)
-        self._cluster, self._env_runners, self._learners = cluster, env_runners, learners
+        self._cluster = cluster
+        self._env_runners = env_runners
+        self._learners = learners
 
     def check_model(self, model: Any) -> None:
         """Raise ValueError for a model that RLlib cannot express; the message names what it lacks."""
         policy = model.policy
-        extractor, space, venv = policy.mlp_extractor, model.observation_space, model.get_vec_normalize_env()
-        reasons = {
-            f"policy {type(policy).__name__}": type(policy) is not ActorCriticPolicy
-            or type(policy.features_extractor) is not FlattenExtractor
-            or type(extractor) is not MlpExtractor,
-            f"observation space {space}": not isinstance(space, spaces.Box) or len(space.shape) > 1 or space.dtype.kind != "f",
-            "use_sde": model.use_sde,
-            "net_arch with different sizes for pi and vf": _sizes(extractor.policy_net) != _sizes(extractor.value_net),
-            f"activation_fn {policy.activation_fn.__name__}": policy.activation_fn not in _ACTIVATIONS,
-            f"action space {model.action_space}": isinstance(model.action_space, spaces.MultiBinary),
-            "-i with normalized observations": self.continue_training and venv is not None and venv.norm_obs,
-            "frame_stack and vec_env_wrapper": self.frame_stack is not None or self.vec_env_wrapper is not None,
-        }
-        for name, is_set in reasons.items():
-            if is_set:
-                remedy = "; train further without --cluster" if name.startswith("-i ") else ""
-                raise ValueError(f"--cluster trains with RLlib, which cannot express {name}{remedy}")
+        extractor = policy.mlp_extractor
+        space = model.observation_space
+        normalized = model.get_vec_normalize_env()
+        is_stock = (
+            type(policy) is ActorCriticPolicy
+            and type(policy.features_extractor) is FlattenExtractor
+            and type(extractor) is MlpExtractor
+        )
+        is_vector = isinstance(space, spaces.Box) and len(space.shape) <= 1 and space.dtype.kind == "f"
+
+        lacking = None
+        if not is_stock:
+            lacking = f"policy {type(policy).__name__}"
+        elif not is_vector:
+            lacking = f"observation space {space}"
+        elif model.use_sde:
+            lacking = "use_sde"
+        elif _sizes(extractor.policy_net) != _sizes(extractor.value_net):
+            lacking = "net_arch with different sizes for pi and vf"
+        elif policy.activation_fn not in _ACTIVATIONS:
+            lacking = f"activation_fn {policy.activation_fn.__name__}"
+        elif isinstance(model.action_space, spaces.MultiBinary):
+            lacking = f"action space {model.action_space}"
+        elif self.continue_training and normalized is not None and normalized.norm_obs:
+            lacking = "-i with normalized observations; train further without --cluster"
+        elif self.frame_stack is not None or self.vec_env_wrapper is not None:
+            lacking = "frame_stack and vec_env_wrapper"
+        if lacking is not None:
+            raise ValueError(f"--cluster trains with RLlib, which cannot express {lacking}")
 
     def learn(self, model: Any) -> None:
         """Train on the cluster, and copy the result to the model; an interrupt ends the training early.
@@ -80,18 +99,23 @@ class ClusterManager(OwnManager):
         :param model: model of the zoo, whose networks the training starts from
         :raises ValueError: if a hyperparameter cannot be expressed in RLlib
         """
-        config, envs = self._configure(model), model.env.unwrapped
+        config = self._configure(model)
         # Here, errors of the environment are shown as they are.
+        envs = model.env.unwrapped
         envs.reset()
         envs.step(np.stack([model.action_space.sample() for _ in range(envs.num_envs)]))
+
         self._connect()
         try:
-            for loss in range(_MOST_LOSSES):
+            resume = self.resumed is not None
+            for _ in range(_MOST_LOSSES):
                 try:
-                    return self._train(config.copy(copy_frozen=False), model, resume=self.resumed is not None or loss > 0)
+                    return self._train(config.copy(copy_frozen=False), model, resume=resume)
                 except _LOSSES as error:  # RLlib replaces environment runners itself, not learners
-                    is_stored = (self.checkpoints / "rllib").exists()
-                    then = "continuing from the last checkpoint" if is_stored else "starting again without one"
+                    resume = True
+                    then = "starting again without one"
+                    if (self.checkpoints / "rllib").exists():
+                        then = "continuing from the last checkpoint"
                     print(f"A part of the cluster was lost ({type(error).__name__}): {then}")
             raise OSError(f"the cluster lost processes {_MOST_LOSSES} times; --resume continues the run")
         finally:
@@ -100,14 +124,17 @@ class ClusterManager(OwnManager):
 
     def _connect(self) -> None:
         """Connect to the cluster, or start one if none runs here and none was named."""
-        needed, options = self._env_runners + self._learners, {"log_to_driver": False, "logging_level": "ERROR"}
+        needed = self._env_runners + self._learners
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         try:
             ray.init(self._cluster or "auto", **options)
         except ConnectionError as error:
             if self._cluster:
                 raise OSError(f"--cluster {self._cluster}: no Ray cluster was found: {error}") from error
             ray.init("local", num_cpus=max(needed, 1), include_dashboard=False, **options)
-        if (available := int(ray.cluster_resources().get("CPU", 0))) < needed:
+
+        available = int(ray.cluster_resources().get("CPU", 0))
+        if available < needed:
             ray.shutdown()
             raise ValueError(f"--env-runners and --learners need {needed} processors; the cluster has {available}")
 
@@ -118,13 +145,15 @@ class ClusterManager(OwnManager):
         :param model: model to copy the networks from, and to
         :param resume: whether to restore the last checkpoint, if there is one
         """
-        algorithm, checkpoint = config.build_algo(), self.checkpoints / "rllib"
+        algorithm = config.build_algo()
+        checkpoint = self.checkpoints / "rllib"
         try:
             restore(checkpoint)
             if resume and checkpoint.exists():
                 algorithm.restore_from_path(str(checkpoint.absolute()))
             else:
                 copy_to_rllib(model, algorithm)
+
             log = Path(self.save_path, "cluster.monitor.csv")
             if trained_steps(algorithm) > 0 and log.exists():
                 rows = log.read_text().splitlines(keepends=True)
@@ -151,58 +180,74 @@ class ClusterManager(OwnManager):
         :param rows: lines of the monitor file, to which the return, the length and the time of each episode are added
         :param save: function that writes checkpoint and log
         """
-        freq, steps, saved = self.record.get("checkpoint_freq"), trained_steps(algorithm), time.time()
-        saved_at, start = steps, json.loads(rows[0][1:])["t_start"]
+        start = json.loads(rows[0][1:])["t_start"]
+        freq = self.record.get("checkpoint_freq")
+        steps = trained_steps(algorithm)
+        saved_steps = steps
+        saved_time = time.time()
         with tqdm(total=self.n_timesteps, initial=steps, unit="step", disable=not self.show_progress) as progress:
             while steps < self.n_timesteps:
                 results = algorithm.train().get(ENV_RUNNER_RESULTS)
                 if results is None:  # RLlib replaces environment runners that fail, a few times
                     raise OSError("all environment runners fail; 'train' without --cluster shows the errors of environments")
+
                 # Pairs of return and length, of which RLlib unpacks a list if there is only one
-                pairs, end = np.reshape(results.get(_EPISODES, []), (-1, 2)).tolist(), time.time() - start
-                rows += [f"{total:.6f},{int(length)},{end:.6f}\n" for total, length in pairs]
+                pairs = np.reshape(results.get(_EPISODES, []), (-1, 2))
+                end = time.time() - start
+                for total, length in pairs.tolist():
+                    rows.append(f"{total:.6f},{int(length)},{end:.6f}\n")
                 steps = trained_steps(algorithm)
                 progress.update(steps - progress.n)
-                progress.set_postfix(reward=f"{results.get('episode_return_mean', float('nan')):.1f}")
-                if steps - saved_at >= freq if freq else time.time() - saved > _CHECKPOINT_SECONDS:
+                progress.set_postfix(reward=f"{results.get('episode_return_mean', math.nan):.1f}")
+
+                is_due = time.time() - saved_time > _CHECKPOINT_SECONDS
+                if freq:
+                    is_due = steps - saved_steps >= freq
+                if is_due:
                     save()
-                    saved_at, saved = steps, time.time()
+                    saved_steps = steps
+                    saved_time = time.time()
 
     def _configure(self, model: Any) -> ANOConfig:
         """Return RLlib's settings for the hyperparameters of a model; print those that RLlib does not have."""
-        policy, learners, rollout = model.policy, max(self._learners, 1), model.n_steps * model.n_envs
-        venv = model.get_vec_normalize_env()
+        normalized = model.get_vec_normalize_env()
         lacking = {
             "clip_range_vf": model.clip_range_vf is not None,
             "target_kl": model.target_kl is not None,
             "normalize_advantage=False": not model.normalize_advantage,
-            "norm_reward": venv is not None and venv.norm_reward,
+            "norm_reward": normalized is not None and normalized.norm_reward,
             "evaluations (--eval-freq)": self.eval_freq > 0,
         }
-        if any(lacking.values()):
-            print(f"RLlib has no {', '.join(name for name, is_set in lacking.items() if is_set)}: the training goes without")
-
-        def points(value: Any, name: str) -> Any:
-            if not callable(value):
-                return None if value == math.inf else value  # RLlib's gradients are NaN with an infinite limit
-            values = [max(read(value, 1.0 - index / _POINTS, name), 0.0) for index in range(_POINTS + 1)]
-            times = [self.n_timesteps * index // _POINTS for index in range(_POINTS + 1)]
-            return values[0] if min(values) == max(values) else [list(point) for point in zip(times, values, strict=True)]
+        names = ", ".join(name for name, is_set in lacking.items() if is_set)
+        if names:
+            print(f"RLlib has no {names}: the training goes without")
 
         # Other processes have not imported what registers the id.
-        spec, env_kwargs, wrapper = gym.spec(self.env_name.gym_id), self.env_kwargs, self.env_wrapper or (lambda env: env)
+        spec = gym.spec(self.env_name.gym_id)
+        env_kwargs = self.env_kwargs
+        wrapper = self.env_wrapper or (lambda env: env)
         register_env("sb3_ano", lambda _: wrapper(gym.make(spec, **env_kwargs)))
-        count = self._env_runners
-        runners = {"num_env_runners": count, "num_envs_per_env_runner": max(1, model.n_envs // max(count, 1))}
-        runners["sample_timeout_s"] = None  # RLlib drops samples of slow environments after a minute by default
-        if venv is not None and venv.norm_obs:
-            runners["env_to_module_connector"] = lambda *_, **__: MeanStdFilter(clip_by_value=venv.clip_obs)
+
+        runners: dict[str, Any] = {
+            "num_env_runners": self._env_runners,
+            "num_envs_per_env_runner": max(1, model.n_envs // max(self._env_runners, 1)),
+            "sample_timeout_s": None,  # RLlib drops samples of slow environments after a minute by default
+        }
+        if normalized is not None and normalized.norm_obs:
+            clip_obs = normalized.clip_obs
+            runners["env_to_module_connector"] = lambda *_, **__: MeanStdFilter(clip_by_value=clip_obs)
         network = {
-            "fcnet_hiddens": _sizes(policy.mlp_extractor.policy_net),
-            "fcnet_activation": _ACTIVATIONS[policy.activation_fn],
+            "fcnet_hiddens": _sizes(model.policy.mlp_extractor.policy_net),
+            "fcnet_activation": _ACTIVATIONS[model.policy.activation_fn],
             "free_log_std": isinstance(model.action_space, spaces.Box),
             "vf_share_layers": False,
         }
+
+        hyperparams = {}
+        for name, rllibs_name in SETTINGS.items():
+            hyperparams[rllibs_name] = self._points(getattr(model, name), name)
+        learners = max(self._learners, 1)
+        rollout = model.n_steps * model.n_envs
         return (
             ANOConfig()
             .environment("sb3_ano", normalize_actions=False, clip_actions=True)
@@ -210,7 +255,7 @@ class ClusterManager(OwnManager):
             .learners(num_learners=self._learners)
             .rl_module(model_config=DefaultModelConfig(**network))
             .training(
-                **{other: points(getattr(model, name), name) for name, other in SETTINGS.items()},
+                **hyperparams,
                 shaping=model.shaping,
                 train_batch_size_per_learner=rollout // learners,
                 minibatch_size=max(1, min(model.batch_size, rollout) // learners),
@@ -221,15 +266,32 @@ class ClusterManager(OwnManager):
             .debugging(seed=self.seed, log_level="ERROR")
         )
 
+    def _points(self, value: Any, name: str) -> Any:
+        """Return a number, or the points of a schedule, between which RLlib interpolates."""
+        if value == math.inf:
+            return None  # RLlib's gradients are NaN with an infinite limit
+        if not callable(value):
+            return value
 
-def _sizes(network: Any) -> list[int]:
+        points = []
+        for index in range(_POINTS + 1):
+            progress_remaining = 1.0 - index / _POINTS
+            points.append([self.n_timesteps * index // _POINTS, max(read(value, progress_remaining, name), 0.0)])
+        values = {point[1] for point in points}
+        if len(values) == 1:
+            return values.pop()
+        return points
+
+
+def _sizes(network: nn.Sequential) -> list[int]:
     return [layer.out_features for layer in network if isinstance(layer, nn.Linear)]
 
 
 class _LogEpisodes(RLlibCallback):
     """Report the return and the length of each episode."""
 
-    def on_episode_end(self, *, episode: Any, prev_episode_chunks: Any, metrics_logger: Any, **_: Any) -> None:
+    def on_episode_end(self, *, episode: Any, prev_episode_chunks: Any, metrics_logger: Any, **_: object) -> None:
         parts = [*(prev_episode_chunks or []), episode]  # an episode is cut where a rollout ends
-        total = float(sum(part.get_return() for part in parts)), sum(map(len, parts))
-        metrics_logger.log_value(_EPISODES, total, reduce="item_series")
+        total = float(sum(part.get_return() for part in parts))
+        length = sum(map(len, parts))
+        metrics_logger.log_value(_EPISODES, (total, length), reduce="item_series")

@@ -1,109 +1,147 @@
-"""``push_to_hub`` and ``load_from_hub`` of our algorithms, with the zoo's options and without its pickles."""
+"""``push_to_hub`` and ``load_from_hub`` with the zoo's options; our algorithms come back without pickles."""
 
 import argparse
+import importlib
 import os
 import shutil
-from contextlib import ExitStack
+import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import rl_zoo3.load_from_hub
+import huggingface_sb3  # type: ignore[import-untyped]
 import rl_zoo3.utils
-import torch
-import yaml
-from huggingface_sb3 import ModelName, ModelRepoId  # type: ignore[import-untyped]
-from rl_zoo3.exp_manager import ExperimentManager
+from huggingface_hub import is_offline_mode
+from huggingface_hub.errors import EntryNotFoundError, RemoteEntryNotFoundError
+from huggingface_sb3 import EnvironmentName, ModelName, ModelRepoId
 from stable_baselines3.common.utils import set_random_seed
-from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano._io import replace_directory, write_file
-from sb3_ano._registry import zoo_name
+from sb3_ano._registry import ALGORITHMS, zoo_name
 from sb3_ano.algorithms.loading import read_saved_model
 from sb3_ano.hub import download_run, push_to_hub
+from sb3_ano.zoo.agents import Agent, load_agent
+from sb3_ano.zoo.fixes import missing_metadata
 from sb3_ano.zoo.packages import write_packages
 from sb3_ano.zoo.search import no_empty_directories
 
 
 def push(values: argparse.Namespace) -> None:
-    """Push the agent of a run, in both formats.
+    """Push the agent of a run; those of our algorithms in both formats.
 
     :param values: options of the zoo's ``push_to_hub``
     :raises ValueError: if there is no such agent
     :raises OSError: if the Hub cannot be reached or rejects the files
     """
-    which = values.load_best, values.load_checkpoint, values.load_last_checkpoint
-    _, model_path, log_path = rl_zoo3.utils.get_model_path(values.exp_id, values.folder, values.algo, values.env, *which)
-    print(f"Loading {model_path}")
-    if values.num_threads > 0:
-        torch.set_num_threads(values.num_threads)
-    settings = Path(log_path, values.env)
-    hyperparams, stats_path = rl_zoo3.utils.get_saved_hyperparams(str(settings), test_mode=True)
-    # The file has been checked, together with the hyperparameters.
-    typed = yaml.unsafe_load(file.read_text())["env_kwargs"] if (file := settings / "args.yml").is_file() else None
-    env_kwargs = {**(hyperparams.pop("env_kwargs", None) or {}), **(typed or {}), **(values.env_kwargs or {})}
-    # Like the zoo, let Atari's agents sample.
-    samples = values.stochastic or (ExperimentManager.is_atari(values.env.gym_id) and not values.deterministic)
-
-    def make(renders: bool) -> VecEnv:
-        return rl_zoo3.utils.create_test_env(
-            values.env.gym_id,
-            n_envs=values.n_envs,
-            stats_path=stats_path,
-            seed=values.seed,
-            should_render=renders,
-            hyperparams=dict(hyperparams),
-            env_kwargs={"render_mode": "rgb_array", **env_kwargs} if renders else env_kwargs,
-        )
-
+    render_mode = "rgb_array"
+    if values.no_render:
+        render_mode = None
     try:
-        env = make(renders=not values.no_render)
+        agent = load_agent(values, render_mode=render_mode, for_acting=False)
     except TypeError:  # an environment without render_mode
-        env = make(renders=False)
+        agent = load_agent(values, render_mode=None, for_acting=False)
+
+    set_random_seed(values.seed)  # loading has set the seed of the training
     try:
-        model = rl_zoo3.ALGOS[values.algo].load(model_path, env=env, device=values.device)
-        # Publish the number of environments of the training.
-        model.n_envs = read_saved_model(model_path).attributes["n_envs"]
-        set_random_seed(values.seed)  # loading has set the seed of the training
-        url = push_to_hub(
-            model,
-            _repo_id(values),
-            env,
-            env_id=values.env.gym_id,
-            env_kwargs=env_kwargs,
-            seed=values.seed,
-            run=log_path,
-            deterministic=not samples,
-            video=not values.no_render,
-            video_length=values.n_timesteps,
-            commit_message=values.commit_message,
-            verbose=values.verbose,
-        )
+        if values.algo in ALGORITHMS:
+            _push_ours(values, agent)
+        else:
+            _push_the_zoos(values, agent)
     finally:
-        env.close()
+        agent.env.close()
+
+
+def _push_ours(values: argparse.Namespace, agent: Agent) -> None:
+    # Publish the number of environments of the training.
+    agent.model.n_envs = read_saved_model(agent.file).attributes["n_envs"]
+    url = push_to_hub(
+        agent.model,  # type: ignore[arg-type]
+        _repo_id(values),
+        agent.env,
+        env_id=values.env.gym_id,
+        env_kwargs=agent.env_kwargs,
+        seed=values.seed,
+        run=agent.run,
+        deterministic=agent.is_deterministic,
+        video=not values.no_render,
+        video_length=values.n_timesteps,
+        commit_message=values.commit_message,
+        verbose=values.verbose,
+    )
     print(f"The agent is at {url}")
 
 
-def load(values: argparse.Namespace) -> None:
-    """Download an agent in the safe format, which holds no code, as a run for ``enjoy`` and the other commands.
+def _push_the_zoos(values: argparse.Namespace, agent: Agent) -> None:
+    with missing_metadata():
+        package_to_hub = importlib.import_module("rl_zoo3.push_to_hub").package_to_hub
+        package_to_hub(
+            agent.model,
+            ModelName(values.algo, values.env),
+            values.algo,
+            rl_zoo3.ALGOS[values.algo].__name__,
+            agent.run,
+            agent.hyperparams,
+            agent.env_kwargs,
+            values.env,
+            agent.env,
+            repo_id=ModelRepoId(*_repo_id(values).split("/")),
+            commit_message=values.commit_message,
+            is_deterministic=agent.is_deterministic,
+            n_eval_episodes=10,
+            token=None,
+            local_repo_path="hub",
+            video_length=values.n_timesteps,
+            generate_video=not values.no_render,
+        )
+
+
+def load(values: argparse.Namespace, *, is_safe: bool) -> None:
+    """Download an agent as a run for ``enjoy`` and the other commands.
 
     :param values: options of the zoo's ``load_from_hub``
+    :param is_safe: whether to download the safe format, which holds no code, instead of a pickle
     :raises OSError: if the Hub cannot be reached or lacks the agent
-    :raises ValueError: if the repository has no safe format, the directory exists and ``--force`` is not given, or the agent
-        would replace another one outside of a run
+    :raises ValueError: if the repository has no safe format, the author of a pickle is not trusted, the directory exists and
+        ``--force`` is not given, or the agent would replace another one outside of a run
     """
+    repo_id = _repo_id(values)
+
+    def download(run: Path) -> None:
+        if is_safe:
+            _download_safe(repo_id, run, values.algo, values.env)
+        else:
+            download_pickle(repo_id, run, values.algo, values.env)
+        write_packages(run, values.env, values.gym_packages)
+
+    # A new run has the next number, whether the newest one has an agent or not.
     directory = Path(values.folder) / values.algo
     number = values.exp_id or rl_zoo3.get_latest_run_id(str(directory), values.env) + 1
     if number < 0:
-        _load_without_run(values, directory)
+        _load_without_run(values, directory, download)
         return
+
     run = directory / f"{values.env}_{number}"
     if run.exists() and not values.force:
         raise ValueError(f"the directory {run} exists; --force replaces it, --exp-id 0 makes a new one")
     with no_empty_directories(run), replace_directory(run) as new:
-        _download(values, new)
+        download(new)
     print(f"Saved to {run}")
 
 
-def _load_without_run(values: argparse.Namespace, directory: Path) -> None:
+def load_from_sb3(algo: str, name: EnvironmentName, folder: str, number: int, packages: Sequence[str]) -> None:
+    """Download an agent of the zoo's authors, as ``enjoy`` and ``benchmark`` do if there is no agent.
+
+    :param algo: zoo name of the algorithm
+    :param name: directory name of the environment
+    :param folder: directory of all runs
+    :param number: number of the run, or 0 for a new one
+    :param packages: modules of the user that register environments
+    """
+    print("There is no such agent here; it is downloaded from https://huggingface.co/sb3")
+    options = {"algo": algo, "env": name, "folder": folder, "exp_id": number, "gym_packages": packages}
+    load(argparse.Namespace(**options, organization="sb3", repo_name=None, force=False), is_safe=False)
+
+
+def _load_without_run(values: argparse.Namespace, directory: Path, download: Callable[[Path], None]) -> None:
     """Download an agent to a directory that has the runs of all tasks in it; replace nothing there."""
     settings = directory / values.env
     model = directory / f"{values.env}.zip"
@@ -114,9 +152,10 @@ def _load_without_run(values: argparse.Namespace, directory: Path) -> None:
                 "which makes a new run"
             )
 
+    # The model comes last: without it, there is no agent.
     with no_empty_directories(directory), replace_directory(settings) as new:
         run = new / "run"
-        _download(values, run)
+        download(run)
         for file in (run / values.env).iterdir():
             file.rename(new / file.name)
         write_file(model, (run / model.name).read_bytes())
@@ -124,61 +163,42 @@ def _load_without_run(values: argparse.Namespace, directory: Path) -> None:
     print(f"Saved to {model}")
 
 
-def _download(values: argparse.Namespace, run: Path) -> None:
-    download_run(_repo_id(values), run, env_id=values.env.gym_id)
-    trained_by = zoo_name(read_saved_model(run / f"{values.env}.zip").attributes["algorithm"])
-    if trained_by != values.algo:
-        raise ValueError(f"{_repo_id(values)} holds an agent of {trained_by}; use --algo {trained_by}")
-    write_packages(run, values.env, values.gym_packages)
+def _download_safe(repo_id: str, run: Path, algo: str, name: EnvironmentName) -> None:
+    download_run(repo_id, run, env_id=name.gym_id)
+    trained_by = zoo_name(read_saved_model(run / f"{name}.zip").attributes["algorithm"])
+    if trained_by != algo:
+        raise ValueError(f"{repo_id} holds an agent of {trained_by}; use --algo {trained_by}")
 
 
-def load_pickle(values: argparse.Namespace) -> None:
-    """Download an agent as the zoo does, as a pickle; Hugging Face's loader asks for trust in its author.
+def download_pickle(repo_id: str, run: Path, algo: str, name: EnvironmentName) -> None:
+    """Download the zoo's files of an agent, among them pickles.
 
-    :param values: options of the zoo's ``load_from_hub``
-    :raises ValueError: if the author is not trusted, or the directory exists and ``--force`` is not given
+    :param repo_id: repository on the Hub
+    :param run: directory to write
+    :param algo: zoo name of the algorithm
+    :param name: directory name of the environment
+    :raises ValueError: if the author is not trusted
+    :raises OSError: if the Hub cannot be reached or lacks a file
     """
-    with ExitStack() as stack:
-        keep_replaced_run(stack, values)
-        rl_zoo3.load_from_hub.download_from_hub(
-            algo=values.algo,
-            env_name=values.env,
-            exp_id=values.exp_id,
-            folder=values.folder,
-            organization=values.organization,
-            repo_name=values.repo_name,
-            force=values.force,
-        )
+    fetch = huggingface_sb3.load_from_hub  # which asks for trust in the author
+    print(f"Downloading from https://huggingface.co/{repo_id}")
+    # Nothing is made for an agent that is not there.
+    model = fetch(repo_id, ModelName(algo, name).filename)
+    settings = run / name
+    settings.mkdir(parents=True, exist_ok=True)
+    shutil.copy(model, run / f"{name}.zip")
+    for file in ("config.yml", "args.yml", "env_kwargs.yml"):
+        shutil.copy(fetch(repo_id, file), settings / file)
 
-
-def keep_replaced_run(stack: ExitStack, values: argparse.Namespace) -> None:
-    """Let the zoo's own ``load_from_hub`` download before the run that ``--force`` replaces is removed.
-
-    :param stack: stack of the command
-    :param values: options of the zoo's ``load_from_hub``, whose directory is changed
-    :raises ValueError: if ``--force`` would remove other runs
-    """
-    directory = Path(values.folder) / values.algo
-    if values.force and values.exp_id < 0 and directory.exists():
-        raise ValueError(
-            f"--exp-id {values.exp_id} --force would remove all runs in {directory}; use --exp-id 0, which makes a new run"
-        )
-    run = directory / f"{values.env}_{values.exp_id}"
-    if not (values.force and values.exp_id > 0 and run.is_dir()):
-        return
-
-    new = stack.enter_context(replace_directory(run))
-    download = new / ".download"
-    values.folder = str(download)
-
-    def move(error: object, *details: object) -> None:
-        if error is None:
-            for file in (download / values.algo / run.name).iterdir():
-                file.rename(new / file.name)
-            shutil.rmtree(download)
-            print(f"Saved to {run}")
-
-    stack.push(move)
+    # Only agents with normalized observations have it.
+    # A lost connection is another error, because the agent would act without its normalization.
+    missing = EntryNotFoundError if is_offline_mode() else RemoteEntryNotFoundError
+    try:
+        shutil.copy(fetch(repo_id, "vec_normalize.pkl"), settings / "vecnormalize.pkl")
+    except missing:
+        print("No normalization file")
+    with zipfile.ZipFile(fetch(repo_id, "train_eval_metrics.zip")) as metrics:
+        metrics.extractall(run)
 
 
 def _repo_id(values: argparse.Namespace) -> str:

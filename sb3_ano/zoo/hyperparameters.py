@@ -19,9 +19,24 @@ from sb3_ano._io import constructor_parameters
 from sb3_ano.algorithms.schedules import as_schedule
 from sb3_ano.cli import hint
 
+#: Hyperparameters of one environment by name, in the zoo's format.
+Hyperparameters = dict[str, Any]
+# Algorithms with the hyperparameters of another one.
+_SHARED_FILES = {"spo": "ano"}
 # Keys that the zoo reads itself. All other keys are arguments of the algorithm's constructor.
-_ZOO_KEYS = {"backend", "callback", "env_kwargs", "env_wrapper", "frame_stack", "monitor_kwargs", "n_envs", "n_timesteps"}
-_ZOO_KEYS |= {"normalize", "vec_env_wrapper"}
+_ZOO_KEYS = {
+    "backend",
+    "callback",
+    "env_kwargs",
+    "env_wrapper",
+    "frame_stack",
+    "monitor_kwargs",
+    "n_envs",
+    "n_timesteps",
+    "normalize",
+    "vec_env_wrapper",
+}
+# Keys of which the zoo makes ``action_noise``.
 _NOISE_KEYS = {"noise_type", "noise_std"}
 #: Arguments that may be schedules of the remaining progress.
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_high", "clip_range_vf", "desired_kl")
@@ -57,20 +72,25 @@ _FileLoader.add_constructor(_TAG, _FileLoader.construct_number)
 def _as_number(text: str) -> int | float:
     """Return the number in a text; ``1e3`` is an integer, so that it can be a number of steps, and ``1.0e3`` is a float."""
     number = float(text.replace("_", ""))
-    return int(number) if "." not in text and number.is_integer() else number
+    if "." not in text and number.is_integer():
+        return int(number)
+    return number
 
 
 def hyperparameter_file(algo: str) -> Path:
     """Return the hyperparameter file of an algorithm: inside an installed package, next to it in a source tree.
 
-    :param algo: ``"ano"``, ``"spo"`` or ``"papo"``
+    :param algo: zoo name of an algorithm of this package
     """
+    algo = _SHARED_FILES.get(algo, algo)
     package = Path(__file__).resolve().parents[1]
-    installed, source = (directory / "hyperparams" / f"{algo}.yml" for directory in (package, package.parent))
-    return installed if installed.is_file() else source
+    installed = package / "hyperparams" / f"{algo}.yml"
+    if installed.is_file():
+        return installed
+    return package.parent / "hyperparams" / f"{algo}.yml"
 
 
-def resolve_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_names(settings: Hyperparameters) -> Hyperparameters:
     """Return hyperparameters with objects for what only this package's files have words for.
 
     These are schedules other than the zoo's ``lin_x``, as ``MODULE:FUNCTION`` or the numbers of SB3's ``LinearSchedule``, and
@@ -95,7 +115,7 @@ def resolve_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     return resolved
 
 
-def _imported(name: str, path: str) -> Any:
+def _imported(name: str, path: str) -> object:
     module, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
@@ -103,15 +123,17 @@ def _imported(name: str, path: str) -> Any:
         raise ValueError(f"{name}={path!r} cannot be imported: {error}; allowed is MODULE:NAME on Python's path") from error
 
 
-def read_file(name: str) -> dict[str, Any]:
+def read_file(name: str) -> dict[str, object]:
     """Read hyperparameters of all environments.
 
     :param name: YAML file, or Python file or module with a dictionary ``hyperparams``
     :return: hyperparameters by environment
     :raises ValueError: if the file cannot be read, or has no hyperparameters
     """
-    is_yaml = name.endswith((".yml", ".yaml"))
-    content = _read_yaml(Path(name)) if is_yaml else _read_python(name)
+    read = _read_python
+    if name.endswith((".yml", ".yaml")):
+        read = _read_yaml
+    content = read(name)
     if not content:
         raise ValueError(f"{name} is empty; allowed are entries ENVIRONMENT: {{KEY: VALUE, ...}}")
     if not isinstance(content, dict):
@@ -119,7 +141,8 @@ def read_file(name: str) -> dict[str, Any]:
     return content
 
 
-def _read_yaml(file: Path) -> Any:
+def _read_yaml(name: str) -> Any:
+    file = Path(name)
     try:
         return yaml.load(file.read_text(encoding="utf-8-sig"), Loader=_FileLoader)
     except OSError as error:
@@ -127,8 +150,10 @@ def _read_yaml(file: Path) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not text in UTF-8: {error.reason} at byte {error.start}") from error
     except yaml.MarkedYAMLError as error:
+        where = ""
         mark = error.problem_mark
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        if mark is not None:  # it counts from 0
+            where = f", line {mark.line + 1}, column {mark.column + 1}"
         raise ValueError(f"{file}{where} is not YAML: {error.problem}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not YAML: {error}") from error
@@ -156,7 +181,7 @@ def _read_python(name: str) -> Any:
     return variables["hyperparams"]
 
 
-def find_entry(content: Mapping[str, Any], env_id: str, is_atari: bool, source: str) -> tuple[str, dict[str, Any]]:
+def find_entry(content: Mapping[str, object], env_id: str, is_atari: bool, source: str) -> tuple[str, Hyperparameters]:
     """Find the hyperparameters of an environment as the zoo does.
 
     :param content: hyperparameters by environment
@@ -166,21 +191,28 @@ def find_entry(content: Mapping[str, Any], env_id: str, is_atari: bool, source: 
     :return: name of the entry and its hyperparameters
     :raises ValueError: if there is no such entry, or it holds no hyperparameters
     """
-    shared = "atari" if is_atari else "default"
-    name = env_id if env_id in content else shared
+    shared = "default"
+    if is_atari:
+        shared = "atari"
+    name = shared
+    if env_id in content:
+        name = env_id
     if name not in content:
         near = hint(env_id, [str(key) for key in content])
         raise ValueError(f"{source} has no entry {env_id!r}{near or ','} and no entry {shared!r} for environments without one")
+
     entry = content[name]
     if not isinstance(entry, Mapping):
-        what = "is empty" if entry is None else f"is of type {type(entry).__name__}"
+        what = f"is of type {type(entry).__name__}"
+        if entry is None:
+            what = "is empty"
         raise ValueError(f"{source}: the entry {name!r} {what}; allowed are lines KEY: VALUE")
     return name, dict(entry)
 
 
 def read_hyperparameters(
-    settings: Mapping[str, Any], algorithm: type[BaseAlgorithm], source: str = "-params", required: Collection[str] = ()
-) -> dict[str, Any]:
+    settings: Hyperparameters, algorithm: type[BaseAlgorithm], source: str = "-params", required: Collection[str] = ()
+) -> Hyperparameters:
     """Check names and values of hyperparameters, and read numbers that are written as text or as a whole float.
 
     :param settings: hyperparameters of one environment
@@ -191,7 +223,9 @@ def read_hyperparameters(
     :raises ValueError: if neither the zoo nor the algorithm knows a name, a name is missing, or a value is invalid
     """
     arguments = constructor_parameters(algorithm)
-    allowed = (set(arguments) - _RESERVED) | _ZOO_KEYS | (_NOISE_KEYS if "action_noise" in arguments else set())
+    allowed = (set(arguments) - _RESERVED) | _ZOO_KEYS
+    if "action_noise" in arguments:
+        allowed |= _NOISE_KEYS
     unknown = sorted(map(str, set(settings) - allowed))
     if unknown:
         more = hint(unknown[0], sorted(allowed)) or f"; allowed are {', '.join(sorted(allowed))}"
@@ -209,7 +243,7 @@ def read_hyperparameters(
     return values
 
 
-def name_classes(value: Any) -> Any:
+def name_classes(value: object) -> object:
     """Replace classes, as a Python file has them, by their names, which a file can store and the zoo reads.
 
     :param value: class, name, a dictionary from one of these to arguments, or a list of these
@@ -221,6 +255,8 @@ def name_classes(value: Any) -> Any:
         return {name_classes(called): arguments for called, arguments in value.items()}
     if not isinstance(value, type):
         return value
+
+    # A class of another one, or of a function, cannot be found by its name.
     name = value.__qualname__
     if getattr(sys.modules.get(value.__module__), name, None) is not value:
         raise ValueError(f"the class {name} cannot be stored by its name; define it in a module that can be imported")
@@ -261,10 +297,14 @@ def _read_argument(name: str, value: Any, argument: inspect.Parameter | None) ->
     """Return the value of an argument of the constructor, as its annotation wants it."""
     if argument is None or argument.annotation is argument.empty:
         return value
-    annotation = argument.annotation.__name__ if isinstance(argument.annotation, type) else str(argument.annotation)
+    # A type, or what is left of it as text.
+    annotation = str(argument.annotation)
+    if isinstance(argument.annotation, type):
+        annotation = argument.annotation.__name__
     words = set(re.findall(r"\w+", annotation))
     may_be_none = argument.default is None or bool(words & {"None", "NoneType", "Optional"})
 
+    # What the algorithm's constructor annotates is what it takes.
     if "int" in words and words <= _INTEGER_WORDS:
         number = _read_number(value)
         if _is_integer(number):
@@ -283,6 +323,8 @@ def _read_argument(name: str, value: Any, argument: inspect.Parameter | None) ->
             as_schedule(number, name)
             # The zoo splits it at each underscore.
             return "lin_" + number.removeprefix("lin_").replace("_", "")
+
+        # Text that is no number can be a mode, such as "auto".
         if isinstance(number, list | dict | bool) or (isinstance(number, str) and "str" not in words):
             raise ValueError(f"{name}={value!r} is of type {type(value).__name__}; allowed are numbers")
         elif number is None and not may_be_none:
@@ -295,17 +337,21 @@ def _read_argument(name: str, value: Any, argument: inspect.Parameter | None) ->
 
 def _read_number(value: Any) -> Any:
     """Return the number if a text is one, and any other value as it is."""
-    return _as_number(value.strip()) if isinstance(value, str) and _NUMBER.fullmatch(value.strip()) else value
+    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+        return _as_number(value.strip())
+    return value
 
 
-def _is_integer(value: Any) -> bool:
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and float(value).is_integer()
+def _is_integer(value: object) -> bool:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    return math.isfinite(value) and float(value).is_integer()
 
 
-def _check_called(name: str, value: Any) -> None:
+def _check_called(name: str, value: object) -> None:
     """Check wrappers and callbacks: a class or its name, with or without arguments, or a list of those."""
-    for part in value if isinstance(value, list) else [value]:
+    parts = value if isinstance(value, list) else [value]
+    for part in parts:
         called = part
         options: Any = {}
         if isinstance(part, dict):
@@ -313,6 +359,7 @@ def _check_called(name: str, value: Any) -> None:
                 what = "a class has one entry with its arguments below it; check the indentation"
                 raise ValueError(f"{name}: {part!r} is not allowed; {what}")
             called, options = next(iter(part.items()))
+
         if not isinstance(options, dict):
             raise ValueError(f"{name}: the arguments {options!r} of {called} are not allowed; allowed is a dictionary")
         if isinstance(called, str):
@@ -321,7 +368,7 @@ def _check_called(name: str, value: Any) -> None:
             _check_wrapper(called, options)
 
 
-def _check_wrapper(wrapper: type, options: Mapping[str, Any]) -> None:
+def _check_wrapper(wrapper: type, options: Mapping[str, object]) -> None:
     """Reject a limit of the steps that the monitor below it cannot see, so that an evaluation would never end."""
     if issubclass(wrapper, gym.wrappers.TimeLimit):
         limit = options.get("max_episode_steps", "N")
@@ -329,7 +376,7 @@ def _check_wrapper(wrapper: type, options: Mapping[str, Any]) -> None:
         raise ValueError(f"env_wrapper {wrapper.__name__} ends episodes outside of the monitor, so none is counted; {remedy}")
 
 
-def _import_class(name: str, path: str) -> Any:
+def _import_class(name: str, path: str) -> object:
     module, _, attribute = path.rpartition(".")
     if not module:
         raise ValueError(f"{name}={path!r} is not allowed; allowed are names with their module, such as my_package.{path}")
@@ -339,7 +386,7 @@ def _import_class(name: str, path: str) -> Any:
         raise ValueError(f"{name}={path!r} cannot be imported: {error}") from error
 
 
-def _check_expression(name: str, value: Any) -> None:
+def _check_expression(name: str, value: object) -> None:
     """Check a value that may be Python as text, which the zoo evaluates, and is a dictionary except for two of them."""
     if isinstance(value, str):
         import rl_zoo3.exp_manager  # in whose variables the zoo evaluates
@@ -355,8 +402,11 @@ def _check_expression(name: str, value: Any) -> None:
         return
     if name == "normalize" and isinstance(value, bool):
         return
+
     if not isinstance(value, dict):
-        allowed = "true, false and a dictionary" if name == "normalize" else "a dictionary"
+        allowed = "a dictionary"
+        if name == "normalize":
+            allowed = "true, false and a dictionary"
         raise ValueError(f"{name}={value!r} is of type {type(value).__name__}; allowed is {allowed}")
     if name == "normalize":
         unknown = sorted(set(value) - set(_NORMALIZATION))
@@ -365,7 +415,7 @@ def _check_expression(name: str, value: Any) -> None:
             raise ValueError(f"normalize has an unknown key {unknown[0]!r}{more}")
 
 
-def _check_policy(value: Any, algorithm: type[BaseAlgorithm]) -> None:
+def _check_policy(value: object, algorithm: type[BaseAlgorithm]) -> None:
     """Check the policy: a class, the name of one with its module, or one of the algorithm's names."""
     if isinstance(value, type):
         return

@@ -7,7 +7,6 @@ the zoo draws if none is given; ``checkpoint_freq``; and whether it has ``finish
 import argparse
 import contextlib
 import copy
-import functools
 import os
 import re
 import shutil
@@ -22,20 +21,19 @@ import yaml
 from rl_zoo3.exp_manager import EnvironmentName, ExperimentManager
 from stable_baselines3.common import vec_env
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.monitor import Monitor, ResultsWriter
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from sb3_ano._io import read_json, write_json
+from sb3_ano._io import read_json, write_file, write_json
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano._secrets import hide
 from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
 from sb3_ano.checkpoints.files import remove_checkpoints
 from sb3_ano.envs import VecNormalize
 from sb3_ano.envs.make import prepare_env
-from sb3_ano.zoo.backends import Backend, register_backends, take_backend
-from sb3_ano.zoo.fixes import replace
+from sb3_ano.zoo.backends import Backend, take_backend
 from sb3_ano.zoo.hyperparameters import (
     SCHEDULES,
+    Hyperparameters,
     find_entry,
     hyperparameter_file,
     read_file,
@@ -49,7 +47,9 @@ from sb3_ano.zoo.search_spaces import register_search_spaces
 # What the zoo puts after the name of the environment to name a run: a number and, with -uuid, a UUID.
 _NUMBER = r"_(\d+)(_[0-9a-f-]{36})?"
 # These options say which run is meant, or how its progress is shown. All others belong to the run.
-_WHICH, _SHOWN = {"algo", "env", "log_folder", "resume", "checkpoint_freq"}, {"progress", "verbose"}
+# An accelerated training has the same numbers.
+_WHICH = {"algo", "env", "log_folder", "resume", "checkpoint_freq"}
+_SHOWN = {"progress", "verbose", "accelerate"}
 
 
 class Manager(ExperimentManager):
@@ -59,62 +59,87 @@ class Manager(ExperimentManager):
     :param record: ``arguments`` and ``checkpoint_freq``, the environment steps between checkpoints or None for a checkpoint
         per minute; without a record there are no checkpoints
     :param resumed: directory of the run to resume, or None
+    :param accelerated: whether to train SB3's PPO and sb3-contrib's RecurrentPPO in less time, with the same numbers; the
+        algorithms of this package are always accelerated
     :param options: keyword arguments of the zoo's manager
     """
 
-    custom_hyperparams: dict[str, Any] | None  # set by the zoo's constructor
-    normalize_kwargs: dict[str, Any]
+    custom_hyperparams: Hyperparameters | None  # set by the zoo's constructor
+    normalize_kwargs: Hyperparameters
+    monitor_kwargs: Hyperparameters
 
-    def __init__(self, *args: Any, record: dict[str, Any] | None = None, resumed: Path | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        record: dict[str, Any] | None = None,
+        resumed: Path | None = None,
+        accelerated: bool = False,
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
+        self._is_accelerated = accelerated and self.algo not in ALGORITHMS
         # The zoo has read its options, and stores them as they are.
-        settings: dict[str, Any] = self.args.__dict__
-        settings.update(hide(settings))
+        vars(self.args).update(hide(vars(self.args)))
         self.backend: Backend | None = None
-        self.record = {**record, "seed": self.seed, "finished": False} if record else {}
+        self.record: dict[str, Any] = {}
+        if record:
+            self.record = {**record, "seed": self.seed, "finished": False}
         self.resumed = resumed
         self.continues = False
         # Where each hyperparameter comes from, for messages.
         self._sources: dict[str, str] = {}
         if resumed is not None:
-            self.save_path, self.params_path = str(resumed), str(record_of(resumed).parent)
+            self.save_path = str(resumed)
+            self.params_path = str(record_of(resumed).parent)
 
-    def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
+    def setup_experiment(self) -> tuple[BaseAlgorithm, Hyperparameters] | None:
         """Set up the experiment; a run that cannot start leaves no directory, which ``enjoy`` would take for a run."""
-        with (
-            no_empty_directories(Path(self.save_path).parent),
-            contextlib.ExitStack() as new,
-            contextlib.ExitStack() as stack,
-        ):
+        with no_empty_directories(Path(self.save_path).parent), contextlib.ExitStack() as new:
             if self.resumed is None:
                 self._make_directory()
                 new.callback(shutil.rmtree, self.save_path, ignore_errors=True)
             self.checkpoints = Path(self.save_path) / "checkpoints"
-            # Without a checkpoint the run restarts, and so do its files.
-            self.continues = self.resumed is not None and newest_checkpoint(self.checkpoints, lambda line: None) is not None
-            for writer in (Monitor, ResultsWriter) if self.continues else ():
-                # The first one passes its own default on to the second one, which pools of environments use alone.
-                replace(stack, writer, "__init__", functools.partialmethod(writer.__init__, override_existing=False))
+            if self.resumed is not None:
+                # Without a checkpoint the run restarts, and so do its files.
+                self.continues = newest_checkpoint(self.checkpoints, lambda line: None) is not None
             result = self._set_up()
-            if result is not None:
-                self.check_model(result[0])
-            new.pop_all()  # the directory stays
-        if result is not None and self.record and isinstance(result[0], OnPolicyAlgorithm):
-            every, resume = self.record["checkpoint_freq"], self.resumed is not None
-            self.callbacks.append(TrainingCheckpoints(self.checkpoints, every, resume=resume, verbose=self.verbose))
-            write_json(record_of(Path(self.save_path)), self.record)
-        return result
+            if result is None:
+                return None
 
-    def _set_up(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
+            model, saved = result
+            self.check_model(model)
+            model = self.accelerate(model)
+            new.pop_all()  # the directory stays
+
+        if self.record and isinstance(model, OnPolicyAlgorithm):
+            every = self.record["checkpoint_freq"]
+            is_resumed = self.resumed is not None
+            self.callbacks.append(TrainingCheckpoints(self.checkpoints, every, resume=is_resumed, verbose=self.verbose))
+            write_json(record_of(Path(self.save_path)), self.record)
+        return model, saved
+
+    def accelerate(self, model: BaseAlgorithm) -> BaseAlgorithm:
+        """Accelerate a model if the user wants it.
+
+        :param model: new or loaded model
+        :return: the same model
+        """
+        if not self._is_accelerated:
+            return model
+
+        from sb3_ano import accelerate
+
+        return accelerate(model)
+
+    def _set_up(self) -> tuple[BaseAlgorithm, Hyperparameters] | None:
         """Set up as the zoo does; an error that begins with the name of a hyperparameter says where that comes from."""
         try:
             return super().setup_experiment()
         except (TypeError, ValueError) as error:
             key = re.match(r"\w+", str(error))
-            source = self._sources.get(key[0]) if key is not None else None
-            if source is None:
+            if key is None or key[0] not in self._sources:
                 raise
-            raise type(error)(f"{source}: {error}") from error
+            raise type(error)(f"{self._sources[key[0]]}: {error}") from error
 
     def _make_directory(self) -> None:
         """Make the directory of a new run, with the next number if a training that starts at the same moment has made it."""
@@ -122,13 +147,15 @@ class Manager(ExperimentManager):
             with contextlib.suppress(FileExistsError):
                 os.makedirs(self.save_path)
                 break
+
+            # The part of a UUID stays.
             self.save_path = re.sub(f"{_NUMBER}$", lambda match: f"_{int(match[1]) + 1}{match[2] or ''}", self.save_path)
         self.params_path = f"{self.save_path}/{self.env_name}"
 
     def check_model(self, model: BaseAlgorithm) -> None:
         """Raise ValueError for a model that this manager cannot train."""
 
-    def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def read_hyperparameters(self) -> tuple[Hyperparameters, Hyperparameters]:
         """Read and check hyperparameters; a resumed run has those that it was started with.
 
         :return: hyperparameters, and a copy of them to save
@@ -140,6 +167,7 @@ class Manager(ExperimentManager):
             saved = dict(yaml.unsafe_load(Path(self.params_path, "config.yml").read_text()))
             return resolve_names(copy.deepcopy(saved)), saved
 
+        # The zoo's function reads less and checks nothing.
         algorithm = rl_zoo3.ALGOS[self.algo]
         typed = read_hyperparameters(self.custom_hyperparams or {}, algorithm)
         self.custom_hyperparams = typed
@@ -148,7 +176,10 @@ class Manager(ExperimentManager):
         if entry == "default":
             print("Using 'default' hyperparameters")
         source = f"{self.config}: {entry}"
-        # Each source is checked alone, so that a message names it.
+
+        # Each source is checked alone, so that a message names it, without what -params replaces.
+        for name in typed:
+            found.pop(name, None)
         hyperparameters = read_hyperparameters(found, algorithm, source)
         self._sources = dict.fromkeys(hyperparameters, source) | dict.fromkeys(typed, "-params")
         hyperparameters |= self._read_trial()
@@ -162,32 +193,35 @@ class Manager(ExperimentManager):
                 del hyperparameters[name]
         read_hyperparameters(hyperparameters, algorithm, source, required=("policy", "n_timesteps"))
 
-        saved = {key: hyperparameters[key] for key in sorted(hyperparameters)}
+        # What is saved and shown are the values as they can be written, in the zoo's order.
+        saved = dict(sorted(hyperparameters.items()))
         print("Default hyperparameters for environment (ones being tuned will be overridden):")
         pprint(saved, sort_dicts=False)
         return resolve_names(hyperparameters), OrderedDict(saved)
 
-    def _read_trial(self) -> dict[str, Any]:
+    def _read_trial(self) -> Hyperparameters:
         """Return the hyperparameters of the trial that the options name: by its number, or the best one of a study."""
         named = (self.storage, self.study_name)
         if self.optimize_hyperparameters or (named == (None, None) and self.trial_id is None):
             return {}
         if self.storage is None or self.study_name is None:
             raise ValueError("the hyperparameters of a trial are loaded with both --storage and --study-name")
+
         try:
             require_storage(self.storage)
             return self.load_trial(self.storage, self.study_name, self.trial_id)
         except (KeyError, IndexError) as error:
-            which = "" if self.trial_id is None else f"--trial-id {self.trial_id} of "
+            which = ""
+            if self.trial_id is not None:
+                which = f"--trial-id {self.trial_id} of "
             raise ValueError(f"{which}--study-name {self.study_name} is not in {self.storage}") from error
 
-    def _preprocess_hyperparams(self, hyperparams: dict[str, Any]) -> Any:
+    def _preprocess_hyperparams(self, hyperparams: Hyperparameters) -> Any:
+        # Before the zoo, which does not know the key, and would pass it to the algorithm.
         self.backend = take_backend(hyperparams, self.env_name.gym_id)
         result = super()._preprocess_hyperparams(hyperparams)
         if self._eval_env_kwargs_args is None:  # the zoo looks for them on the command line only
             self.eval_env_kwargs = self.env_kwargs
-        if self.continues and self.vec_env_class is vec_env.SubprocVecEnv:  # in whose processes nothing is replaced
-            self.monitor_kwargs.update(override_existing=False)
         return result
 
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> vec_env.VecEnv:
@@ -197,30 +231,50 @@ class Manager(ExperimentManager):
         :param eval_env: whether they are for evaluation
         :param no_log: whether to write no monitor files
         """
-        prepare_env(self.env_name.gym_id)
+        env_id = self.env_name.gym_id
+        prepare_env(env_id)
         run = copy.copy(self)  # the zoo makes the environments of any class that it finds there
+        run.monitor_kwargs = dict(self.monitor_kwargs)
+        # The zoo's monitor of tasks with goals; see is_robotics_env.
+        if not run.monitor_kwargs and (self.is_panda_gym(env_id) or "parking-v0" in env_id):
+            run.monitor_kwargs["info_keywords"] = ("is_success",)
+        if self.continues:
+            # The episodes before the checkpoint stay in the files.
+            run.monitor_kwargs["override_existing"] = False
+
         if self.backend is not None:
-            make_class = functools.partial(
-                self.backend.vec_env_class,
+            env_kwargs = self.env_kwargs
+            monitor_dir: str | None = self.save_path
+            if eval_env:
+                env_kwargs = self.eval_env_kwargs
+            if eval_env or no_log:
+                monitor_dir = None
+            run.vec_env_class = self.backend.vec_env_class(
                 seed=self.seed,
-                env_kwargs=self.eval_env_kwargs if eval_env else self.env_kwargs,
-                monitor_dir=None if eval_env or no_log else self.save_path,
+                env_kwargs=env_kwargs,
+                monitor_dir=monitor_dir,
+                monitor_kwargs=run.monitor_kwargs,
                 wrapper_class=self.env_wrapper,
                 vec_env_cls=self.vec_env_class,
             )
-            # The zoo sets monitor_kwargs of goal environments meanwhile.
-            run.vec_env_class = lambda *fns, **options: make_class(monitor_kwargs=run.monitor_kwargs)(*fns, **options)
         return super(Manager, run).create_envs(n_envs, eval_env, no_log)
 
-    def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
-        if self.resumed is None:  # otherwise the files are there, with the command that started the run
-            # The zoo would write the steps of the file, whatever -n is, and its benchmark reports them.
-            saved_hyperparams["n_timesteps"] = self.n_timesteps
-            with contextlib.ExitStack() as stack:
-                # The zoo stores the command line.
-                replace(stack, sys, "argv", hide(sys.argv))
-                replace(stack, sys, "orig_argv", hide(sys.orig_argv))
-                super()._save_config(hide(saved_hyperparams))
+    @staticmethod
+    def is_robotics_env(env_id: str) -> bool:
+        """Tell the zoo to leave the arguments of the monitor, which it would replace, as :meth:`create_envs` sets them."""
+        return False
+
+    def _save_config(self, saved_hyperparams: Hyperparameters) -> None:
+        if self.resumed is not None:  # the files are there, with the command that started the run
+            return
+        # The zoo would write the steps of the file, whatever -n is, and its benchmark reports them.
+        saved_hyperparams["n_timesteps"] = self.n_timesteps
+        directory = Path(self.params_path)
+        arguments = OrderedDict(sorted(vars(self.args).items()))
+        write_file(directory / "config.yml", yaml.dump(hide(saved_hyperparams)))
+        write_file(directory / "args.yml", yaml.dump(arguments))
+        write_file(directory / "command.txt", " ".join(hide(sys.orig_argv)))
+        print(f"Log path: {self.save_path}")
 
     def save_trained_model(self, model: BaseAlgorithm) -> None:
         """Save the model, and remove the checkpoints of a finished run.
@@ -232,6 +286,7 @@ class Manager(ExperimentManager):
         if record.exists() and model.num_timesteps < self.n_timesteps:
             print(f"The training ended after {model.num_timesteps} of {self.n_timesteps} steps; --resume continues it")
         elif record.exists():
+            # First: a checkpoint that is left behind costs only its space.
             write_json(record, {**self.record, "finished": True})
             shutil.rmtree(self.checkpoints / "rllib", ignore_errors=True)  # of a training on a cluster
             remove_checkpoints(self.checkpoints)
@@ -241,17 +296,22 @@ class OwnManager(Search, Manager):
     """Run an experiment with an algorithm of this package, with our search and VecNormalize."""
 
     @staticmethod
-    def _preprocess_schedules(hyperparams: dict[str, Any]) -> dict[str, Any]:
+    def _preprocess_schedules(hyperparams: Hyperparameters) -> Hyperparameters:
         # The zoo takes numbers and texts only.
-        resolved = {name: hyperparams.pop(name) for name in SCHEDULES if callable(hyperparams.get(name))}
+        resolved = {}
+        for name in SCHEDULES:
+            if callable(hyperparams.get(name)):
+                resolved[name] = hyperparams.pop(name)
         return {**ExperimentManager._preprocess_schedules(hyperparams), **resolved}
 
-    def _preprocess_normalization(self, hyperparams: dict[str, Any]) -> dict[str, Any]:
+    def _preprocess_normalization(self, hyperparams: Hyperparameters) -> Hyperparameters:
         normalize = hyperparams.get("normalize")
-        own = dict(normalize) if isinstance(normalize, dict) else {}
+        given: Hyperparameters = {}
+        if isinstance(normalize, dict):
+            given = dict(normalize)
         hyperparams = super()._preprocess_normalization(hyperparams)
-        # The zoo overwrites a discount factor of the returns' own by that of the algorithm.
-        self.normalize_kwargs.update(own)
+        # The zoo overwrites a discount factor of the returns by that of the algorithm.
+        self.normalize_kwargs.update(given)
         return hyperparams
 
     def _maybe_normalize(self, env: vec_env.VecEnv, eval_env: bool) -> vec_env.VecEnv:
@@ -264,7 +324,7 @@ class OwnManager(Search, Manager):
 def make_manager(
     args: Any, algo: str, *positional: Any, own: Any = OwnManager, others: Any = ExperimentManager, **options: Any
 ) -> Any:
-    """Return our manager for the algorithms of this package, and another one for all others.
+    """Return our manager for the algorithms of this package and accelerated ones, and another one for all others.
 
     :param args: options of ``train``
     :param algo: zoo name of the algorithm
@@ -273,10 +333,11 @@ def make_manager(
     :param others: class of the manager for other algorithms, by default the zoo's own
     :param options: keyword arguments of the manager
     """
-    if algo not in ALGORITHMS:
+    if algo in ALGORITHMS:
+        # The zoo looks for the files of all algorithms in its own package.
+        options["config"] = options.get("config") or str(hyperparameter_file(algo))
+    elif not options.get("accelerated"):
         return others(args, algo, *positional, **options)
-    # The zoo looks for the files of all algorithms in its own package.
-    options["config"] = options.get("config") or str(hyperparameter_file(algo))
     return own(args, algo, *positional, **options)
 
 
@@ -288,7 +349,6 @@ def register_algorithms() -> None:
     """
     rl_zoo3.ALGOS.update({name: entry.algorithm for name, entry in ALGORITHMS.items()})
     rl_zoo3.train.ExperimentManager = make_manager
-    register_backends()
     register_search_spaces()
 
 
@@ -308,28 +368,47 @@ def plan_training(options: Options) -> dict[str, Any]:
     :raises ValueError: if the newest run cannot be resumed with these options
     :raises SystemExit: if the newest run has finished
     """
-    resume, freq = options.take("resume"), options.take("checkpoint_freq")
+    resume = options.take("resume")
+    freq = options.take("checkpoint_freq")
+    # Checkpoints have no replay buffers.
     if freq is not None and not issubclass(rl_zoo3.ALGOS[options.values.algo], OnPolicyAlgorithm):
         raise ValueError(f"--checkpoint-freq needs an on-policy algorithm; {options.values.algo} is none")
-    run = _newest_run(options.values) if resume else None
+
+    run = None
+    if resume:
+        run = _newest_run(options.values)
     if run is None:
-        return {"record": {"arguments": options.arguments, "checkpoint_freq": freq} if freq is None or freq > 0 else None}
+        new: dict[str, Any] | None = None
+        if freq is None or freq > 0:
+            new = {"arguments": options.arguments, "checkpoint_freq": freq}
+        return {"record": new, "accelerated": options.values.accelerate}
+
     record = read_json(record_of(run))
+    # The zoo draws a seed if none is given.
     started = {**vars(options.parse(record["arguments"])), "seed": record["seed"]}
-    given = {name: value for name, value in options.given().items() if name not in _WHICH}
-    free = _SHOWN | ({"cluster", "env_runners"} if started.get("cluster") is not None else set())  # another cluster may do
+    given = options.given()
+    free = _WHICH | _SHOWN
+    further = "-i"
+    if started.get("cluster") is not None:
+        free = free | {"cluster", "env_runners"}  # another cluster may do
+        further = "-i, without --cluster if observations are normalized"
+
     for name, value in given.items():
         if name not in free and hide(value) != hide(started[name]):  # it would be another run
             kept = f"is not what {run} was started with ({' '.join(record['arguments'])}); a resumed run keeps its options"
-            further = "-i, without --cluster if observations are normalized" if started.get("cluster") is not None else "-i"
             raise ValueError(
                 f"--{name.replace('_', '-')} {value} {kept}; to train its agent further, start a new run with {further}"
             )
     if record["finished"]:
         print(f"{run} has finished: there is nothing to resume")
         raise SystemExit(0)
-    vars(options.values).update({name: value for name, value in {**started, **given}.items() if name not in _WHICH})
-    return {"record": {**record, "checkpoint_freq": record["checkpoint_freq"] if freq is None else freq}, "resumed": run}
+
+    for name, value in {**started, **given}.items():
+        if name not in _WHICH:
+            setattr(options.values, name, value)
+    if freq is not None:
+        record["checkpoint_freq"] = freq
+    return {"record": record, "resumed": run, "accelerated": options.values.accelerate}
 
 
 def _newest_run(values: argparse.Namespace) -> Path | None:
@@ -338,13 +417,22 @@ def _newest_run(values: argparse.Namespace) -> Path | None:
         raise ValueError("--resume continues a training; a search continues with its --storage and --study-name")
     if not issubclass(rl_zoo3.ALGOS[values.algo], OnPolicyAlgorithm):
         raise ValueError(f"--resume needs an on-policy algorithm; {values.algo} is none")
-    directory, name = Path(values.log_folder) / values.algo, EnvironmentName(values.env)
-    numbered = {path: re.fullmatch(rf"{re.escape(name)}{_NUMBER}", path.name) for path in directory.glob(f"{name}_*")}
-    # The command line is written once, at the start; runs with -uuid all have the number 1.
-    started = {path: record_of(path).with_name("command.txt") for path in numbered}
-    times = {path: file.stat().st_mtime if file.exists() else 0.0 for path, file in started.items()}
-    runs = [(int(match[1]), times[path], path) for path, match in numbered.items() if match and path.is_dir()]
-    if runs and record_of(newest := max(runs)[-1]).exists():
-        return newest
+    directory = Path(values.log_folder) / values.algo
+    name = EnvironmentName(values.env)
+
+    runs = []
+    for path in directory.glob(f"{name}_*"):
+        match = re.fullmatch(rf"{re.escape(name)}{_NUMBER}", path.name)
+        if match is None or not path.is_dir():
+            continue
+        # Runs with -uuid all have the number 1. The command line is written once, at the start.
+        command = record_of(path).with_name("command.txt")
+        start = command.stat().st_mtime if command.exists() else 0.0
+        runs.append((int(match[1]), start, path))
+
+    if runs:
+        newest = max(runs)[-1]
+        if record_of(newest).exists():
+            return newest
     print(f"{directory} holds no run of {values.env}, or the newest one has no checkpoints: a new run starts")
     return None

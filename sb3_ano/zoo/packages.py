@@ -54,7 +54,10 @@ def read_packages(run: Path, name: str) -> list[str]:
         return []
 
     # As in the check, an author who is trusted may write what the zoo's own loader reads.
-    settings = yaml.load(file.read_bytes(), Loader=yaml.UnsafeLoader if is_trusted() else SettingsLoader)
+    loader: type = SettingsLoader
+    if is_trusted():
+        loader = yaml.UnsafeLoader
+    settings = yaml.load(file.read_bytes(), Loader=loader)
     packages = settings.get("gym_packages") or []
     if not isinstance(packages, list):
         packages = [packages]
@@ -89,7 +92,9 @@ def split_module(env_id: str) -> tuple[list[str], str]:
     :param env_id: id as it was typed
     """
     module, colon, name = env_id.rpartition(":")
-    return ([module] if colon else []), name
+    if colon:
+        return [module], name
+    return [], name
 
 
 def require_registered(env_id: str, packages: Sequence[str]) -> None:
@@ -114,14 +119,18 @@ def _similar_id(env_id: str) -> str | None:
     """Return the newest version of the registered environment whose name is spelled most similarly, or None."""
     newest: dict[str, tuple[int, str]] = {}
     for known in gym.registry:
+        number = 0
         version = _VERSION.search(known)
-        number = int(version[1]) if version is not None else 0
+        if version is not None:
+            number = int(version[1])
         name = _VERSION.sub("", known).lower()
         newest[name] = max(newest.get(name, (number, known)), (number, known))
 
     # Names differ in a letter or two; a lower limit would suggest environments that have little in common.
     near = difflib.get_close_matches(_VERSION.sub("", env_id).lower(), newest, n=1, cutoff=0.75)
-    return newest[near[0]][1] if near else None
+    if not near:
+        return None
+    return newest[near[0]][1]
 
 
 def directory_name(env_id: str) -> str:

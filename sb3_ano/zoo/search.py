@@ -7,7 +7,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,16 @@ from rl_zoo3.utils import ALGOS, get_callback_list
 
 from sb3_ano._io import DirectoryLock, write_figure, write_file
 from sb3_ano._secrets import hide
-from sb3_ano.zoo.hyperparameters import name_classes
+from sb3_ano.zoo.hyperparameters import Hyperparameters, name_classes
 
 #: Attribute of a trial: all hyperparameters that it was trained with, in RL Zoo's format.
 HYPERPARAMETERS = "hyperparameters"
 #: Seconds between two heartbeats of a running trial, and seconds without one after which its process counts as dead. A process
 #: that sleeps for longer, in a suspended laptop or job, loses its trial and ends.
-HEARTBEAT_SECONDS, GRACE_SECONDS = 30, 300
+HEARTBEAT_SECONDS = 30
+GRACE_SECONDS = 300
+# Trials in the report.
+_SHOWN_TRIALS = 5
 
 
 @contextlib.contextmanager
@@ -52,7 +55,7 @@ def no_empty_directories(directory: Path) -> Iterator[None]:
 
 
 class Search(ExperimentManager):
-    """Search the hyperparameters of this package's algorithms.
+    """Search the hyperparameters of this package's algorithms, and of accelerated ones in the zoo's search spaces.
 
     :param args: arguments of the zoo's manager
     :param train_command: command that trains with the options of this search, to which the best hyperparameters are added
@@ -67,16 +70,12 @@ class Search(ExperimentManager):
         # Upstream keeps a study in memory unless both are given.
         if self.optimize_hyperparameters or self.study_name or self.storage or self.trial_id is not None:
             self.study_name = self.study_name or str(self.env_name)
-            directory = self._directory_of(self.study_name)
-            self.storage = self.storage or f"sqlite:///{directory}/study.db"
+            self.storage = self.storage or f"sqlite:///{self._search_directory}/study.db"
         self._train_command = train_command
-
-    def _directory_of(self, study_name: str) -> Path:
-        return Path(self.log_folder, self.algo, "searches", study_name.replace(os.sep, "-"))
 
     @property
     def _search_directory(self) -> Path:
-        return self._directory_of(str(self.study_name))
+        return Path(self.log_folder, self.algo, "searches", str(self.study_name).replace(os.sep, "-"))
 
     def setup_experiment(self) -> Any:
         """Set up a training, or read what a search starts from.
@@ -87,18 +86,20 @@ class Search(ExperimentManager):
             return super().setup_experiment()
         if self.n_evaluations is not None and self.n_evaluations < 1:
             raise ValueError(f"--n-evaluations {self.n_evaluations} is not allowed; allowed are positive integers")
+
         hyperparameters, saved = self.read_hyperparameters()
         # Hyperparameters of the file and of -params, into which a trial puts what it samples.
-        self._unsearched: dict[str, Any] = copy.deepcopy(dict(saved))
+        self._unsearched: Hyperparameters = copy.deepcopy(dict(saved))
         for name in ("env_wrapper", "vec_env_wrapper", "callback"):
             if name in self._unsearched:
                 self._unsearched[name] = name_classes(self._unsearched[name])
+
         self._preprocess_hyperparams(hyperparameters)  # sets the budget and the number of environments
         if self.env_kwargs:
             self._unsearched["env_kwargs"] = copy.deepcopy(self.env_kwargs)
         return None
 
-    def load_trial(self, storage: str, study_name: str, trial_id: int | None = None, convert: bool = True) -> dict[str, Any]:
+    def load_trial(self, storage: str, study_name: str, trial_id: int | None = None, convert: bool = True) -> Hyperparameters:
         """Return all hyperparameters that a trial was trained with, whatever the file says now.
 
         :param storage: journal or database of the study
@@ -116,6 +117,7 @@ class Search(ExperimentManager):
                 )
             trial_id = study.best_trial.number
             print(f"Trial {trial_id} is the best one of study {study_name}; --trial-id takes another one")
+
         trials = {trial.number: trial for trial in study.trials}
         attributes = trials[trial_id].user_attrs
         if HYPERPARAMETERS not in attributes:
@@ -129,6 +131,7 @@ class Search(ExperimentManager):
 
         :raises ValueError: if the storage cannot be opened, or the study's trials are not comparable with this search's
         """
+        # A search that cannot start leaves nothing.
         with no_empty_directories(self._search_directory):
             self._search_directory.mkdir(parents=True, exist_ok=True)
             # Of processes that start together, one creates the tables of a new database, and Optuna fails in the others.
@@ -147,6 +150,7 @@ class Search(ExperimentManager):
                 load_if_exists=True,
             )
             self._check_comparable(study)
+
         try:
             self._optimize(study, has_heartbeat=isinstance(storage, storages.RDBStorage))
         except KeyboardInterrupt:
@@ -156,6 +160,8 @@ class Search(ExperimentManager):
     def _check_comparable(self, study: optuna.Study) -> None:
         budget = f"{self.n_timesteps} steps and {self.n_evaluations} evaluations per trial"
         search = f"{self.algo} on {self.env_name.gym_id} with {budget}"
+
+        # Optuna would mix the trials of any two searches under one name.
         stored = study.user_attrs.get("search")
         if stored is None and not study.trials:
             study.set_user_attr("search", search)
@@ -168,11 +174,16 @@ class Search(ExperimentManager):
         n_trials: int | None = self.n_trials
         callbacks = []
         if self.max_total_trials is not None:
-            # Other processes finish their running trials. A journal has no heartbeat: the running trials of killed processes
-            # would count for ever.
-            counted = (TrialState.COMPLETE, TrialState.PRUNED, *([TrialState.RUNNING] if has_heartbeat else []))
+            counted: tuple[TrialState, ...] = (TrialState.COMPLETE, TrialState.PRUNED)
+            if has_heartbeat:
+                # Other processes finish their running trials. Without a heartbeat, as in a journal, the running trials of
+                # killed processes would count for ever.
+                counted += (TrialState.RUNNING,)
             storages.fail_stale_trials(study)
-            n_trials = None if len(study.get_trials(deepcopy=False, states=counted)) < self.max_total_trials else 0
+
+            n_trials = None  # until the callback stops the search
+            if len(study.get_trials(deepcopy=False, states=counted)) >= self.max_total_trials:
+                n_trials = 0
             callbacks.append(MaxTrialsCallback(self.max_total_trials, counted))
         study.optimize(self.objective, n_trials=n_trials, n_jobs=self.n_jobs, callbacks=callbacks, gc_after_trial=True)
 
@@ -198,17 +209,25 @@ class Search(ExperimentManager):
         :raises optuna.TrialPruned: if the pruner stops the trial, or the training diverges
         """
         run = copy.copy(self)  # trials run in threads
-        run.verbose = self.verbose if self.verbose >= 2 else 0
+        if run.verbose < 2:
+            run.verbose = 0
+
+        # Stored before the training, so that a trial of a killed process has them, too.
         hyperparameters = self._sample(trial)
         trial.set_user_attr(HYPERPARAMETERS, hyperparameters)
+
         run.normalize_kwargs = {}  # is filled with the trial's discount factor
         arguments, run.env_wrapper, _, run.vec_env_wrapper = run._preprocess_hyperparams(copy.deepcopy(hyperparameters))
-        path = self.optimization_log_path and os.path.join(self.optimization_log_path, f"trial_{trial.number}")
+        path = None
+        if self.optimization_log_path:
+            path = os.path.join(self.optimization_log_path, f"trial_{trial.number}")
+
         env = run.create_envs(run.n_envs, no_log=True)
         eval_env = run.create_envs(run.n_eval_envs, eval_env=True)
         try:
             seed = trial_seed(run.seed, trial.number)
             model = ALGOS[run.algo](env=env, seed=seed, verbose=run.verbose, device=run.device, **arguments)
+            model = run.accelerate(model)
             evaluation = TrialEvalCallback(
                 eval_env,
                 trial,
@@ -218,7 +237,8 @@ class Search(ExperimentManager):
                 best_model_save_path=path,
                 log_path=path,
             )
-            model.learn(run.n_timesteps, callback=[*get_callback_list({"callback": run.specified_callbacks}), evaluation])
+            callbacks = get_callback_list({"callback": run.specified_callbacks})
+            model.learn(run.n_timesteps, callback=[*callbacks, evaluation])
         except (AssertionError, ValueError, ArithmeticError) as error:
             # Some samples diverge. A pruned trial tells the sampler that they are bad, a failed one tells it nothing.
             print(f"trial {trial.number} is pruned: {error}")
@@ -226,16 +246,20 @@ class Search(ExperimentManager):
         finally:
             env.close()
             eval_env.close()
+
         if evaluation.is_pruned or not math.isfinite(evaluation.last_mean_reward):
             raise optuna.TrialPruned
         return float(evaluation.last_mean_reward)
 
-    def _sample(self, trial: optuna.Trial) -> dict[str, Any]:
+    def _sample(self, trial: optuna.Trial) -> Hyperparameters:
         fixed = dict(self.custom_hyperparams or {})
         if self._unsearched.get("policy") in ("CnnPolicy", "CnnLstmPolicy"):
             fixed["policy_kwargs"] = None  # its convolutions are most of the network
         arguments = {"fixed": fixed, "n_timesteps": self.n_timesteps}
-        return merge(self._unsearched, HYPERPARAMS_SAMPLER[self.algo](trial, self.n_actions, self.n_envs, arguments))
+        sampled = HYPERPARAMS_SAMPLER[self.algo](trial, self.n_actions, self.n_envs, arguments)
+        for name in fixed:
+            sampled.pop(name, None)  # of the zoo's own samplers, which know nothing of what is fixed
+        return merge(self._unsearched, sampled)
 
     def _report(self, study: optuna.Study) -> None:
         """Write trials, figures and the best hyperparameters, and print the best trials and how to train with them."""
@@ -252,20 +276,26 @@ class Search(ExperimentManager):
             raise ValueError("all trials that have ended are pruned; the lines above name the reasons")
         if not complete:
             return
-        plots: dict[str, Callable[..., Any]] = {"history": plot_optimization_history, "importances": plot_param_importances}
-        for name, plot in () if self.no_optim_plots else plots.items():
-            plot(study, target_name="return")
-            write_figure(directory / f"{name}.png", plt.gcf(), dpi=150, bbox_inches="tight")
-            plt.close()
-        best = sorted(complete, key=lambda trial: trial.value or 0.0, reverse=True)[:5]
-        columns = {trial.number: {"return": trial.value, **trial.user_attrs[HYPERPARAMETERS]} for trial in best}
+
+        if not self.no_optim_plots:
+            for name, plot in (("history", plot_optimization_history), ("importances", plot_param_importances)):
+                plot(study, target_name="return")  # type: ignore[operator]
+                write_figure(directory / f"{name}.png", plt.gcf(), dpi=150, bbox_inches="tight")
+                plt.close()
+
+        best = sorted(complete, key=lambda trial: trial.value or 0.0, reverse=True)[:_SHOWN_TRIALS]
+        columns = {}
+        for trial in best:
+            columns[trial.number] = {"return": trial.value, **trial.user_attrs[HYPERPARAMETERS]}
         table = pd.DataFrame(columns).drop(index="policy_kwargs", errors="ignore")
         print(f"\nthe best trials\n{table.where(table.notna(), 'none').to_string(float_format='{:.4g}'.format)}\n")
-        write_file(directory / "best.yml", yaml.safe_dump({self.env_name.gym_id: best[0].user_attrs[HYPERPARAMETERS]}))
-        print(f"the report is in {directory}; this trains with the hyperparameters of the best trial:")
+
         gym_id = self.env_name.gym_id
-        command = self._train_command or shlex.join(f"python -m sb3_ano.zoo train --algo {self.algo} --env {gym_id}".split())
-        print(f"{command} {shlex.join(['--conf-file', str(directory / 'best.yml')])}")
+        file = directory / "best.yml"
+        write_file(file, yaml.safe_dump({gym_id: best[0].user_attrs[HYPERPARAMETERS]}))
+        print(f"the report is in {directory}; this trains with the hyperparameters of the best trial:")
+        command = self._train_command or f"python -m sb3_ano.zoo train --algo {self.algo} --env {gym_id}"
+        print(f"{command} {shlex.join(['--conf-file', str(file)])}")
 
 
 class SeededByTrial(BaseSampler):
@@ -312,6 +342,7 @@ def open_storage(storage: str) -> storages.BaseStorage:
             path = Path(storage).absolute()
             path.parent.mkdir(parents=True, exist_ok=True)
             return storages.JournalStorage(JournalFileBackend(str(path)))
+
         return storages.RDBStorage(
             storage,
             # SQLite waits only 5 seconds for another process by default.
@@ -332,14 +363,16 @@ def require_storage(storage: str) -> None:
     :param storage: as for :func:`open_storage`
     :raises ValueError: if there is no such file
     """
-    file = storage if storage.endswith(".log") else ""
-    if storage.startswith("sqlite:///"):
+    file = ""
+    if storage.endswith(".log"):
+        file = storage
+    elif storage.startswith("sqlite:///"):
         file = storage.removeprefix("sqlite:///").partition("?")[0]
     if file not in ("", ":memory:") and not Path(file).is_file():
         raise ValueError(f"--storage {hide(storage)}: there is no file {file}; -optimize makes one")
 
 
-def merge(unsearched: Mapping[str, Any], sampled: Mapping[str, Any]) -> dict[str, Any]:
+def merge(unsearched: Hyperparameters, sampled: Hyperparameters) -> Hyperparameters:
     """Put sampled hyperparameters into those of a file, and keep the rest of the file's ``policy_kwargs``.
 
     :param unsearched: hyperparameters of the file, in RL Zoo's format
@@ -347,11 +380,16 @@ def merge(unsearched: Mapping[str, Any], sampled: Mapping[str, Any]) -> dict[str
     :return: hyperparameters in RL Zoo's format, with ``policy_kwargs`` as text
     """
     merged = {**unsearched, **sampled}
-    given = [part["policy_kwargs"] for part in (unsearched, sampled) if part.get("policy_kwargs")]
-    if given:
-        # The zoo evaluates the text, and knows torch.nn as nn.
-        text = re.sub(r"<class 'torch\.nn\.[\w.]+\.(\w+)'>", r"nn.\1", " | ".join(map(str, given)))
-        if "<class" in text:
-            raise ValueError(f"policy_kwargs={text} holds classes that -optimize cannot write; allowed are those of torch.nn")
-        merged["policy_kwargs"] = text
+    given = []
+    for part in (unsearched, sampled):
+        if part.get("policy_kwargs"):
+            given.append(str(part["policy_kwargs"]))
+    if not given:
+        return merged
+
+    # The zoo evaluates the text, and knows torch.nn as nn.
+    text = re.sub(r"<class 'torch\.nn\.[\w.]+\.(\w+)'>", r"nn.\1", " | ".join(given))
+    if "<class" in text:
+        raise ValueError(f"policy_kwargs={text} holds classes that -optimize cannot write; allowed are those of torch.nn")
+    merged["policy_kwargs"] = text
     return merged

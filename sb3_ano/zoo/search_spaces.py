@@ -10,9 +10,11 @@ from rl_zoo3.hyperparams_opt import HYPERPARAMS_SAMPLER
 from torch import nn
 
 from sb3_ano._registry import ALGORITHMS
+from sb3_ano.zoo.hyperparameters import Hyperparameters
 
 #: Samples per rollout, over all environments.
-MIN_ROLLOUT, MAX_ROLLOUT = 256, 16_384
+MIN_ROLLOUT = 256
+MAX_ROLLOUT = 16_384
 #: A trial's budget holds at least this many of the largest rollouts. Otherwise an agent could be evaluated untrained.
 MIN_UPDATES = 8
 #: Samples per minibatch.
@@ -45,7 +47,7 @@ def register_search_spaces() -> None:
 
 def sample_params(
     algo: str, trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> Hyperparameters:
     """Sample hyperparameters of one of this package's algorithms.
 
     With the first argument bound, this is a function of RL Zoo's ``HYPERPARAMS_SAMPLER``.
@@ -60,22 +62,33 @@ def sample_params(
     """
     fixed = additional_args.get("fixed", {})
     budget = additional_args.get("n_timesteps", MIN_UPDATES * MAX_ROLLOUT)
+    largest = min(MAX_ROLLOUT, budget // MIN_UPDATES)
     # At least 8 steps: with many environments, advantages would hardly look ahead.
     shortest = max(3, math.ceil(math.log2(MIN_ROLLOUT / n_envs)))
-    longest = math.floor(math.log2(max(min(MAX_ROLLOUT, budget // MIN_UPDATES) / n_envs, 1.0)))
-    space = {"n_steps": {"n_steps_pow": range(shortest, max(shortest, longest) + 1)}, **_SHARED}
-    space |= {name: {name: values} for name, values in ALGORITHMS[algo].search_space.items()}
+    longest = max(shortest, math.floor(math.log2(max(largest / n_envs, 1.0))))
+
+    # The number of minibatches is converted with the number of steps, which thus comes first.
+    space: dict[str, dict[str, Any]] = {"n_steps": {"n_steps_pow": range(shortest, longest + 1)}, **_SHARED}
+    for name, values in ALGORITHMS[algo].search_space.items():
+        space[name] = {name: values}
     if "clip_range" in fixed:
         del space["clip_range_high"]  # a multiple of it
-    if any(isinstance(fixed.get(name), str) for name in ("clip_range", "clip_range_high")):
+    has_schedule = isinstance(fixed.get("clip_range"), str) or isinstance(fixed.get("clip_range_high"), str)
+    if has_schedule:
         space.pop("desired_kl", None)  # no target goes with a schedule
-    params = {name: value for name, value in fixed.items() if name == "n_steps"}
-    for parameters in (parameters for name, parameters in space.items() if name not in fixed):
-        params |= {name: _suggest(trial, name, values) for name, values in parameters.items()}
+
+    params = {}
+    if "n_steps" in fixed:
+        params["n_steps"] = fixed["n_steps"]
+    for hyperparameter, parameters in space.items():
+        if hyperparameter in fixed:
+            continue
+        for name, values in parameters.items():
+            params[name] = _suggest(trial, name, values)
     return convert_params(params, n_envs)
 
 
-def convert_params(params: Mapping[str, Any], n_envs: int) -> dict[str, Any]:
+def convert_params(params: Hyperparameters, n_envs: int) -> Hyperparameters:
     """Convert the parameters of a trial to hyperparameters in RL Zoo's format.
 
     :param params: values by the names under which the trial stores them, and ``n_steps`` if it is not searched
@@ -85,15 +98,19 @@ def convert_params(params: Mapping[str, Any], n_envs: int) -> dict[str, Any]:
     if "n_steps_pow" in params:
         converted["n_steps"] = 2 ** converted.pop("n_steps_pow")
     if "n_minibatches_pow" in params:
-        converted["batch_size"] = _batch_size(converted["n_steps"] * n_envs, 2 ** converted.pop("n_minibatches_pow"))
+        n_minibatches = 2 ** converted.pop("n_minibatches_pow")
+        converted["batch_size"] = _batch_size(converted["n_steps"] * n_envs, n_minibatches)
     for name in ("gamma", "gae_lambda"):
         if f"one_minus_{name}" in params:
             converted[name] = 1.0 - converted.pop(f"one_minus_{name}")
     if converted.pop("lr_schedule", "constant") == "linear":
         converted["learning_rate"] = f"lin_{converted['learning_rate']!r}"
+
     if "clip_range_high_factor" in params:
         factor = converted.pop("clip_range_high_factor")
-        converted["clip_range_high"] = None if factor is None else factor * converted["clip_range"]
+        converted["clip_range_high"] = None
+        if factor is not None:
+            converted["clip_range_high"] = factor * converted["clip_range"]
     if "net_arch" in params:
         layers = _NETWORKS[converted.pop("net_arch")]
         converted["policy_kwargs"] = {
@@ -113,6 +130,9 @@ def _suggest(trial: optuna.Trial, name: str, values: range | tuple[float, float]
 
 def _batch_size(rollout: int, n_minibatches: int) -> int:
     """Return the size of equal minibatches, fewer than asked for if they would be too small or unequal."""
-    while n_minibatches > 1 and (rollout % n_minibatches or rollout // n_minibatches < MIN_BATCH):
+    while n_minibatches > 1:
+        size = rollout // n_minibatches
+        if rollout % n_minibatches == 0 and size >= MIN_BATCH:
+            return size
         n_minibatches //= 2
-    return rollout // n_minibatches
+    return rollout

@@ -21,8 +21,16 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecMonitor, VecVideoRecorder
 
 _TAG = "tag:yaml.org,2002:python/"
-_LIBRARIES: tuple[str, ...] = ("torch.nn.", "torch.optim.", "stable_baselines3.", "sb3_contrib.", "sb3_ano.", "rl_zoo3.")
-_LIBRARIES += ("gymnasium.wrappers.", "minigrid.wrappers.")
+_LIBRARIES = (
+    "torch.nn.",
+    "torch.optim.",
+    "stable_baselines3.",
+    "sb3_contrib.",
+    "sb3_ano.",
+    "rl_zoo3.",
+    "gymnasium.wrappers.",
+    "minigrid.wrappers.",
+)
 #: Top-level modules that the user has named on the command line, whose classes are known, too.
 user_modules: frozenset[str] = frozenset()
 # Keys whose values the zoo imports by name and calls, and what they must be subclasses of.
@@ -30,7 +38,8 @@ _CALLED = {"env_wrapper": gym.Wrapper, "vec_env_wrapper": VecEnvWrapper, "callba
 # The arguments of these name files to write.
 _WRITERS = (Monitor, VecMonitor, VecVideoRecorder, gym.wrappers.RecordVideo)
 # The zoo's own files have about 2,000 bytes. Aliases expand a short file to a long one.
-_MAX_BYTES, _MAX_ALIASES = 100_000, 10
+_MAX_BYTES = 100_000
+_MAX_ALIASES = 10
 
 
 def is_trusted() -> bool:
@@ -53,7 +62,8 @@ class SettingsLoader(yaml.SafeLoader):
         raise yaml.YAMLError(f"{node.tag.replace(_TAG, '!!python/')} runs code when it is read")
 
     def construct_class(self, name: str, node: yaml.Node) -> type:
-        if (found := _library_class(name)) is None:
+        found = _library_class(name)
+        if found is None:
             raise yaml.YAMLError(f"the Python object {name} is not of a known library{_own_module(name)}")
         return found
 
@@ -80,8 +90,12 @@ def _library_class(name: str) -> type | None:
             return None
     elif not name.startswith(_LIBRARIES) or module not in sys.modules:  # importing some of the zoo's modules runs them
         return None
+
+    # Not what a module would compute for the name.
     found = vars(sys.modules[module]).get(attribute)
-    return found if isinstance(found, type) else None
+    if isinstance(found, type):
+        return found
+    return None
 
 
 def check_settings(file: Path) -> None:
@@ -99,18 +113,26 @@ def check_settings(file: Path) -> None:
         settings = yaml.load(file.read_text(encoding="ascii"), Loader=SettingsLoader)
         if not isinstance(settings, dict):
             raise ValueError("it has no keys")
+
         for key, kind in _CALLED.items():
             for name in _names(settings.get(key)):
-                found = name if isinstance(name, type) else _library_class(str(name))
-                if found is None or not issubclass(found, kind) or issubclass(found, _WRITERS):
-                    reason = f"is called and is no {kind.__name__} of a known library"
-                    raise ValueError(f"{key}={str(name)[:100]!r} {reason}{_own_module(str(name))}")
+                _check_called(key, name, kind)
         normalize = settings.get("normalize")
         if isinstance(normalize, str) and not _is_plain(normalize):
             raise ValueError(f"normalize={normalize!r} is evaluated and more than a dictionary of plain values")
     except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
         message = f"{file} is not YAML as the zoo writes it: {error}; if you trust its author, use --trust-remote-code"
         raise ValueError(message) from error
+
+
+def _check_called(key: str, called: Any, kind: type) -> None:
+    """Check that a class, or the name of one, is a known one of a kind, and writes no files."""
+    found = called
+    if not isinstance(called, type):
+        found = _library_class(str(called))
+    if found is None or not issubclass(found, kind) or issubclass(found, _WRITERS):
+        reason = f"is called and is no {kind.__name__} of a known library"
+        raise ValueError(f"{key}={str(called)[:100]!r} {reason}{_own_module(str(called))}")
 
 
 def _own_module(name: str) -> str:
@@ -124,16 +146,27 @@ def _own_module(name: str) -> str:
 
 def _names(called: Any) -> list[Any]:
     """Return the names in a setting: None, a name, a name with arguments, or a list of those."""
-    parts = called if isinstance(called, list) else [] if called is None else [called]
-    return [name for part in parts for name in (part if isinstance(part, dict) else [part])]
+    if called is None:
+        return []
+    parts = called if isinstance(called, list) else [called]
+
+    names = []
+    for part in parts:
+        if isinstance(part, dict):
+            names.extend(part)
+        else:
+            names.append(part)
+    return names
 
 
 def _is_plain(expression: str) -> bool:
     """Tell whether evaluating the text gives plain values and calls nothing but ``dict`` with keywords."""
     try:
         body = ast.parse(expression, mode="eval").body
-        is_call = isinstance(body, ast.Call) and ast.unparse(body.func) == "dict" and not body.args
-        for value in [keyword.value for keyword in body.keywords] if is_call else [body]:  # type: ignore[attr-defined]
+        values = [body]
+        if isinstance(body, ast.Call) and ast.unparse(body.func) == "dict" and not body.args:
+            values = [keyword.value for keyword in body.keywords]
+        for value in values:
             ast.literal_eval(value)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False

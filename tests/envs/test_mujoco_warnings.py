@@ -5,11 +5,10 @@ import sys
 
 import numpy as np
 import pytest
-import rl_zoo3.utils
 
 from sb3_ano import ANO
 from sb3_ano.envs import make, make_vec_env
-from sb3_ano.zoo import register
+from sb3_ano.zoo.backends import make_agents_envs
 
 mujoco = pytest.importorskip("mujoco")
 
@@ -27,9 +26,8 @@ def fresh(tmp_path, monkeypatch):
 
 
 def make_in_the_zoo() -> None:
-    register()
     for _ in range(2):
-        rl_zoo3.utils.create_test_env("HalfCheetah-v5", should_render=False, hyperparams={}).close()
+        make_agents_envs("HalfCheetah-v5", 1, {}, env_kwargs={}).close()
 
 
 @pytest.mark.parametrize(

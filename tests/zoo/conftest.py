@@ -58,7 +58,7 @@ def zoo(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def nothing_stays_replaced():
-    """A command that ends, and a fix, leaves the zoo and the standard library as they were."""
+    """A command that ends leaves the zoo and the standard library as they were."""
     register()
     zoos = [module for name, module in sys.modules.items() if name.startswith(("rl_zoo3", "huggingface_sb3", "requests"))]
     before = {owner: dict(vars(owner)) for owner in (argparse.ArgumentParser, subprocess, Monitor, ResultsWriter, *zoos)}
@@ -67,13 +67,6 @@ def nothing_stays_replaced():
     assert (plt.show, [os.environ.get(name) for name in VARIABLES]) == (show, variables)
     for owner, names in before.items():
         assert {name: vars(owner)[name] for name in names} == names
-
-
-@pytest.fixture
-def stack():
-    """Fixes are applied for the duration of a test."""
-    with contextlib.ExitStack() as stack:
-        yield stack
 
 
 def start_command(command: str, directory: Path | str = ".") -> subprocess.Popen[str]:

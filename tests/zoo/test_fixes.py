@@ -1,73 +1,71 @@
-"""Each fix removes its fault while a command runs, such as settings that run code.
+"""Faults of the zoo that this package's commands do not have, such as settings that run code."""
 
-``nothing_stays_replaced`` checks that the fix ends with the command.
-"""
-
-import functools
+import contextlib
 import os
-import subprocess
 import sys
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import gymnasium as gym
 import pytest
 import rl_zoo3.exp_manager
-import rl_zoo3.load_from_hub
 import rl_zoo3.utils
 import torch
 import yaml
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 from huggingface_sb3 import EnvironmentName
 
-from sb3_ano.zoo import fixes
+from sb3_ano.zoo.agents import newest_run
+from sb3_ano.zoo.hub_commands import download_pickle
+from sb3_ano.zoo.settings import check_settings
+from tests.zoo.conftest import rejected
 
 
-def test_an_agent_is_found_in_the_newest_run_that_has_one(stack, tmp_path):
-    model = functools.partial(rl_zoo3.utils.get_model_path, 0, str(tmp_path), "ano", EnvironmentName("CartPole-v1"))
-    runs = [tmp_path / "ano" / f"CartPole-v1_{number}" for number in (1, 2, 3, 4)]
+def test_an_agent_is_found_in_the_newest_run_that_has_one(tmp_path):
+    directory = tmp_path / "ano"
+    assert newest_run(directory, "CartPole-v1") == 0
+    runs = [directory / f"CartPole-v1_{number}" for number in (1, 2, 3, 4)]
     for run in runs:
         run.mkdir(parents=True)
-    fixes.newest_run_without_agent(stack)
-    with pytest.raises(ValueError, match="No model found"):
-        model()
+    assert newest_run(directory, "CartPole-v1") == 4, "none has an agent"
+    (runs[2] / "best_model.zip").touch()  # left by a training that is running or was killed
+    assert newest_run(directory, "CartPole-v1") == 3
     for run in runs[:2]:
         (run / "CartPole-v1.zip").touch()
-    (runs[2] / "best_model.zip").touch()  # left by a training that is running or was killed
-    assert model()[1] == str(runs[1] / "CartPole-v1.zip")
-    assert rl_zoo3.exp_manager.get_latest_run_id(str(tmp_path / "ano"), "CartPole-v1") == 4, "training uses no number twice"
+    assert newest_run(directory, "CartPole-v1") == 2
+    assert rl_zoo3.exp_manager.get_latest_run_id(str(directory), "CartPole-v1") == 4, "training uses no number twice"
 
 
-def test_a_changed_zoo_costs_one_fix_but_no_guard(stack, monkeypatch):
-    monkeypatch.delenv("TRUST_REMOTE_CODE", raising=False)
-    monkeypatch.delattr(rl_zoo3.utils, "get_latest_run_id")
-    call = subprocess.call
-    with pytest.warns(UserWarning, match="newest_run_without_agent is not fixed: .*get_latest_run_id"):
-        fixes.apply_fixes(stack, [fixes.newest_run_without_agent, fixes.child_processes])
-    assert subprocess.call is not call
-    monkeypatch.delattr(rl_zoo3.utils, "get_trained_models")
-    with pytest.raises(ValueError, match="unsafe_settings is not fixed.*--trust-remote-code goes ahead"):
-        fixes.apply_fixes(stack, [fixes.unsafe_settings])
-    monkeypatch.setenv("TRUST_REMOTE_CODE", "1")
-    with pytest.warns(UserWarning, match="unsafe_settings is not fixed"):
-        fixes.apply_fixes(stack, [fixes.unsafe_settings])
+MISSING = {RemoteEntryNotFoundError: True, LocalEntryNotFoundError: False}
 
 
-def test_a_missing_file_is_what_the_zoo_waits_for_and_a_lost_connection_is_not(stack):
-    fixes.missing_optional_file(stack)
-    for error, is_awaited in {RemoteEntryNotFoundError: True, LocalEntryNotFoundError: False}.items():
-        assert issubclass(error, rl_zoo3.load_from_hub.HTTPError) == is_awaited
+@pytest.mark.parametrize("error", MISSING)
+def test_a_missing_file_of_statistics_is_none_and_a_lost_connection_is_an_error(error, tmp_path, monkeypatch):
+    def fetch(repo_id, name):
+        if name == "vec_normalize.pkl":
+            raise error(name, response=mock.Mock()) if MISSING[error] else error(name)
+        file = tmp_path / name
+        with zipfile.ZipFile(file, "w"):
+            return file
+
+    monkeypatch.setattr("huggingface_sb3.load_from_hub", fetch)
+    with contextlib.nullcontext() if MISSING[error] else pytest.raises(error):
+        download_pickle("me/ppo-CartPole-v1", tmp_path / "run", "ppo", EnvironmentName("CartPole-v1"))
 
 
 RUN = Path("ano/CartPole-v1_1/CartPole-v1")
 
 
-def read(config: str, args: str = "env_kwargs: null\n") -> dict:
+def read(config: str, args: str = "env_kwargs: null\nenv: CartPole-v1\n") -> dict:
     """Write settings and read them with the zoo's function."""
     RUN.mkdir(parents=True, exist_ok=True)
     (RUN / "config.yml").write_text(config)
     (RUN / "args.yml").write_text(args)
+    for name in ("config.yml", "args.yml"):
+        check_settings(RUN / name)
     return rl_zoo3.utils.get_saved_hyperparams(str(RUN))[0]
 
 
@@ -100,21 +98,23 @@ ODD |= {"a long text": ("a: " + "x" * 200_000, "it is not a file of up to 100,00
 
 @pytest.mark.parametrize("file", ["config", "args"])
 @pytest.mark.parametrize("kind", [*HOSTILE, *ODD])
-def test_settings_that_would_run_code_are_rejected(file, kind, zoo, stack, tmp_path):
-    fixes.unsafe_settings(stack)
+def test_settings_that_would_run_code_are_rejected(file, kind, zoo, tmp_path):
     content, reason = ODD.get(kind) or (HOSTILE[kind], "")
     hostile = content.format(target=tmp_path / "made")
     message = rf"(?s){file}\.yml is not YAML as the zoo writes it: {reason}.* use --trust-remote-code"
     with pytest.raises(ValueError, match=message):
         read(*([hostile] if file == "config" else ["a: 1\n", hostile]))
-    if file == "args":  # which the list of agents is made of
-        with pytest.raises(ValueError, match=message):
-            rl_zoo3.utils.get_trained_models(".")
+    which = "--algo ano --env CartPole-v1"
+    commands = [f"enjoy {which} -f . --no-render", f"push_to_hub {which} -f . -orga me --no-render"]
+    commands += ["benchmark --log-dir . --benchmark-dir b --no-hub"]
+    (RUN.parent / "CartPole-v1.zip").touch()
+    for command in commands:
+        assert f"{file}.yml is not YAML as the zoo writes it" in rejected(command)
     assert not (tmp_path / "made").exists()
     assert not {"antigravity", "rl_zoo3.benchmark"} & set(sys.modules)
 
 
-def test_what_the_zoo_writes_is_read_as_before_and_anything_if_it_is_trusted(zoo, stack, monkeypatch):
+def test_what_the_zoo_writes_is_read_as_before_and_anything_if_it_is_trusted(zoo, monkeypatch):
     wrappers = [{"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 5}}, "sb3_contrib.common.wrappers.TimeFeatureWrapper"]
     written = OrderedDict(
         policy="MlpPolicy",
@@ -125,8 +125,7 @@ def test_what_the_zoo_writes_is_read_as_before_and_anything_if_it_is_trusted(zoo
     )
     files = yaml.dump(written), yaml.dump(OrderedDict(env_kwargs=None, env="x"))
     before = read(*files)
-    fixes.unsafe_settings(stack)
-    assert read(*files) == before
+    assert list(before) == [*written, "normalize_kwargs"]
     assert before["policy_kwargs"]["activation_fn"] is torch.nn.Tanh
     flat = yaml.dump(OrderedDict(env_wrapper="minigrid.wrappers.FlatObsWrapper"))  # of our own settings
     monkeypatch.setitem(sys.modules, "minigrid.wrappers", SimpleNamespace())

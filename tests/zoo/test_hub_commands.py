@@ -152,7 +152,7 @@ def test_without_a_number_nothing_else_in_the_directory_is_replaced(hub):
     assert other.read_text() == "mine"
 
 
-def test_the_zoos_own_download_replaces_only_the_run_and_only_when_it_is_complete(hub):
+def test_the_download_of_a_pickle_replaces_only_the_run_and_only_when_it_is_complete(hub):
     load = f"load_from_hub --algo ppo --env {ENV} -f upstream -orga {USER} --trust-remote-code"
     run(load)
     old = Path("upstream", "ppo", f"{ENV}_1")
@@ -160,7 +160,8 @@ def test_the_zoos_own_download_replaces_only_the_run_and_only_when_it_is_complet
     for note in (old / "note.txt", other):
         note.parent.mkdir(exist_ok=True)
         note.write_text("mine")
-    assert "would remove all runs in upstream/ppo" in rejected(f"{load} --exp-id -1 --force")
+    assert run(f"{load} --exp-id -1 --force").output.endswith(f"Saved to upstream/ppo/{ENV}.zip\n")
+    assert f"{ENV} exists, and --exp-id -1 replaces nothing" in rejected(f"{load} --exp-id -1 --force")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(zipfile.ZipFile, "extractall", mock.Mock(side_effect=OSError(28, "No space left on device")))
@@ -170,7 +171,7 @@ def test_the_zoos_own_download_replaces_only_the_run_and_only_when_it_is_complet
     assert not (old / "note.txt").exists()
     assert (old / f"{ENV}.zip").is_file()
     assert (old / ENV / "config.yml").is_file()
-    assert {path.name for path in old.parent.iterdir()} == {old.name, "CartPole-v1_1"}
+    assert {path.name for path in old.parent.iterdir()} == {old.name, "CartPole-v1_1", ENV, f"{ENV}.zip"}
     assert other.read_text() == "mine"
 
 

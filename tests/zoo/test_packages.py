@@ -7,11 +7,11 @@ from pathlib import Path
 
 import gymnasium as gym
 import pytest
-import rl_zoo3.load_from_hub
 import yaml
+from huggingface_sb3 import EnvironmentName
 
 from sb3_ano import ANO
-from sb3_ano.zoo import cli, fixes
+from sb3_ano.zoo import cli, hub_commands
 from sb3_ano.zoo.packages import read_packages
 from tests.hub.hub_server import USER, running_hub
 from tests.zoo.conftest import rejected, run
@@ -56,7 +56,7 @@ gym.register("OwnCart-v3", "own_carts:Cart", max_episode_steps=8)
 gym.register("own/Cart-v0", "own_carts:Cart", max_episode_steps=8)
 """
 IDS = ("OwnCart-v3", "own/Cart-v0")
-SHORT = "-n 64 --eval-freq 32 --eval-episodes 1 --seed 1 -params n_envs:1 n_steps:32 batch_size:32"
+SHORT = "-n 64 --eval-freq 32 --eval-episodes 2 --seed 1 -params n_envs:1 n_steps:32 batch_size:32"
 
 
 def forget() -> None:
@@ -246,14 +246,12 @@ def test_the_modules_of_a_run_are_imported_only_for_an_unknown_environment(packa
 
 
 @pytest.mark.parametrize("typed", [(), ("own_carts",)])
-def test_a_downloaded_run_names_the_users_packages_only(typed, zoo, stack, monkeypatch):
-    def download(*, algo, env_name, exp_id, folder):
-        file = Path(folder, algo, f"{env_name}_{exp_id}", env_name, "args.yml")
-        file.parent.mkdir(parents=True)
-        file.write_text(yaml.dump({"env": env_name, "gym_packages": ["of_a_stranger"]}))
+def test_a_downloaded_run_names_the_users_packages_only(typed, zoo, monkeypatch):
+    def download(repo_id, run, algo, name):
+        (run / name).mkdir(parents=True)
+        (run / name / "args.yml").write_text(yaml.dump({"env": name, "gym_packages": ["of_a_stranger"]}))
 
-    monkeypatch.setattr(rl_zoo3.load_from_hub, "download_from_hub", download)
-    fixes.packages_of_strangers(stack, typed)
+    monkeypatch.setattr(hub_commands, "download_pickle", download)
     for number in (1, 2):
-        rl_zoo3.load_from_hub.download_from_hub(algo="ppo", env_name="CartPole-v1", exp_id=0, folder="f")
+        hub_commands.load_from_sb3("ppo", EnvironmentName("CartPole-v1"), "f", 0, typed)
         assert read_packages(Path(f"f/ppo/CartPole-v1_{number}"), "CartPole-v1") == list(typed)
