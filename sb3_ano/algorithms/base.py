@@ -18,8 +18,8 @@ from stable_baselines3.common.policies import ActorCriticPolicy, BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, explained_variance
 
+from sb3_ano._arguments import constructor_parameters
 from sb3_ano._compat import tracing
-from sb3_ano._io import constructor_parameters
 from sb3_ano.algorithms import arguments, schedules
 from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer, RolloutSamples, is_stock
 from sb3_ano.algorithms.compiled import pays

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from sb3_ano._compat import compilations, products_by_onednn, without_guards
-from sb3_ano._io import machine
+from sb3_ano._system import machine
 
 #: Seconds that a compilation takes: about 10 on two cores with an empty cache.
 COMPILE_SECONDS = 11.0

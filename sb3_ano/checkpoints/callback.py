@@ -17,7 +17,9 @@ from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ano._io import DirectoryLock, constructor_arguments, versions
+from sb3_ano._arguments import constructor_parameters
+from sb3_ano._io import DirectoryLock
+from sb3_ano._system import versions
 from sb3_ano.checkpoints.files import Checkpoint, checkpoint_files, newest_checkpoint, write_checkpoint
 from sb3_ano.checkpoints.native import random_state, set_random_state
 from sb3_ano.checkpoints.state import TrainingState, Unpickler
@@ -232,11 +234,11 @@ def _warn(message: str) -> None:
 
 def _settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
     """Return what must be equal, as plain JSON values: arguments of the model and of VecNormalize, and the shape."""
-    names = constructor_arguments(type(model)) - _FREE_SETTINGS
+    names = constructor_parameters(type(model)).keys() - _FREE_SETTINGS
     settings = {name: vars(model)[name] for name in sorted(names) if name in vars(model)}
     # The values of a shape, because its name says little.
     settings["shaping_fingerprint"] = getattr(model, "shaping_fingerprint", None)
-    normalize, names = model.get_vec_normalize_env(), constructor_arguments(VecNormalize) - {"venv"}
+    normalize, names = model.get_vec_normalize_env(), constructor_parameters(VecNormalize).keys() - {"venv"}
     settings["VecNormalize"] = None if normalize is None else {name: vars(normalize).get(name) for name in sorted(names)}
     plain: dict[str, Any] = json.loads(json.dumps(settings, default=_plain, skipkeys=True))
     return plain

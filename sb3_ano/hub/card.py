@@ -12,8 +12,9 @@ import gymnasium as gym
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from sb3_ano._io import versions, write_file
+from sb3_ano._io import write_file
 from sb3_ano._registry import zoo_name
+from sb3_ano._system import versions
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.envs.atari import atari_protocol
 from sb3_ano.hub.evaluation import Task

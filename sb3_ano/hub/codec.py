@@ -23,7 +23,7 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
-from sb3_ano._io import constructor_parameters
+from sb3_ano._arguments import constructor_parameters
 from sb3_ano.algorithms import ShapedPolicyAlgorithm, contrib
 from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer
 from sb3_ano.algorithms.contrib_buffers import DictMaskedRolloutBuffer, MaskedRolloutBuffer

@@ -6,6 +6,7 @@ import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from huggingface_hub import HfApi, constants, errors, hf_hub_url, is_offline_mode
@@ -77,16 +78,25 @@ def safe_errors(token: str | None = None) -> Iterator[None]:
 
 
 def _hide_secrets(error: BaseException) -> None:
-    """Change the messages of an error and of those that it came from, which Python prints with it."""
+    """Change the messages of an error and of all errors that Python prints with it."""
     seen: set[int] = set()
-    pending: list[BaseException | None] = [error]
+    pending: list[Any] = [error]
     while pending:
         current = pending.pop()
-        if current is None or id(current) in seen:
+        if not isinstance(current, BaseException) or id(current) in seen:
             continue
         seen.add(id(current))
+        pending += [current.__cause__, current.__context__, *current.args]
+
         current.args = hide(current.args)
-        pending += [current.__cause__, current.__context__]
+        if hasattr(current, "__notes__"):
+            current.__notes__ = hide(current.__notes__)
+        if isinstance(current, OSError):  # its text is made of these
+            current.strerror = hide(current.strerror)
+            if current.filename is not None:  # None would be printed
+                current.filename = hide(current.filename)
+        if isinstance(current, BaseExceptionGroup):
+            pending += current.exceptions
 
 
 def download(

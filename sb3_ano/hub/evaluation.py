@@ -14,7 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize, unwrap_vec_normalize
 
-from sb3_ano._io import now
+from sb3_ano._system import now
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.algorithms.contrib import with_masks
 from sb3_ano.checkpoints.native import random_state, set_random_state

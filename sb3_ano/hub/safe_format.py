@@ -16,9 +16,10 @@ from gymnasium import spaces
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 
-from sb3_ano._io import read_json, restore, versions, write_file
+from sb3_ano._io import read_json, restore, write_file
 from sb3_ano._registry import ALGORITHMS as REGISTRY
 from sb3_ano._secrets import hide
+from sb3_ano._system import versions
 from sb3_ano.algorithms import ANO, MaskableANO, RecurrentANO, ShapedPolicyAlgorithm
 from sb3_ano.algorithms.loading import SavedModel
 from sb3_ano.hub import codec, documents, state
