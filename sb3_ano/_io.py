@@ -626,13 +626,18 @@ class DirectoryLock(_Lock, contextlib.AbstractContextManager[Any]):
         while True:
             self.open(file, os.O_RDWR | os.O_CREAT)
             # The holder may have removed the file, which is then no longer what others lock.
-            if self.take() and file.exists() and os.path.samestat(os.fstat(self.descriptor), file.stat()):
+            if self.take() and self._is_at(file):
                 return
 
             self.release()
             if time.monotonic() > deadline:
                 raise BlockingIOError(f"{path} is in use: another process writes to it now")
             time.sleep(0.1)
+
+    def _is_at(self, file: Path) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self.descriptor), file.stat())  # type: ignore[arg-type]
+        return False
 
     def __exit__(self, *exception: object) -> None:
         self.release()

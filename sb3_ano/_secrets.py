@@ -77,13 +77,14 @@ def hide(value: T) -> T:
         for name, part in value.items():
             hidden[hide(name)] = _hide_field(name, part)
     elif type(value) in (list, tuple):  # a named tuple has another constructor
-        hidden = type(value)(map(hide, value))  # type: ignore[call-arg, arg-type]
+        parts: Any = value
+        hidden = type(value)(map(hide, parts))  # type: ignore[call-arg]
     return hidden
 
 
 def _hide_field(name: Any, value: Any) -> Any:
     # The name says what the value is, however short it is.
-    if isinstance(name, str) and is_secret(name) and name.lower() not in _AMBIGUOUS:
+    if isinstance(name, str) and is_surely_secret(name):
         if isinstance(value, str) and value:
             return MASK
         if type(value) in (list, tuple):
@@ -119,7 +120,7 @@ def remember_arguments(arguments: Sequence[str]) -> None:
 
         # NAME:VALUE and NAME=VALUE, as for --env-kwargs and --grid
         pair = re.match(r"([\w.-]+)[:=](.+)", argument)
-        if pair is not None and pair[1].lower() not in _AMBIGUOUS:
+        if pair is not None and is_surely_secret(pair[1]):
             remember(pair[2].strip("\"' "), pair[1])
         option = ""
 
@@ -168,6 +169,11 @@ def is_secret(name: str) -> bool:
     if last == "token":
         return kind not in _TOKENS_OF_TEXT
     return last in _SECRET_WORDS or last.endswith(_SECRET_ENDINGS)
+
+
+def is_surely_secret(name: str) -> bool:
+    """Return whether :func:`is_secret`, and nothing else is called so, such as a row of a table is called key."""
+    return is_secret(name) and name.lower() not in _AMBIGUOUS
 
 
 def _secrets_of(name: str, value: Any) -> Iterator[str]:

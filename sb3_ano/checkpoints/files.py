@@ -57,13 +57,13 @@ def write_checkpoint(directory: Path, steps: int, model: bytes, state: bytes, de
     write_file(path, archive.getvalue())
 
     n_kept = 0
-    for file in checkpoint_files(directory):
-        if not file.is_file():  # a directory, or a link to nowhere
+    for other in checkpoint_files(directory):
+        if not other.is_file():  # a directory, or a link to nowhere
             continue
         # Those that are further are damaged, or the training would be there.
-        is_further = n_kept == 0 and file != path
+        is_further = n_kept == 0 and other != path
         if is_further or n_kept >= keep:
-            file.unlink(missing_ok=True)
+            other.unlink(missing_ok=True)
         else:
             n_kept += 1
     return path

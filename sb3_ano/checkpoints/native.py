@@ -26,10 +26,11 @@ def native_state(kind: type) -> NativeState | None:
     if issubclass(kind, ResultsWriter):
         return NativeState(_synced_size, _truncate)
     # By name, because neither library needs to be installed.
-    return _SIMULATORS.get((kind.__module__.split(".")[0], kind.__name__))
+    package = kind.__module__.partition(".")[0]
+    return _SIMULATORS.get((package, kind.__name__))
 
 
-def _set_generator(space: spaces.Space[Any], generator: np.random.Generator | None) -> None:
+def _set_generator(space: spaces.Space[Any], generator: Any) -> None:
     space._np_random = generator
 
 
@@ -80,11 +81,19 @@ def _truncate(writer: ResultsWriter, size: int) -> None:
         os.ftruncate(writer.file_handler.fileno(), size)
 
 
-_ALE = NativeState(lambda ale: ale.cloneState(include_rng=True), lambda ale, state: ale.restoreState(state))
+def _ale_state(ale: Any) -> Any:
+    return ale.cloneState(include_rng=True)
+
+
+def _set_ale_state(ale: Any, state: Any) -> None:
+    ale.restoreState(state)
+
+
+# By package and name of the class.
 _SIMULATORS = {
     ("mujoco", "MjData"): NativeState(_mujoco_state, _set_mujoco_state),
     ("mujoco", "MjModel"): NativeState(lambda model: None, lambda model, state: None),  # constant
-    ("ale_py", "ALEInterface"): _ALE,
+    ("ale_py", "ALEInterface"): NativeState(_ale_state, _set_ale_state),
 }
 
 

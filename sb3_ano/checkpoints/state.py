@@ -62,8 +62,7 @@ class TrainingState:
         self._names: dict[int, str] = {id(exclude): "not part of the state"}
         self._excluded_of_model = set(_MODEL)
         for name in (*model._excluded_save_params(), *model._get_torch_save_params()[0]):
-            # SB3 does not save what a rollout starts from, and models do not save a shape that cannot be found by its name.
-            if not name.startswith("_last_") and name != "shaping":
+            if not name.startswith("_last_"):  # what a rollout starts from, which SB3 does not save
                 self._excluded_of_model.add(name)
 
         self._find("model", model)
@@ -163,6 +162,9 @@ class TrainingState:
             if self._is_skipped(found, key, value) or isinstance(value, _DESCRIPTIONS) or _is_built_again(name, value):
                 continue
             state[key] = _NotStored(os.fspath(value)) if _is_path_setting(found, value) else value
+        if isinstance(found, BaseAlgorithm) and hasattr(found, "shaping"):
+            # Models do not save a shape, which may be a function without a name.
+            state["shaping"] = found.shaping
         return state
 
     def _is_skipped(self, found: Any, key: str, value: Any) -> bool:
@@ -201,7 +203,7 @@ class TrainingState:
 
         different = []
         for name, (kind, attributes) in state["objects"].items():
-            found = self.objects.get(name)
+            found: Any = self.objects.get(name)
             if kind != _kind(found):  # a callback that the program has added or removed
                 continue
             native = native_state(type(found))
@@ -210,15 +212,16 @@ class TrainingState:
                 continue
 
             for key, value in attributes.items():
-                built = vars(found).get(key)
+                is_shape = key == "shaping" and isinstance(found, BaseAlgorithm)
+                built = found.shaping if is_shape else vars(found).get(key)
+                restored = _connected(built, value)
                 if isinstance(value, _NotStored) or _is_path_setting(found, built):
                     if _path(built) != _path(value):
                         different.append(f"{name}.{key}")
-                    continue
-                restored = _connected(built, value)
-                if isinstance(getattr(type(found), key, None), property) and restored != built:
-                    setattr(found, key, restored)  # such as a shape, which takes effect when it is set
-                vars(found)[key] = restored
+                elif not is_shape:
+                    vars(found)[key] = restored
+                elif restored != built:
+                    found.shaping = restored  # the setter makes it take effect
         return different
 
     def _require_environments(self, there: dict[str, str]) -> None:

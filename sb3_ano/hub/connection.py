@@ -32,7 +32,11 @@ def require_no_secrets(folder: Path) -> None:
     :param folder: directory of files, whose archives and pickles are looked into
     :raises ValueError: if one does
     """
-    known = [secret.encode() for secret in known_secrets() if len(secret) >= _SHORTEST_SECRET]
+    known = []
+    for secret in known_secrets():
+        if len(secret) >= _SHORTEST_SECRET:
+            known.append(secret.encode())
+
     for file in sorted(folder.iterdir()):
         for name, content in _contents(file):
             if any(secret in content for secret in known):
@@ -51,6 +55,8 @@ def _contents(file: Path) -> Iterator[tuple[str, bytes]]:
         for entry in archive.namelist():
             content = archive.read(entry)
             yield f"{file.name}/{entry}", content
+
+            # Attributes that JSON has no word for are pickled in it.
             for encoded in re.findall(rb'":serialized:": "([^"]+)"', content):
                 yield f"{file.name}/{entry}", base64.b64decode(encoded)
 
@@ -135,7 +141,8 @@ def download(
             paths = _cached(api, repo_id, ordered, marker, revision)
             if not paths:
                 raise _unavailable(error, repo_id, revision) from None
-            _require_size(repo_id, {name: path.stat().st_size for name, path in paths.items()}, max_bytes)
+            sizes = {name: path.stat().st_size for name, path in paths.items()}
+            _require_size(repo_id, sizes, max_bytes)
     return paths
 
 
