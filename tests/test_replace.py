@@ -414,10 +414,14 @@ def test_a_second_interrupt_while_the_first_one_is_handled_loses_nothing(tmp_pat
     assert count > 500
 
 
-def replace_without_end(kind: str, path: Path) -> None:
-    """Replace with growing numbers, as a program does that handles its signals as Python does."""
+def replace_without_end(kind: str, path: Path, started: int) -> None:
+    """Replace with growing numbers, as a program does that handles its signals as Python does.
+
+    :param started: file descriptor to write to before the first replacement
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
+    os.write(started, b"!")
     number = 0
     while True:
         number += 1
@@ -429,16 +433,18 @@ def kill_at_random(kind: str, directory: Path, kills: int) -> int:
     generator, begun = random.Random(0), 0
     path = directory / "target"
     put(kind, path, "old")
+    reading, writing = os.pipe()
     for _ in range(kills):
         number = generator.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL])
         child = os.fork()
         if child == 0:
             try:
                 with open(os.devnull, "w") as sys.stderr:
-                    replace_without_end(kind, path)
+                    replace_without_end(kind, path, writing)
             finally:
                 os._exit(1)
-        time.sleep(generator.uniform(0.002, 0.02))
+        os.read(reading, 1)
+        time.sleep(generator.uniform(0.0, 0.02))
         os.kill(child, number)
         if number != signal.SIGKILL:
             time.sleep(0.01)
@@ -453,6 +459,8 @@ def kill_at_random(kind: str, directory: Path, kills: int) -> int:
         assert content(path) == "next"
         assert os.listdir(directory) == ["target"]
         assert not hidden(directory)
+    os.close(reading)
+    os.close(writing)
     return begun
 
 
