@@ -17,7 +17,8 @@ import torch
 from speed import CASES, make_model, timed
 from torch.utils.flop_counter import FlopCounterMode
 
-from sb3_ano._io import machine, versions, write_file
+from sb3_ano._io import write_file
+from sb3_ano._system import machine, versions
 
 DEFAULT_CASES = ["defaults", "vec8", "paper", "pong", "cleanrl", "cleanrl-pong"]
 # Vectors of the parameters' length that a minibatch must read or write: the parameters forward and backward, the gradient

@@ -23,7 +23,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from sb3_ano import ANO
-from sb3_ano._io import machine, versions, write_figure, write_file
+from sb3_ano._io import write_figure, write_file
+from sb3_ano._system import machine, versions
 from sb3_ano.bench.looks import looks
 from sb3_ano.rllib import ANOConfig
 

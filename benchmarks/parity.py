@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from sb3_ano._io import cores, write_file
+from sb3_ano._io import write_file
+from sb3_ano._system import cores
 from sb3_ano.bench.plan import make_plan
 from sb3_ano.bench.pool import Pool
 from sb3_ano.bench.results import Results, ResultsWriter

@@ -33,7 +33,8 @@ from stable_baselines3.common.utils import LinearSchedule
 from torch.nn import ReLU
 from torch.optim import RMSprop
 
-from sb3_ano._io import cores, machine, versions, write_file
+from sb3_ano._io import write_file
+from sb3_ano._system import cores, machine, versions
 from sb3_ano.bench.pool import WorkerError, call
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,26 +1,20 @@
-"""Files and directories that are replaced whole or not at all, locks, facts about measurements, arguments of constructors."""
+"""Files and directories that are replaced whole or not at all, and locks."""
 
 import contextlib
 import ctypes
 import errno
 import functools
 import hashlib
-import inspect
 import io
 import json
 import os
-import platform
 import re
 import secrets
 import shutil
-import socket
 import stat
-import subprocess
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
-from importlib import metadata
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +25,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-#: Packages whose versions decide about results.
-PACKAGES = ("sb3-ano", "stable-baselines3", "sb3-contrib", "torch", "numpy", "gymnasium", "mujoco", "envpool", "ale-py")
 # The largest JSON file that is read.
 _MAX_JSON_BYTES = 4_000_000
-_CONNECT_SECONDS = 10.0
 # Names of temporary files and directories.
 _SUFFIX = ".sb3_ano"
 _LEFTOVER = re.compile(r"\..*\.[0-9a-f]{16}" + re.escape(_SUFFIX), re.DOTALL)
@@ -319,7 +310,8 @@ def _publish(ready: Path, directory: Path) -> None:
     earlier = _read_manifest(directory / _MANIFEST)
     names = _files_in(ready)
     for name in names:
-        if _is_inside(directory, name):
+        # The user may have put files there since the process was killed.
+        if _obstacle(directory, name, earlier) is None:
             write_file(directory / name, (ready / name).read_bytes())
 
     for name in earlier.keys() - set(names):
@@ -334,6 +326,29 @@ def _publish(ready: Path, directory: Path) -> None:
 def _files_in(directory: Path) -> list[str]:
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     return [path.relative_to(directory).as_posix() for path in files if path.name != _MANIFEST]
+
+
+def _obstacle(directory: Path, name: str, earlier: dict[str, Any]) -> str | None:
+    """Return why a file must not be written, for a message; None if it may be.
+
+    :param directory: directory without links in its path
+    :param name: path of the file in it
+    :param earlier: checksums of the files that earlier calls wrote
+    """
+    path = directory / name
+    if not _is_inside(directory, name):
+        return "it leads out of the directory; move the link away"
+    for parent in path.parents:
+        if parent == directory:
+            break
+        if os.path.lexists(parent) and not parent.is_dir():
+            return f"{parent.name} is a file, but must be a directory; move it away"
+
+    if not os.path.lexists(path):
+        return None
+    if not _is_as_written(path, earlier.get(name)):
+        return "the file is not as this command wrote it, and would be lost; move it away"
+    return None if os.access(path, os.W_OK) else "the file is write-protected"
 
 
 def _is_inside(directory: Path, name: str) -> bool:
@@ -369,7 +384,8 @@ def write_file(path: Path, content: bytes | str) -> None:
     :raises OSError: if the file cannot be written
     """
     if isinstance(content, str):
-        content = hide(content).encode()
+        # Names of files that are no UTF-8 are in Python's texts as halves of characters.
+        content = hide(content).encode(errors="backslashreplace")
     try:
         old = os.stat(path)
     except FileNotFoundError:
@@ -470,16 +486,13 @@ def replace_files(path: Path) -> Iterator[Path]:
         allowed = stat.S_IMODE(new.stat().st_mode)  # by the umask
         yield new
 
-        written = _read_manifest(target / _MANIFEST)
-        names = _files_in(new)
-        for name in names:
-            if not _is_inside(target, name):
-                raise FileExistsError(errno.EEXIST, "it leads out of the directory; move the link away", str(path / name))
-            if os.path.lexists(target / name) and not _is_as_written(target / name, written.get(name)):
-                raise FileExistsError(
-                    errno.EEXIST, "the file is not as this command wrote it, and would be lost; move it away", str(path / name)
-                )
-        manifest = {name: _checksum(new / name) for name in names}
+        earlier = _read_manifest(target / _MANIFEST)
+        manifest = {}
+        for name in _files_in(new):
+            obstacle = _obstacle(target, name, earlier)
+            if obstacle is not None:
+                raise FileExistsError(errno.EEXIST, obstacle, str(path / name))
+            manifest[name] = _checksum(new / name)
         (new / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         _finish_files(new, allowed)
         os.rename(new, container / "ready")
@@ -510,9 +523,12 @@ def remove_leftovers(directory: Path) -> bool:
     :param directory: directory, which need not exist
     :return: whether a running process is about to put a new directory in the place of one that it has moved aside
     """
+    found = []
     try:
-        with os.scandir(directory) as entries:
-            found = [Path(entry.path) for entry in entries if _LEFTOVER.fullmatch(entry.name) and not entry.is_symlink()]
+        with os.scandir(os.path.realpath(directory)) as entries:
+            for entry in entries:
+                if _LEFTOVER.fullmatch(entry.name) and not entry.is_symlink():
+                    found.append(Path(entry.path))
     except OSError:
         return False
 
@@ -541,8 +557,17 @@ def write_figure(path: Path, figure: Any, **options: Any) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON object with :func:`write_file`."""
-    write_file(path, json.dumps(hide(dict(content)), indent=1) + "\n")
+    """Write a JSON object with :func:`write_file`.
+
+    :param path: file to write
+    :param content: plain values
+    :raises ValueError: if a number is NaN or Inf, which JSON lacks and other readers of JSON reject
+    """
+    try:
+        text = json.dumps(hide(dict(content)), indent=1, allow_nan=False)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be written, because JSON has no NaN and no Inf: {error}") from error
+    write_file(path, text + "\n")
 
 
 def read_file(path: Path, longest: int, flags: int = 0) -> bytes:
@@ -582,34 +607,6 @@ def read_json(path: Path, flags: int = 0) -> dict[str, Any]:
     return content
 
 
-def constructor_parameters(kind: type) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a constructor by name, with those of the base classes that its ``**kwargs`` go to.
-
-    :param kind: class
-    """
-    named: dict[str, inspect.Parameter] = {}
-    for base in kind.__mro__:
-        if "__init__" not in vars(base):
-            continue
-
-        _, *parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
-        for parameter in parameters:
-            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                named.setdefault(parameter.name, parameter)
-
-        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
-            break
-    return named
-
-
-def constructor_arguments(kind: type) -> set[str]:
-    """Return the names of a constructor's arguments, with those of the base classes that its ``**kwargs`` go to.
-
-    :param kind: class
-    """
-    return set(constructor_parameters(kind))
-
-
 class DirectoryLock(_Lock, contextlib.AbstractContextManager[Any]):
     """Lock a directory for one writer.
 
@@ -624,74 +621,23 @@ class DirectoryLock(_Lock, contextlib.AbstractContextManager[Any]):
     def __init__(self, path: Path, patience: float = 5.0) -> None:
         if fcntl is None:
             return
-        self.open(path / ".lock", os.O_RDWR | os.O_CREAT)
+        file = path / ".lock"
         deadline = time.monotonic() + patience
-        while not self.take():
+        while True:
+            self.open(file, os.O_RDWR | os.O_CREAT)
+            # The holder may have removed the file, which is then no longer what others lock.
+            if self.take() and self._is_at(file):
+                return
+
+            self.release()
             if time.monotonic() > deadline:
-                self.release()
                 raise BlockingIOError(f"{path} is in use: another process writes to it now")
             time.sleep(0.1)
 
+    def _is_at(self, file: Path) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self.descriptor), file.stat())  # type: ignore[arg-type]
+        return False
+
     def __exit__(self, *exception: object) -> None:
         self.release()
-
-
-def now() -> str:
-    """Return the date and time in UTC, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def cores() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def machine() -> dict[str, Any]:
-    """Return processor, cores, operating system and Python version."""
-    cpu = platform.processor()
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return {"cpu": cpu or "unknown", "cores": cores(), "system": platform.platform(), "python": platform.python_version()}
-
-
-def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Return the versions of the packages that are installed.
-
-    :param packages: distribution names
-    """
-    installed = {}
-    for package in packages:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            installed[package] = metadata.version(package)
-    return installed
-
-
-def commit() -> str | None:
-    """Return the git commit of this source tree, with ``-dirty`` after local changes; None outside of a git checkout."""
-    options: Any = {"cwd": Path(__file__).resolve().parent, "check": True, "capture_output": True, "text": True}
-    try:
-        # It fails for a package that is installed, which may be inside of another repository.
-        subprocess.run(["git", "ls-files", "--error-unmatch", "__init__.py"], **options)
-        described = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], **options)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return described.stdout.strip()
-
-
-def require_reachable(option: str, address: str) -> None:
-    """Check at once whether a Ray cluster can be there; Ray itself tries for minutes.
-
-    :param option: option of the command line, for messages
-    :param address: address that the user gave, except ``"auto"``
-    :raises ValueError: if it is not ``HOST:PORT``
-    :raises OSError: if nothing answers
-    """
-    host, _, port = address.rpartition(":")
-    address = hide(address)
-    if "//" in address or not host or not port.isdecimal():
-        raise ValueError(f"{option} {address} is not allowed; allowed are auto, and HOST:PORT of a cluster's head")
-    try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
-    except OSError as error:
-        raise OSError(f"{option} {address}: no Ray cluster was found: {error}") from error

@@ -34,6 +34,8 @@ ALGORITHMS: dict[str, Entry] = {
     "ano_mask": Entry(MaskableANO, _ANO),
     "ano_lstm_mask": Entry(RecurrentMaskableANO, _ANO),
 }
+#: Each class by its name, as saved agents name it.
+BY_CLASS_NAME = {entry.algorithm.__name__: entry.algorithm for entry in ALGORITHMS.values()}
 
 
 def zoo_name(algorithm: str) -> str:
@@ -41,5 +43,7 @@ def zoo_name(algorithm: str) -> str:
 
     :param algorithm: name of the class
     """
-    names = {entry.algorithm.__name__: name for name, entry in ALGORITHMS.items()}
-    return names.get(algorithm, algorithm.lower())
+    for name, entry in ALGORITHMS.items():
+        if entry.algorithm.__name__ == algorithm:
+            return name
+    return algorithm.lower()

@@ -1,7 +1,6 @@
 """Keys, tokens and passwords of this process, and their removal from texts that are printed, raised or stored."""
 
 import base64
-import binascii
 import contextlib
 import copy
 import functools
@@ -12,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote, quote_plus, unquote
 
 T = TypeVar("T")
@@ -33,12 +32,12 @@ _DIRECTORIES = {"PWD", "OLDPWD"}
 
 # Secrets of less are not looked for.
 _SHORTEST = 4
-# Parts of long secrets are hidden. Shorter ones are hidden as a whole, between other characters than these.
+# Parts of this length of long secrets are hidden, except those that may be parts of any word.
 _PART = 8
 _LONG = 12
-_WORD = "[A-Za-z0-9_]"
 # Repeated characters, such as the dashes of a PEM file, give nothing away and occur everywhere.
 _FEWEST_CHARACTERS = 5
+_WORD_LIKE = re.compile("[_-]*[A-Za-z][a-z_-]*|[A-Z_-]+")
 
 # User and password of an address. A database takes a slash in its password, so what follows a colon may contain one, unless
 # the colon starts a port.
@@ -73,12 +72,24 @@ def hide(value: T) -> T:
     elif isinstance(value, Path):
         hidden = Path(_hide_in_text(str(value)))
     elif isinstance(value, dict):
-        hidden = copy.copy(value)
+        hidden = copy.copy(value)  # of the same class
         hidden.clear()
-        hidden.update((hide(key), _hide_field(key, part)) for key, part in value.items())
+        for name, part in value.items():
+            hidden[hide(name)] = _hide_field(name, part)
     elif type(value) in (list, tuple):  # a named tuple has another constructor
-        hidden = type(value)(hide(part) for part in value)  # type: ignore[call-arg, attr-defined]
+        parts: Any = value
+        hidden = type(value)(map(hide, parts))  # type: ignore[call-arg]
     return hidden
+
+
+def _hide_field(name: Any, value: Any) -> Any:
+    # The name says what the value is, however short it is.
+    if isinstance(name, str) and is_surely_secret(name):
+        if isinstance(value, str) and value:
+            return MASK
+        if type(value) in (list, tuple):
+            return type(value)(_hide_field(name, part) for part in value)
+    return hide(value)
 
 
 def remember(value: Any, name: str = "") -> None:
@@ -109,7 +120,7 @@ def remember_arguments(arguments: Sequence[str]) -> None:
 
         # NAME:VALUE and NAME=VALUE, as for --env-kwargs and --grid
         pair = re.match(r"([\w.-]+)[:=](.+)", argument)
-        if pair is not None and pair[1].lower() not in _AMBIGUOUS:
+        if pair is not None and is_surely_secret(pair[1]):
             remember(pair[2].strip("\"' "), pair[1])
         option = ""
 
@@ -117,8 +128,9 @@ def remember_arguments(arguments: Sequence[str]) -> None:
 @contextlib.contextmanager
 def hidden_output() -> Iterator[None]:
     """Replace secrets in everything that Python prints in the block: logs, warnings, tracebacks and progress bars, too."""
-    streams: Any = _HidingStream(sys.stdout), _HidingStream(sys.stderr)
-    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+    output: Any = _HidingStream(sys.stdout)
+    errors: Any = _HidingStream(sys.stderr)
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
         yield
 
 
@@ -140,13 +152,6 @@ class _HidingStream:
         return getattr(self._stream, name)
 
 
-def _hide_field(name: Any, value: Any) -> Any:
-    # The name says what the value is, however short it is.
-    if isinstance(name, str) and isinstance(value, str) and value and name.lower() not in _AMBIGUOUS and is_secret(name):
-        return MASK
-    return hide(value)
-
-
 @functools.lru_cache(maxsize=4096)
 def is_secret(name: str) -> bool:
     """Return whether something with this name is a key, a token or a password.
@@ -156,12 +161,19 @@ def is_secret(name: str) -> bool:
     words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
     if not words:
         return False
+
+    last = words[-1]
     kind = words[-2] if len(words) > 1 else ""
-    if words[-1] == "key":
+    if last == "key":
         return kind in {"", *_KINDS_OF_KEYS}
-    if words[-1] == "token":
+    if last == "token":
         return kind not in _TOKENS_OF_TEXT
-    return words[-1] in _SECRET_WORDS or words[-1].endswith(_SECRET_ENDINGS)
+    return last in _SECRET_WORDS or last.endswith(_SECRET_ENDINGS)
+
+
+def is_surely_secret(name: str) -> bool:
+    """Return whether :func:`is_secret`, and nothing else is called so, such as a row of a table is called key."""
+    return is_secret(name) and name.lower() not in _AMBIGUOUS
 
 
 def _secrets_of(name: str, value: Any) -> Iterator[str]:
@@ -185,7 +197,7 @@ def _spellings(secret: str) -> Iterator[str]:
     if rest and scheme.lower() in ("bearer", "basic", "token"):
         yield rest
     if rest and scheme.lower() == "basic":
-        with contextlib.suppress(ValueError, binascii.Error):
+        with contextlib.suppress(ValueError):
             pair = base64.b64decode(rest, validate=True).decode()
             yield from (pair, pair.partition(":")[2])
 
@@ -209,17 +221,20 @@ def known_secrets() -> set[str]:
     secrets = set(_remembered)
     for name, value in os.environ.items():
         secrets.update(_secrets_of_variable(name, value))
-    directory = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
-    secrets.add(_stored_token(os.environ.get("HF_TOKEN_PATH") or os.path.join(directory, "token")))
+
+    # The places where huggingface_hub looks for the token of hf auth login.
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    home = os.environ.get("HF_HOME") or os.path.join(caches, "huggingface")
+    secrets.add(_stored_token(os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token")))
     return secrets
 
 
 @functools.lru_cache(maxsize=4096)
-def _secrets_of_variable(name: str, value: str) -> tuple[str, ...]:
+def _secrets_of_variable(name: str, value: str) -> list[str]:
     """Return the secrets of an environment variable."""
     is_path = os.sep in value and os.path.exists(value)
     if is_path or name in _DIRECTORIES:
-        return ()
+        return []
     secrets = list(_secrets_of(name, value))
 
     # Any key, such as WANDB_KEY
@@ -231,7 +246,7 @@ def _secrets_of_variable(name: str, value: str) -> tuple[str, ...]:
         for line in value.splitlines():
             header, _, content = line.partition(":")
             secrets += _secrets_of(header.strip(), content.strip())
-    return tuple(secrets)
+    return secrets
 
 
 @functools.lru_cache(maxsize=4)
@@ -245,25 +260,27 @@ def _stored_token(path: str) -> str:
 def _hide_in_text(text: str) -> str:
     if len(text) < _SHORTEST:
         return text
-    known = _patterns(frozenset(known_secrets()))
+    patterns, parts, long = _patterns(frozenset(known_secrets()))
 
     if "://" in text:
         text = _USER.sub(rf"\1{MASK}@", text)
     if "=" in text:
-        text = _QUERY.sub(lambda found: f"{found[1]}{found[2]}={MASK if is_secret(unquote(found[2])) else found[3]}", text)
+        text = _QUERY.sub(_hide_in_query, text)
 
-    for encoded, pattern in known.whole:
+    for encoded, pattern in patterns.items():
         if encoded in text:  # which is faster than the pattern
             text = pattern.sub(MASK, text)
-    if known.long:
-        text = _SHORTENED.sub(lambda found: MASK if _is_shortened(found, known.long) else found[0], text)
-    if known.parts:
-        text = _hide_parts(text, known.parts)
+    if long:
+        text = _SHORTENED.sub(lambda found: MASK if _is_shortened(found, long) else found[0], text)
+        text = _hide_parts(text, parts)
 
     for pattern in (_HEADER, _BASIC):
         text = pattern.sub(rf"\1{MASK}", text)
-    text = _KEY.sub(MASK, text)
-    return text
+    return _KEY.sub(MASK, text)
+
+
+def _hide_in_query(found: re.Match[str]) -> str:
+    return f"{found[1]}{found[2]}={MASK}" if is_secret(unquote(found[2])) else found[0]
 
 
 def _is_shortened(found: re.Match[str], secrets: Sequence[str]) -> bool:
@@ -277,79 +294,78 @@ def _is_shortened(found: re.Match[str], secrets: Sequence[str]) -> bool:
     return False
 
 
-def _hide_parts(text: str, parts: frozenset[str]) -> str:
+def _hide_parts(text: str, parts: set[str]) -> str:
     """Replace each stretch of a text that consists of parts."""
     kept = []
-    start = position = 0
+    start = 0  # of what is kept next
+    position = 0
     while position <= len(text) - _PART:
         if text[position : position + _PART] not in parts:
             position += 1
             continue
+
+        end = position + _PART
+        while end < len(text) and text[end - _PART + 1 : end + 1] in parts:
+            end += 1
         kept += [text[start:position], MASK]
-        start = position + _PART
-        while text[start - _PART + 1 : start + 1] in parts and start < len(text):
-            start += 1
-        position = start
+        start = position = end
     return "".join([*kept, text[start:]])
 
 
-class _Patterns(NamedTuple):
-    """What to look for in a text."""
-
-    #: Secrets in all encodings, and patterns that find them between other characters.
-    whole: tuple[tuple[str, re.Pattern[str]], ...]
-    #: Parts of the long ones.
-    parts: frozenset[str]
-    #: Long secrets, whose ends servers show.
-    long: tuple[str, ...]
-
-
 @functools.lru_cache(maxsize=4)
-def _patterns(secrets: frozenset[str]) -> _Patterns:
-    """Return what to look for in a text.
+def _patterns(secrets: frozenset[str]) -> tuple[dict[str, re.Pattern[str]], set[str], list[str]]:
+    """Return what to look for in a text: patterns by encoded secret, the longest first; parts of long ones; long secrets.
 
     :param secrets: secrets that are known
     """
-    # Short words are placeholders, such as "none" and "EMPTY", and occur in any text.
-    known = {secret for secret in secrets if len(secret) >= _PART or (len(secret) >= _SHORTEST and not secret.isalpha())}
-    encodings = {encoded for secret in known for encoded in _encodings(secret)}
-    whole = []
-    parts: set[str] = set()
+    encodings: set[str] = set()
+    long = []
+    for secret in secrets:
+        # Short words are placeholders, such as "none" and "EMPTY", and occur in any text.
+        if len(secret) >= _PART or (len(secret) >= _SHORTEST and not secret.isalpha()):
+            encodings.update(_encodings(secret))
+        if len(secret) >= _LONG:
+            long.append(secret)
+
+    patterns = {}
+    parts = set()
     for encoded in sorted(encodings, key=len, reverse=True):
-        escaped = re.escape(encoded)
+        pattern = re.escape(encoded)
         # A password that is a word must not change longer words, such as the names of fields.
         if len(encoded) < _LONG or encoded.isalpha():
-            whole.append((encoded, re.compile(f"(?<!{_WORD}){escaped}(?!{_WORD})")))
+            patterns[encoded] = re.compile(rf"(?<![A-Za-z0-9_]){pattern}(?![A-Za-z0-9_])")
             continue
-        whole.append((encoded, re.compile(escaped)))
+
+        patterns[encoded] = re.compile(pattern)
         for index in range(len(encoded) - _PART + 1):
             part = encoded[index : index + _PART]
-            if len(set(part)) >= _FEWEST_CHARACTERS and not _is_word(part):
+            if len(set(part)) >= _FEWEST_CHARACTERS and not _WORD_LIKE.fullmatch(part):
                 parts.add(part)
-    return _Patterns(tuple(whole), frozenset(parts), tuple(secret for secret in known if len(secret) >= _LONG))
-
-
-def _is_word(part: str) -> bool:
-    """Return whether a part of a secret may be a part of any text: letters of one case, but for the first one."""
-    letters = part.replace("_", "").replace("-", "")
-    return letters.isalpha() and (letters[1:].islower() or letters.isupper())
+    return patterns, parts, long
 
 
 def _encodings(secret: str) -> Iterator[str]:
     """Yield a secret as it may occur in addresses, JSON, HTML, Base64 and hexadecimal numbers."""
+    yield from (secret, repr(secret)[1:-1], html.escape(secret))
+
+    # Addresses, and addresses in the queries of others
+    escaped = quote(secret, safe="")
+    yield from (escaped, quote(secret), quote_plus(secret), quote(escaped, safe=""))
+    yield re.sub("%[0-9A-F]{2}", lambda code: code[0].lower(), escaped)
+
+    # JSON, JSON in JSON, and the spellings of PHP and of careful encoders
     quoted = json.dumps(secret)[1:-1]
-    yield from (secret, quote(secret), quote(secret, safe=""), quote_plus(secret), html.escape(secret), repr(secret)[1:-1])
-    yield from (quoted, json.dumps(quoted)[1:-1], quoted.replace("/", r"\/"), json.dumps(secret, ensure_ascii=False)[1:-1])
-    yield re.sub("%[0-9A-F]{2}", lambda code: code[0].lower(), quote(secret, safe=""))
+    yield from (quoted, json.dumps(quoted)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], quoted.replace("/", r"\/"))
     yield re.sub("[^A-Za-z0-9]", lambda character: f"\\u{ord(character[0]):04x}", secret)
+
     content = secret.encode()
     yield content.hex()
     if len(content) < 6:  # a few letters of Base64 are a word
         return
     # Base64 of a text depends on the position of the secret in it. Letters that other bytes share are left out.
     for offset, first in ((0, 0), (1, 2), (2, 3)):
-        encoded = base64.b64encode(bytes(offset) + content).decode()
-        shared = (offset + len(content)) % 3
-        last = len(encoded.rstrip("=")) - (1 if shared else 0)
-        yield encoded[first:last]
-        yield encoded[first:last].translate(str.maketrans("+/", "-_"))
+        encoded = base64.b64encode(bytes(offset) + content).decode().rstrip("=")
+        if (offset + len(content)) % 3:
+            encoded = encoded[:-1]
+        yield encoded[first:]
+        yield encoded[first:].translate(str.maketrans("+/", "-_"))

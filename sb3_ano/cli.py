@@ -35,8 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest == ["--version"]:
         print(f"sb3-ano {importlib.import_module('sb3_ano').__version__}")
         return 0
-    group = rest.pop(0) if rest and rest[0] in GROUPS else "zoo"
-    program = "sb3-ano" if group == "zoo" else f"sb3-ano {group}"
+
+    group = "zoo"
+    program = "sb3-ano"
+    if rest and rest[0] in GROUPS:
+        group = rest.pop(0)
+        program = f"sb3-ano {group}"
     # Imported by name, so that the sub-packages can import the shell below without a cycle.
     return importlib.import_module(f"sb3_ano.{group}.cli").main(rest, program)
 
@@ -59,8 +63,10 @@ def _run(command: Callable[[list[str]], int], arguments: list[str], interrupted:
     try:
         return command(arguments)
     except SystemExit as finished:  # argparse, after help
-        if finished.code is None or isinstance(finished.code, int):
-            return finished.code or 0
+        if finished.code is None:
+            return 0
+        if isinstance(finished.code, int):
+            return finished.code
         return complain(str(finished.code))
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
@@ -72,9 +78,11 @@ def _run(command: Callable[[list[str]], int], arguments: list[str], interrupted:
         if os.environ.get("SB3_ANO_TRACEBACK"):
             traceback.print_exc()
             return 2
+        message = str(error) or repr(error)
         # Only these two are surely about the input.
-        hint = "" if isinstance(error, ValueError | OSError) else " (SB3_ANO_TRACEBACK=1 shows where it comes from)"
-        return complain(f"{error if str(error) else repr(error)}{hint}")
+        if not isinstance(error, ValueError | OSError):
+            message += " (SB3_ANO_TRACEBACK=1 shows where it comes from)"
+        return complain(message)
 
 
 def check_names(what: str, names: Iterable[str], known: Iterable[str]) -> None:

@@ -14,7 +14,11 @@ class MissingExtraError(ImportError, ValueError):
 
 def printable(message: str) -> str:
     """Put a text, which may come from a stranger's file, on one line without control characters, which terminals obey."""
-    return "".join(character if character.isprintable() else "?" for character in " ".join(message.split()))
+    line = " ".join(message.split())
+    shown = ""
+    for character in line:
+        shown += character if character.isprintable() else "?"
+    return shown
 
 
 def missing_extra(extra: str, package: str) -> MissingExtraError:
@@ -46,6 +50,10 @@ def hint(name: str, known: Iterable[str]) -> str:
     :param name: unknown name
     :param known: known names
     """
-    names, meant = list(known), _FREQUENT_MISNOMERS.get(name)
-    near = [meant] if meant in names else difflib.get_close_matches(name, names, n=1)
-    return f", did you mean {near[0]!r}?" if near else ""
+    names = list(known)
+    meant = _FREQUENT_MISNOMERS.get(name)
+    if meant in names:
+        return f", did you mean {meant!r}?"
+    for similar in difflib.get_close_matches(name, names, n=1):
+        return f", did you mean {similar!r}?"
+    return ""

@@ -156,6 +156,85 @@ def test_files_that_no_earlier_call_wrote_are_never_replaced(tmp_path):
     assert os.listdir(path) == ["top"]
 
 
+def test_a_directory_in_the_place_of_a_file_and_the_reverse_are_named_before_anything_is_written(tmp_path):
+    path = tmp_path / "target"
+    path.mkdir()
+    (path / "inner").write_text("mine")
+    with pytest.raises(FileExistsError, match="inner is a file, but must be a directory; move it away"):
+        put("files", path, "new")
+    assert os.listdir(path) == ["inner"]
+    (path / "inner").unlink()
+    (path / "top").mkdir()
+    with pytest.raises(FileExistsError, match="not as this command wrote it"):
+        put("files", path, "new")
+    assert os.listdir(path) == ["top"]
+
+
+@pytest.fixture
+def half_published(tmp_path, monkeypatch):
+    """A directory named by a relative path, in which a process was killed before it moved its files."""
+    monkeypatch.chdir(tmp_path)
+    path = Path("target")
+    put("files", path, "old")
+    ready = path / f".files.{'0' * 16}.sb3_ano" / "ready"
+    (ready / "inner").mkdir(parents=True)
+    names = ("top", "inner/deep", "only in new")
+    for name in names:
+        (ready / name).write_text("new" if name != "only in new" else "")
+    manifest = {name: _io._checksum(ready / name) for name in names}
+    (ready / _io._MANIFEST).write_text(json.dumps(manifest))
+    return path
+
+
+def test_the_next_call_moves_the_files_of_a_killed_process_also_to_a_relative_path(half_published):
+    _io.remove_leftovers(half_published)
+    assert content(half_published) == "new"
+    assert not hidden(half_published)
+
+
+def test_files_that_the_user_made_after_a_process_was_killed_are_never_replaced(half_published):
+    (half_published / "top").write_text("mine")
+    (half_published / "only in new").mkdir()
+    (half_published / "inner" / "deep").unlink()
+    (half_published / "inner").rmdir()
+    (half_published / "inner").write_text("mine, too")
+    _io.remove_leftovers(half_published)
+    assert (half_published / "top").read_text() == "mine"
+    assert (half_published / "inner").read_text() == "mine, too"
+    assert (half_published / "only in new").is_dir()
+    assert not hidden(half_published)
+
+
+def test_names_that_are_no_text_are_written(tmp_path):
+    name = os.fsdecode(b"caf\xe9")  # of an older file system
+    _io.write_file(tmp_path / name, f"about {name}")
+    assert (tmp_path / name).read_text() == "about caf\\udce9"
+    with _io.replace_files(tmp_path / "target") as new:
+        (new / name).write_text("text")
+    assert (tmp_path / "target" / name).read_text() == "text"
+
+
+def test_a_lock_whose_file_was_removed_keeps_nobody_out_and_lets_one_in(tmp_path):
+    holder = _io.DirectoryLock(tmp_path)
+    waiting: list[_io.DirectoryLock] = []
+    thread = threading.Thread(target=lambda: waiting.append(_io.DirectoryLock(tmp_path)))
+    thread.start()
+    time.sleep(0.2)  # until it waits for the file that is removed now
+    (tmp_path / ".lock").unlink()
+    holder.release()
+    thread.join()
+    with pytest.raises(BlockingIOError, match="is in use"):
+        _io.DirectoryLock(tmp_path, patience=0.0)
+    waiting[0].release()
+
+
+def test_json_is_strict(tmp_path):
+    for number in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="run.json cannot be written, because JSON has no NaN and no Inf"):
+            _io.write_json(tmp_path / "run.json", {"returns": [1.0, number]})
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_strangers_directory_leads_to_no_file_outside_of_it(tmp_path):
     path, secret = tmp_path / "target", tmp_path / "secret"
     secret.write_text("mine")
@@ -335,10 +414,14 @@ def test_a_second_interrupt_while_the_first_one_is_handled_loses_nothing(tmp_pat
     assert count > 500
 
 
-def replace_without_end(kind: str, path: Path) -> None:
-    """Replace with growing numbers, as a program does that handles its signals as Python does."""
+def replace_without_end(kind: str, path: Path, started: int) -> None:
+    """Replace with growing numbers, as a program does that handles its signals as Python does.
+
+    :param started: file descriptor to write to before the first replacement
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
+    os.write(started, b"!")
     number = 0
     while True:
         number += 1
@@ -350,16 +433,18 @@ def kill_at_random(kind: str, directory: Path, kills: int) -> int:
     generator, begun = random.Random(0), 0
     path = directory / "target"
     put(kind, path, "old")
+    reading, writing = os.pipe()
     for _ in range(kills):
         number = generator.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL])
         child = os.fork()
         if child == 0:
             try:
                 with open(os.devnull, "w") as sys.stderr:
-                    replace_without_end(kind, path)
+                    replace_without_end(kind, path, writing)
             finally:
                 os._exit(1)
-        time.sleep(generator.uniform(0.002, 0.02))
+        os.read(reading, 1)
+        time.sleep(generator.uniform(0.0, 0.02))
         os.kill(child, number)
         if number != signal.SIGKILL:
             time.sleep(0.01)
@@ -374,6 +459,8 @@ def kill_at_random(kind: str, directory: Path, kills: int) -> int:
         assert content(path) == "next"
         assert os.listdir(directory) == ["target"]
         assert not hidden(directory)
+    os.close(reading)
+    os.close(writing)
     return begun
 
 

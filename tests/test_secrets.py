@@ -15,8 +15,9 @@ import pytest
 import yaml
 
 from sb3_ano import _secrets, cli
-from sb3_ano._io import require_reachable, write_file, write_json
+from sb3_ano._io import write_file, write_json
 from sb3_ano._secrets import MASK, hide, is_secret, remember, remember_arguments
+from sb3_ano._system import require_reachable
 from tests.common import python
 
 KEY = "sk-proj-aB3/dE+f6Gh1J2k3L4m5N6_7"
@@ -38,6 +39,7 @@ ENCODINGS = {
     "plain": str,
     "header": lambda key: f"Authorization: Bearer {key}",
     "address": lambda key: quote(key, safe=""),
+    "address in an address": lambda key: quote(quote(key, safe=""), safe=""),
     "address in lower case": lambda key: quote(key, safe="").replace("%2F", "%2f").replace("%2B", "%2b"),
     "JSON": lambda key: json.dumps({"echo": key}),
     "JSON in JSON": lambda key: json.dumps(json.dumps({"echo": key})),
@@ -95,8 +97,14 @@ def test_secrets_of_the_environment_are_known(variable, value, secret, monkeypat
     assert hide(f"before {secret} after") == f"before {MASK} after"
 
 
-def test_the_token_of_hf_auth_login_is_known(tmp_path):
-    (tmp_path / "token").write_text("hf_StoredToken1234\n")
+@pytest.mark.parametrize("variable", ["HF_HOME", "HF_TOKEN_PATH", "XDG_CACHE_HOME"])
+def test_the_token_of_hf_auth_login_is_known(variable, tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_HOME")
+    place = {"HF_HOME": "token", "HF_TOKEN_PATH": "", "XDG_CACHE_HOME": "huggingface/token"}[variable]
+    file = tmp_path / variable / place
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("hf_StoredToken1234\n")
+    monkeypatch.setenv(variable, str(tmp_path / variable))
     assert hide("token hf_StoredToken1234") == f"token {MASK}"
 
 
@@ -162,7 +170,9 @@ def test_names_of_secrets():
 
 def test_values_are_hidden_by_name_and_keep_their_types():
     settings = {"hub_token": "x", "key": "a row", "list": [KEY, 3, None], "pair": ("a", KEY), "path": Path("runs")}
+    settings["password"] = ["y", 2]
     hidden = {"hub_token": MASK, "key": "a row", "list": [MASK, 3, None], "pair": ("a", MASK), "path": Path("runs")}
+    hidden["password"] = [MASK, 2]
     assert hide(settings) == hidden
     assert settings["list"][0] == KEY  # the original is left alone
 

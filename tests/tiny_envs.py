@@ -133,3 +133,11 @@ class Shortened(gym.Wrapper):
         self.count += 1
         observation, reward, terminated, truncated, info = self.env.step(action)
         return observation, reward, terminated, truncated or self.count >= self.steps, info
+
+
+class Locked(TinyEnv):
+    """Is opened with a password, as an environment that connects to a server."""
+
+    def __init__(self, password: str) -> None:
+        super().__init__(BOX_OBSERVATIONS, spaces.Discrete(4))
+        self.password = password

@@ -29,7 +29,8 @@ import torch
 from datasets import disable_progress_bars
 from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-from sb3_ano._io import cores, now, read_json, replace_directory, versions, write_file, write_json
+from sb3_ano._io import read_json, replace_directory, write_file, write_json
+from sb3_ano._system import cores, now, versions
 from sb3_ano.llm import ANOTrainer, GANOTrainer, LearnedReward, PPOTrainer, SPOTrainer, compare
 
 #: Trainer and settings of each variant. grpo is the loss of TRL before 1.10, which weighted the KL divergence by no ratio;

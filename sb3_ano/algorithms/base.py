@@ -21,7 +21,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, explained_variance
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ano._io import constructor_parameters
+from sb3_ano._arguments import constructor_parameters
 from sb3_ano.algorithms import arguments, schedules
 from sb3_ano.algorithms.finite import FiniteCheck, statistics_of
 from sb3_ano.algorithms.loading import SavedModel, read_saved_model

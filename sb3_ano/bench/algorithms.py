@@ -14,7 +14,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import LinearSchedule
 from torch import nn
 
-from sb3_ano._io import constructor_arguments, constructor_parameters
+from sb3_ano._arguments import NOT_HYPERPARAMETERS, constructor_parameters
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano.cli import check_names
 
@@ -29,7 +29,6 @@ COMMON = frozenset({"policy", "n_envs", "normalize", "env_wrapper", "frame_stack
 # PAPO's omega is both of its weights: the paper searches one, its official code has two.
 _SHORTHANDS = {("papo", "omega"): ("omega1", "omega2")}
 # Set by each run itself.
-_RESERVED = frozenset({"env", "seed", "device", "verbose", "tensorboard_log", "_init_setup_model"})
 _LINEAR = "lin_"
 
 
@@ -53,7 +52,7 @@ class Algorithm:
     def hyperparameters(self) -> set[str]:
         """Return the names of all hyperparameters, including those of environments and policy."""
         shorthands = {shorthand for algorithm, shorthand in _SHORTHANDS if algorithm == self.name}
-        return (constructor_arguments(CLASSES[self.name]) - _RESERVED) | COMMON | shorthands
+        return (constructor_parameters(CLASSES[self.name]).keys() - NOT_HYPERPARAMETERS) | COMMON | shorthands
 
     def default(self, name: str) -> Any:
         """Return the constructor's default of a hyperparameter, or None if it has none.

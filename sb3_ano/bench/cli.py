@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sb3_ano._io import cores
 from sb3_ano._secrets import hide
+from sb3_ano._system import cores
 from sb3_ano.cli import Parser, complain, run
 from sb3_ano.extras import missing_extra, printable
 

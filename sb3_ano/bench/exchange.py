@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sb3_ano._io import now, replace_files, write_file
+from sb3_ano._io import replace_files, write_file
 from sb3_ano._secrets import hide
+from sb3_ano._system import now
 from sb3_ano.bench.algorithms import number
 from sb3_ano.bench.plan import Run
 from sb3_ano.bench.results import Results, ResultsWriter, RunFiles, named_errors

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from sb3_ano._io import require_reachable, versions
+from sb3_ano._system import require_reachable, versions
 from sb3_ano.bench.pool import Pool, WorkerError, call
 
 # How often a run starts again after its machine was lost; Ray does not retry a training that fails.

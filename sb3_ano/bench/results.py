@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from sb3_ano._io import DirectoryLock, now, read_json, write_file, write_json
+from sb3_ano._io import DirectoryLock, read_json, write_file, write_json
+from sb3_ano._system import now
 from sb3_ano.bench.training import CHECKPOINTS, EVALUATIONS, FILES, FORMAT, MONITOR, PROGRESS, RUN, checksum
 from sb3_ano.checkpoints.files import remove_checkpoints
 

@@ -14,7 +14,8 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 
-from sb3_ano._io import commit, machine, now, versions, write_json
+from sb3_ano._io import write_json
+from sb3_ano._system import commit, machine, now, versions
 from sb3_ano.bench.algorithms import CLASSES, parse_algorithm
 from sb3_ano.bench.plan import Run
 from sb3_ano.bench.recording import EpisodeRecorder, UpdateRecorder

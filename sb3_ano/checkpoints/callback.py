@@ -17,16 +17,14 @@ from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ano._io import DirectoryLock, constructor_arguments, versions
+from sb3_ano._arguments import NOT_HYPERPARAMETERS, constructor_parameters
+from sb3_ano._io import DirectoryLock
+from sb3_ano._system import versions
 from sb3_ano.checkpoints.files import Checkpoint, checkpoint_files, newest_checkpoint, write_checkpoint
 from sb3_ano.checkpoints.native import random_state, set_random_state
 from sb3_ano.checkpoints.state import TrainingState, Unpickler
 
 _PACKAGES = ("torch", "numpy", "gymnasium", "stable-baselines3")
-# Arguments of constructors that can change without changing the training.
-_FREE_SETTINGS = {"env", "policy", "device", "tensorboard_log", "verbose", "_init_setup_model"}
-# Settings that checkpoints of earlier versions lack.
-_LATER_SETTINGS = ("shaping_fingerprint", "VecNormalize")
 # What was recorded since the logger wrote its last row.
 _UNWRITTEN_RECORDS = ("name_to_value", "name_to_count", "name_to_excluded")
 # The noise of gSDE, which is drawn just before a rollout starts.
@@ -83,14 +81,44 @@ class TrainingCheckpoints(BaseCallback):
         if not seconds >= 0.0:
             raise ValueError(f"seconds={seconds!r} is not allowed; allowed are numbers >= 0")
         self.folder = Path(folder)
-        self.every, self.seconds, self.keep, self.resume = every, seconds, keep, resume
+        self.every = every
+        self.seconds = seconds
+        self.keep = keep
+        self.resume = resume
         self._due: float | None = None  # number of steps, or time
         self._written = 0  # steps of the last checkpoint that was written or restored
 
     def _on_training_start(self) -> None:
-        if not isinstance(self.model, OnPolicyAlgorithm):
-            raise ValueError(f"TrainingCheckpoints cannot store {type(self.model).__name__}; allowed are on-policy algorithms")
+        model = self.model
+        if not isinstance(model, OnPolicyAlgorithm):
+            raise ValueError(f"TrainingCheckpoints cannot store {type(model).__name__}; allowed are on-policy algorithms")
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock_folder()
+
+        # Settings as they were given: callbacks can change them during the training.
+        self._details: dict[str, Any] = {
+            "algorithm": type(model).__name__,
+            "total_timesteps": model._total_timesteps,
+            "settings": _settings(model),
+            # Functions without a name are stored as code, which other versions of Python cannot run.
+            "versions": {**versions(_PACKAGES), "python": platform.python_version()},
+        }
+        if self._due is not None and model.num_timesteps >= self._written:  # a call of learn that continues
+            return
+
+        self._due = None
+        self._pending = None
+        if self.resume:
+            self._pending = newest_checkpoint(self.folder, self._report)
+        elif checkpoint_files(self.folder):
+            raise ValueError(
+                f"folder={str(self.folder)!r} holds checkpoints of an earlier run; resume from them with resume=True, "
+                "or use another directory for a new run"
+            )
+        if self._pending is not None:
+            self._require_same_training(self._pending)
+
+    def _lock_folder(self) -> None:
         directory = self.folder.resolve()
         thread = threading.current_thread()
         if directory in _locks:
@@ -98,43 +126,29 @@ class TrainingCheckpoints(BaseCallback):
             if earlier.descriptor is not None and owner is not thread and owner.is_alive():
                 raise BlockingIOError(f"{directory} is in use: the thread {owner.name} of this process writes to it now")
             earlier.release()
+
         lock = DirectoryLock(directory, patience=0.0)
         _locks[directory] = (lock, thread)
         # Also called when the callback is deleted, because SB3 does not report exceptions to callbacks.
         self._release = weakref.finalize(self, lock.release)
-        # Settings as they were given: callbacks can change them during the training.
-        self._details: dict[str, Any] = {
-            "algorithm": type(self.model).__name__,
-            "total_timesteps": self.model._total_timesteps,
-            "settings": _settings(self.model),
-            # Functions without a name are stored as code, which other versions of Python cannot run.
-            "versions": {**versions(_PACKAGES), "python": platform.python_version()},
-        }
-        if self._due is not None and self.model.num_timesteps >= self._written:  # a call of learn that continues
-            return
-        self._due = None
-        if not self.resume and checkpoint_files(self.folder):
-            raise ValueError(
-                f"folder={str(self.folder)!r} holds checkpoints of an earlier run; resume from them with resume=True, "
-                "or use another directory for a new run"
-            )
-        self._pending = newest_checkpoint(self.folder, self._report) if self.resume else None
-        if self._pending is not None:
-            self._require_same_training(self._pending)
 
     def _require_same_training(self, checkpoint: Checkpoint) -> None:
         """Compare algorithm, settings and number of steps with those of a checkpoint.
 
         :raises ValueError: if the checkpoint belongs to another training
         """
-        here, there = self._details, checkpoint.details
-        settings, earlier = ({"algorithm": part["algorithm"], **part["settings"]} for part in (here, there))
+        here = self._details
+        there = checkpoint.details
+        settings = {"algorithm": here["algorithm"], **here["settings"]}
+        earlier = {"algorithm": there["algorithm"], **there["settings"]}
         for name in sorted(settings | earlier):
-            if name in _LATER_SETTINGS and name not in earlier:  # of an earlier version
-                continue
-            if (value := settings.get(name)) != (other := earlier.get(name)):
+            value = settings.get(name)
+            other = earlier.get(name)
+            if value != other:
                 raise ValueError(f"{name} is {value}, but {other} in {checkpoint.path}; resume with the same settings")
-        total, reached = here["total_timesteps"], checkpoint.num_timesteps
+
+        total = here["total_timesteps"]
+        reached = checkpoint.num_timesteps
         if reached >= total:
             at = f"{checkpoint.path} is already at {reached} of {there['total_timesteps']}"
             raise ValueError(
@@ -142,9 +156,11 @@ class TrainingCheckpoints(BaseCallback):
             )
         if total != there["total_timesteps"]:
             self._report(f"the run was started for {there['total_timesteps']} steps; schedules now use {total}")
+
         for package, version in here["versions"].items():
-            if version != there["versions"].get(package, version):
-                _warn(f"{package} was {there['versions'][package]} and is {version}: results may differ")
+            before = there["versions"].get(package, version)
+            if version != before:
+                _warn(f"{package} was {before} and is {version}: results may differ")
 
     def _on_rollout_start(self) -> None:
         if self._pending is not None:
@@ -157,7 +173,9 @@ class TrainingCheckpoints(BaseCallback):
                 _warn(f"no checkpoint at {self.model.num_timesteps} steps, training continues: {error}")
         else:
             return
-        self._due = self._position() + (self.seconds if self.every is None else self.every)
+
+        interval = self.seconds if self.every is None else self.every
+        self._due = self._position() + interval
 
     def _on_step(self) -> bool:
         return True
@@ -169,52 +187,61 @@ class TrainingCheckpoints(BaseCallback):
         return time.monotonic() if self.every is None else self.model.num_timesteps
 
     def _save(self) -> None:
-        file, policy = io.BytesIO(), self.model.policy
-        self.model.save(file)
-        captured = TrainingState(self.model, self.locals.get("callback"), exclude=self).capture()
-        state = captured | {
-            "elapsed": time.time_ns() - self.model.start_time,
-            "exploration": {name: getattr(policy.action_dist, name) for name in _NOISE if self.model.use_sde},
-            "logger": {name: dict(getattr(self.logger, name)) for name in _UNWRITTEN_RECORDS},
-            "random": random_state(),
-            "requires_grad": {name: parameter.requires_grad for name, parameter in policy.named_parameters()},
-        }
-        content, steps = pickle.dumps(state), self.model.num_timesteps
-        path = write_checkpoint(self.folder, steps, file.getvalue(), content, self._details, self.keep)
+        model = self.model
+        file = io.BytesIO()
+        model.save(file)
+
+        state = TrainingState(model, self.locals.get("callback"), exclude=self).capture()
+        state["elapsed"] = time.time_ns() - model.start_time
+        state["logger"] = {name: dict(getattr(self.logger, name)) for name in _UNWRITTEN_RECORDS}
+        state["requires_grad"] = {name: parameter.requires_grad for name, parameter in model.policy.named_parameters()}
+        state["exploration"] = {}
+        if model.use_sde:
+            state["exploration"] = {name: getattr(model.policy.action_dist, name) for name in _NOISE}
+        state["random"] = random_state()
+
+        steps = model.num_timesteps
+        path = write_checkpoint(self.folder, steps, file.getvalue(), pickle.dumps(state), self._details, self.keep)
         self._written = steps
-        if captured["dropped"] and self._due is None:  # only once
-            self._report(f"checkpoints lack {', '.join(sorted(captured['dropped']))}, which cannot be stored")
+        if state["dropped"] and self._due is None:  # only once
+            self._report(f"checkpoints lack {', '.join(sorted(state['dropped']))}, which cannot be stored")
         self._report(f"wrote {path}", verbosity=2)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         """Restore model, environments, callbacks and random generators."""
+        model = self.model
+        policy = model.policy
         state = Unpickler(io.BytesIO(checkpoint.state)).load()
-        model, policy = self.model, self.model.policy
         training = TrainingState(model, self.locals.get("callback"), exclude=self)
+
         model.set_parameters(str(checkpoint.path), exact_match=True, device=model.device)
-        shape = getattr(model, "shaping", None)
         different = training.restore(state["attributes"])
-        if getattr(model, "shaping", None) != shape:  # a callback has replaced it; the setter makes it take effect
-            model.shaping = model.shaping  # type: ignore[attr-defined]
-        # The first versions of this package stored neither requires_grad nor dropped.
         for name, parameter in policy.named_parameters():
-            parameter.requires_grad_(state.get("requires_grad", {}).get(name, parameter.requires_grad))
+            parameter.requires_grad_(state["requires_grad"][name])
+        for name, noise in state["exploration"].items():
+            setattr(policy.action_dist, name, noise.to(model.device))
+
+        # States of an LSTM, of the device that the checkpoint was written on
+        lstm_states = getattr(model, "_last_lstm_states", None)
+        if lstm_states is not None:
+            moved = [tuple(part.to(model.device) for part in pair) for pair in lstm_states]
+            model._last_lstm_states = type(lstm_states)(*moved)  # type: ignore[attr-defined]
+
         model.start_time = time.time_ns() - state["elapsed"]
         for name, values in state["logger"].items():
             getattr(self.logger, name).update(values)
-        for progress_bar in [found for found in training.objects.values() if isinstance(found, ProgressBarCallback)]:
-            progress_bar.pbar.update(model.num_timesteps)
+        for found in training.objects.values():
+            if isinstance(found, ProgressBarCallback):
+                found.pbar.update(model.num_timesteps)
         set_random_state(state["random"])
-        for name, value in state["exploration"].items():
-            setattr(policy.action_dist, name, value.to(model.device))
-        if states := getattr(model, "_last_lstm_states", None):
-            model._last_lstm_states = type(states)(*(tuple(part.to(model.device) for part in pair) for pair in states))  # type: ignore[attr-defined]
+
         self._written = model.num_timesteps
         self._report(f"resumes from {checkpoint.path} after {model.num_timesteps} steps")
-        lost = sorted({*different, *state.get("dropped", ["what an earlier version of sb3_ano did not store"])})
+        lost = sorted({*different, *state["dropped"]})
         if lost:
             _warn(f"{', '.join(lost)} cannot be restored and stay as this program built them: results may differ")
-        if kinds := state["without_state"]:
+        kinds = state["without_state"]
+        if kinds:
             _warn(f"the state of {', '.join(kinds)} cannot be stored: new episodes start, and results may differ")
             self.training_env.seed((model.seed or 0) + model.num_timesteps)  # not that of the training's first episodes
             model._last_obs = self.training_env.reset()  # type: ignore[assignment]
@@ -232,12 +259,20 @@ def _warn(message: str) -> None:
 
 def _settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
     """Return what must be equal, as plain JSON values: arguments of the model and of VecNormalize, and the shape."""
-    names = constructor_arguments(type(model)) - _FREE_SETTINGS
-    settings = {name: vars(model)[name] for name in sorted(names) if name in vars(model)}
+    settings: dict[str, Any] = {}
+    for name in sorted(constructor_parameters(type(model))):
+        is_free = name == "policy" or (name in NOT_HYPERPARAMETERS and name != "seed")
+        if not is_free and name in vars(model):
+            settings[name] = vars(model)[name]
     # The values of a shape, because its name says little.
     settings["shaping_fingerprint"] = getattr(model, "shaping_fingerprint", None)
-    normalize, names = model.get_vec_normalize_env(), constructor_arguments(VecNormalize) - {"venv"}
-    settings["VecNormalize"] = None if normalize is None else {name: vars(normalize).get(name) for name in sorted(names)}
+
+    normalize = model.get_vec_normalize_env()
+    settings["VecNormalize"] = None
+    if normalize is not None:
+        names = constructor_parameters(VecNormalize).keys() - {"venv"}
+        settings["VecNormalize"] = {name: vars(normalize).get(name) for name in sorted(names)}
+
     plain: dict[str, Any] = json.loads(json.dumps(settings, default=_plain, skipkeys=True))
     return plain
 

@@ -15,7 +15,8 @@ from sb3_ano._io import read_file, remove_leftovers, write_file
 
 FORMAT = 1
 _NAME = re.compile(r"checkpoint_(\d+)_steps\.zip")
-_MANIFEST, _STATE = "checkpoint.json", "training_state.pkl"
+_MANIFEST = "checkpoint.json"
+_STATE = "training_state.pkl"
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,17 @@ def write_checkpoint(directory: Path, steps: int, model: bytes, state: bytes, de
         file.writestr(_MANIFEST, json.dumps({"format": FORMAT, "num_timesteps": steps, "details": details}, indent=1))
     path = directory / f"checkpoint_{steps}_steps.zip"
     write_file(path, archive.getvalue())
-    files = [file for file in checkpoint_files(directory) if file.is_file()]  # not a directory, or a link to nowhere
-    index = files.index(path)
-    for outdated in [*files[:index], *files[index + keep :]]:  # those ahead are damaged, or the training would be there
-        outdated.unlink(missing_ok=True)
+
+    n_kept = 0
+    for other in checkpoint_files(directory):
+        if not other.is_file():  # a directory, or a link to nowhere
+            continue
+        # Those that are further are damaged, or the training would be there.
+        is_further = n_kept == 0 and other != path
+        if is_further or n_kept >= keep:
+            other.unlink(missing_ok=True)
+        else:
+            n_kept += 1
     return path
 
 
@@ -77,7 +85,11 @@ def remove_checkpoints(directory: Path) -> None:
 
 def checkpoint_files(directory: Path) -> list[Path]:
     """Return the files that are named like checkpoints, newest first, without looking into them."""
-    numbered = [(int(match[1]), path) for path in directory.glob("*.zip") if (match := _NAME.fullmatch(path.name))]
+    numbered = []
+    for path in directory.glob("*.zip"):
+        match = _NAME.fullmatch(path.name)
+        if match is not None:
+            numbered.append((int(match[1]), path))
     return [path for _, path in sorted(numbered, reverse=True)]
 
 

@@ -22,11 +22,16 @@ class NativeState(NamedTuple):
 def native_state(kind: type) -> NativeState | None:
     """Return how the state of a class's instances is read and restored; None if their attributes hold it."""
     if issubclass(kind, spaces.Space):
-        return NativeState(lambda space: space._np_random, lambda space, state: setattr(space, "_np_random", state))
+        return NativeState(lambda space: space._np_random, _set_generator)
     if issubclass(kind, ResultsWriter):
         return NativeState(_synced_size, _truncate)
     # By name, because neither library needs to be installed.
-    return _SIMULATORS.get((kind.__module__.split(".")[0], kind.__name__))
+    package = kind.__module__.partition(".")[0]
+    return _SIMULATORS.get((package, kind.__name__))
+
+
+def _set_generator(space: spaces.Space[Any], generator: Any) -> None:
+    space._np_random = generator
 
 
 def _mujoco_state(data: Any) -> dict[str, Any]:
@@ -39,13 +44,18 @@ def _mujoco_state(data: Any) -> dict[str, Any]:
     kind = mujoco.mjtState.mjSTATE_INTEGRATION
     integration = np.empty(mujoco.mj_stateSize(data.model, kind))
     mujoco.mj_getState(data.model, data, integration, kind)
-    return {"integration": integration, "arrays": {name: array.copy() for name, array in simulator_arrays(data).items()}}
+    arrays = {name: array.copy() for name, array in simulator_arrays(data).items()}
+    return {"integration": integration, "arrays": arrays}
 
 
 def simulator_arrays(found: Any) -> dict[str, np.ndarray]:
     """Return the arrays in the memory of MuJoCo's data by name; none of other objects."""
-    names = [name for name in dir(found) if not name.startswith("_")] if type(found).__name__ == "MjData" else []
-    return {name: array for name in names if isinstance(array := getattr(found, name), np.ndarray)}
+    arrays = {}
+    if type(found).__name__ == "MjData":
+        for name in dir(found):
+            if not name.startswith("_") and isinstance(getattr(found, name), np.ndarray):
+                arrays[name] = getattr(found, name)
+    return arrays
 
 
 def _set_mujoco_state(data: Any, state: dict[str, Any]) -> None:
@@ -71,11 +81,19 @@ def _truncate(writer: ResultsWriter, size: int) -> None:
         os.ftruncate(writer.file_handler.fileno(), size)
 
 
-_ALE = NativeState(lambda ale: ale.cloneState(include_rng=True), lambda ale, state: ale.restoreState(state))
+def _ale_state(ale: Any) -> Any:
+    return ale.cloneState(include_rng=True)
+
+
+def _set_ale_state(ale: Any, state: Any) -> None:
+    ale.restoreState(state)
+
+
+# By package and name of the class.
 _SIMULATORS = {
     ("mujoco", "MjData"): NativeState(_mujoco_state, _set_mujoco_state),
     ("mujoco", "MjModel"): NativeState(lambda model: None, lambda model, state: None),  # constant
-    ("ale_py", "ALEInterface"): _ALE,
+    ("ale_py", "ALEInterface"): NativeState(_ale_state, _set_ale_state),
 }
 
 

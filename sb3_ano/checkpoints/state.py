@@ -9,7 +9,7 @@ import io
 import os
 import pickle
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -60,21 +60,28 @@ class TrainingState:
     def __init__(self, model: OnPolicyAlgorithm, callback: BaseCallback | None, exclude: BaseCallback | None = None) -> None:
         self.objects: dict[str, Any] = {}
         self._names: dict[int, str] = {id(exclude): "not part of the state"}
-        excluded = {*_MODEL, *model._excluded_save_params(), *model._get_torch_save_params()[0]}
-        # SB3 does not save what a rollout starts from, and models do not save a shape that cannot be found by its name.
-        self._of_model = {name for name in excluded if not name.startswith("_last_") and name != "shaping"}
+        self._excluded_of_model = set(_MODEL)
+        for name in (*model._excluded_save_params(), *model._get_torch_save_params()[0]):
+            if not name.startswith("_last_"):  # what a rollout starts from, which SB3 does not save
+                self._excluded_of_model.add(name)
+
         self._find("model", model)
         if callback is not None:
             self._find("callback", callback)
-        self.objects |= {f"model.policy.{name}": module for name, module in model.policy.named_modules()}
+        for name, module in model.policy.named_modules():
+            self.objects[f"model.policy.{name}"] = module
         self.objects["model.rollout_buffer"] = model.rollout_buffer
+
         # Callbacks can also refer to these, whose state is stored elsewhere.
         self._referable = {**self.objects, "model.policy.optimizer": model.policy.optimizer}
-        self._referable |= {f"parameter {name}": parameter for name, parameter in model.policy.named_parameters()}
-        loggers = [model.logger, *model.logger.output_formats] if hasattr(model, "_logger") else []
+        for name, parameter in model.policy.named_parameters():
+            self._referable[f"parameter {name}"] = parameter
         for name, found in self.objects.items():
-            self._referable |= {f"{name}.{key}": array for key, array in simulator_arrays(found).items()}
-        self._referable |= {f"logger {place}": part for place, part in enumerate(loggers)}
+            for key, array in simulator_arrays(found).items():
+                self._referable[f"{name}.{key}"] = array
+        if hasattr(model, "_logger"):
+            for place, part in enumerate([model.logger, *model.logger.output_formats]):
+                self._referable[f"logger {place}"] = part
         self._names = {id(value): name for name, value in self._referable.items()}
 
     def _find(self, name: str, found: Any) -> None:
@@ -84,8 +91,11 @@ class TrainingState:
         if isinstance(found, BaseCallback):
             # Numbered by class and not by place, which one more or one fewer callback would change.
             kind = f"callback {_kind(found)}"
-            name = f"{kind} {sum(other.startswith(kind + ' ') for other in self.objects)}"
-        self.objects[name], self._names[id(found)] = found, name
+            earlier = [other for other in self.objects if other.startswith(f"{kind} ")]
+            name = f"{kind} {len(earlier)}"
+
+        self.objects[name] = found
+        self._names[id(found)] = name
         for attribute, value in getattr(found, "__dict__", {}).items():  # simulators have none
             for place, part in _built_parts(value).items():
                 if not _is_opaque(found) or isinstance(part, ResultsWriter):
@@ -98,51 +108,76 @@ class TrainingState:
             or belongs to another library or process; ``dropped``: names of the other attributes that cannot be pickled, and of
             such environments in callbacks
         """
-        objects = {name: (_kind(found), self._state_of(name, found)) for name, found in self.objects.items()}
+        objects: dict[str, tuple[str, Any]] = {}
+        lost: list[tuple[str, str]] = []  # objects, and places in them
+        for name, found in self.objects.items():
+            objects[name] = (_kind(found), self._state_of(name, found))
+            if _is_opaque(found) or _is_connected(found):
+                lost.append((name, name))
+
         state = {"environments": self._environments(), "objects": objects}
-        lost = [(name, name) for name, found in self.objects.items() if _is_opaque(found) or _is_connected(found)]
         try:
             content = self._pickled(state)
         except Exception:  # an object can raise anything when it is pickled
             lost += self._replace_unpicklable(objects)
             content = self._pickled(state)
-        without_state = {_kind(self.objects[name]) for name, _ in lost if _is_training_env(name)}
-        dropped = [place for name, place in lost if not _is_training_env(name)]
-        # Opponents in an environment, for example, whose parameters are stored nowhere.
-        dropped += [name for name, found in self.objects.items() if isinstance(found, BaseAlgorithm) and name != "model"]
+
+        without_state = set()
+        dropped = []
+        for name, place in lost:
+            if _is_training_env(name):
+                without_state.add(_kind(self.objects[name]))
+            else:
+                dropped.append(place)
+        for name, found in self.objects.items():
+            # Opponents in an environment, for example, whose parameters are stored nowhere.
+            if isinstance(found, BaseAlgorithm) and name != "model":
+                dropped.append(name)
         return {"attributes": content, "without_state": sorted(without_state), "dropped": dropped}
 
     def _replace_unpicklable(self, objects: dict[str, tuple[str, Any]]) -> Iterator[tuple[str, str]]:
         """Replace attributes that cannot be pickled, and yield objects and places of those that are lost."""
         for name, (_, attributes) in objects.items():
-            for key, value in attributes.items() if isinstance(attributes, dict) else ():
+            if not isinstance(attributes, dict):
+                continue
+            for key, value in attributes.items():
                 try:
                     self._pickled(value)
                 except Exception:  # as above
-                    attributes[key] = _NotStored(_code(value))
-                    if _code(value) is None and (key not in _RENDERERS or not isinstance(self.objects[name], gym.Env)):
+                    code = _code(value)
+                    attributes[key] = _NotStored(code)
+                    is_rendered_again = key in _RENDERERS and isinstance(self.objects[name], gym.Env)
+                    if code is None and not is_rendered_again:
                         yield name, f"{name}.{key}"
 
     def _state_of(self, name: str, found: Any) -> Any:
-        if native := native_state(type(found)):
+        native = native_state(type(found))
+        if native is not None:
             return native.get(found)
         if _is_opaque(found) or _is_connected(found) or isinstance(found, ProgressBarCallback):
             return {}
+
+        state = {}
+        for key, value in vars(found).items():
+            if self._is_skipped(found, key, value) or isinstance(value, _DESCRIPTIONS) or _is_built_again(name, value):
+                continue
+            state[key] = _NotStored(os.fspath(value)) if _is_path_setting(found, value) else value
+        if isinstance(found, BaseAlgorithm) and hasattr(found, "shaping"):
+            # Models do not save a shape, which may be a function without a name.
+            state["shaping"] = found.shaping
+        return state
+
+    def _is_skipped(self, found: Any, key: str, value: Any) -> bool:
+        """Return whether an attribute is stored elsewhere, belongs to the process, or is an argument of the program."""
         if isinstance(found, BaseAlgorithm):
-            skipped = self._of_model
-        elif isinstance(found, BaseCallback):
+            return key in self._excluded_of_model
+        if isinstance(found, BaseCallback):
             # Functions connect a callback with the rest of its program, and copies of what they refer to would not.
-            skipped = _CALLBACK | {key for key, value in vars(found).items() if _is_nameless(value)}
-        elif isinstance(found, torch.nn.Module | RolloutBuffer):
+            return key in _CALLBACK or _is_nameless(value)
+        if isinstance(found, torch.nn.Module | RolloutBuffer):
             # Parameters and buffers are in the model file, and a rollout starts with an empty rollout buffer.
-            skipped = {key for key, value in vars(found).items() if not isinstance(value, int | float | str | None)}
-        else:
-            skipped = _ENVIRONMENT
-        return {
-            key: _NotStored(os.fspath(value)) if _is_path_setting(found, value) else value
-            for key, value in vars(found).items()
-            if not (key in skipped or isinstance(value, _DESCRIPTIONS) or _is_built_again(name, value))
-        }
+            return not isinstance(value, int | float | str | None)
+        return key in _ENVIRONMENT
 
     def _pickled(self, value: Any) -> bytes:
         file = io.BytesIO()
@@ -164,33 +199,48 @@ class TrainingState:
             state = unpickler.load()
         except (AttributeError, ImportError) as error:
             raise ValueError(f"the checkpoint refers to an object that this program does not define: {error}") from error
-        here, there = self._environments(), state["environments"]
-        if here != there:
-            name = min((name for name, _ in here.items() ^ there.items()), key=lambda name: (len(name), name))
+        self._require_environments(state["environments"])
+
+        different = []
+        for name, (kind, attributes) in state["objects"].items():
+            found: Any = self.objects.get(name)
+            if kind != _kind(found):  # a callback that the program has added or removed
+                continue
+            native = native_state(type(found))
+            if native is not None:
+                native.set(found, attributes)
+                continue
+
+            for key, value in attributes.items():
+                is_shape = key == "shaping" and isinstance(found, BaseAlgorithm)
+                built = found.shaping if is_shape else vars(found).get(key)
+                restored = _connected(built, value)
+                if isinstance(value, _NotStored) or _is_path_setting(found, built):
+                    if _path(built) != _path(value):
+                        different.append(f"{name}.{key}")
+                elif not is_shape:
+                    vars(found)[key] = restored
+                elif restored != built:
+                    found.shaping = restored  # the setter makes it take effect
+        return different
+
+    def _require_environments(self, there: dict[str, str]) -> None:
+        here = self._environments()
+        names = {name for name, _ in here.items() ^ there.items()}
+        if names:
+            name = min(names, key=lambda name: (len(name), name))
             raise ValueError(
                 f"{name.removeprefix('model.')} is {here.get(name, 'missing')}, but {there.get(name, 'missing')} in the "
                 "checkpoint; use as many environments and the same wrappers as before"
             )
-        different = []
-        for name, (kind, attributes) in state["objects"].items():
-            found = self.objects.get(name)
-            if kind != _kind(found):  # a callback that the program has added or removed
-                continue
-            if native := native_state(type(found)):
-                native.set(found, attributes)
-                continue
-            for key, value in attributes.items():
-                built = vars(found).get(key)
-                if not (isinstance(value, _NotStored) or _is_path_setting(found, built)):
-                    vars(found)[key] = _connected(built, value)
-                elif _path(built) != _path(value):
-                    different.append(f"{name}.{key}")
-        return different
 
     def _environments(self) -> dict[str, str]:
         """Return the classes of the training environments and their wrappers by name."""
-        environments = {name: found for name, found in self.objects.items() if isinstance(found, VecEnv | gym.Env)}
-        return {name: _kind(found) for name, found in environments.items() if _is_training_env(name)}
+        environments = {}
+        for name, found in self.objects.items():
+            if isinstance(found, VecEnv | gym.Env) and _is_training_env(name):
+                environments[name] = _kind(found)
+        return environments
 
 
 def _is_training_env(name: str) -> bool:
@@ -199,12 +249,18 @@ def _is_training_env(name: str) -> bool:
 
 def _built_parts(value: Any) -> dict[str, Any]:
     """Return the built objects that a value is, or that a list, tuple or dict holds, by their place in it."""
-    parts = {f"[{key!r}]": part for key, part in value.items()} if isinstance(value, dict) else {"": value}
-    if isinstance(value, list | tuple):
-        if not any(map(_is_built, set(map(type, value)))):  # long lists of numbers are common
-            return {}
-        parts = {f"[{index}]": part for index, part in enumerate(value)}
-    return {place: part for place, part in parts.items() if _is_built(type(part))}
+    parts: Iterable[tuple[Any, Any]] = [("", value)]
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list | tuple):
+        kinds = set(map(type, value))  # long lists of numbers are common
+        parts = enumerate(value) if any(map(_is_built, kinds)) else []
+
+    built = {}
+    for place, part in parts:
+        if _is_built(type(part)):
+            built[f"[{place!r}]" if part is not value else ""] = part
+    return built
 
 
 def _is_built_again(name: str, value: Any) -> bool:
@@ -215,8 +271,9 @@ def _is_built_again(name: str, value: Any) -> bool:
     """
     parts = _built_parts(value).values()
     length = len(value) if isinstance(value, dict | list | tuple) else 1
-    is_of_environments = _is_training_env(name) and all(isinstance(part, VecEnv | gym.Env) for part in parts)
-    return len(parts) == length > 0 and not is_of_environments
+    if len(parts) != length or length == 0:
+        return False
+    return not (_is_training_env(name) and all(isinstance(part, VecEnv | gym.Env) for part in parts))
 
 
 def _is_built(kind: type) -> bool:
@@ -230,8 +287,12 @@ def _is_opaque(found: Any) -> bool:
 
 def _is_connected(found: Any) -> bool:
     """Tell whether an environment holds a connection to a simulator, whose objects its other attributes may number."""
-    attributes = vars(found) if isinstance(found, gym.Env) else {}
-    return any(_has_finalizer(own) and not _is_built(type(own)) for name, own in attributes.items() if name not in _RENDERERS)
+    if not isinstance(found, gym.Env):
+        return False
+    for name, value in vars(found).items():
+        if name not in _RENDERERS and _has_finalizer(value) and not _is_built(type(value)):
+            return True
+    return False
 
 
 def _has_finalizer(value: Any) -> bool:
@@ -241,15 +302,20 @@ def _has_finalizer(value: Any) -> bool:
 
 def _is_path_setting(owner: Any, value: Any) -> bool:
     """Tell whether a value is a path in a callback, which differs if the directory has been moved."""
-    if not (isinstance(owner, BaseCallback) and isinstance(value, str | os.PathLike)):
+    if not isinstance(owner, BaseCallback):
         return False
-    return isinstance(value, os.PathLike) or os.path.dirname(value) != "" or os.path.exists(value)
+    if isinstance(value, str):
+        return os.path.dirname(value) != "" or os.path.exists(value)
+    return isinstance(value, os.PathLike)
 
 
 def _path(value: Any) -> str | None:
     """Return a path, or what stands for one, as text; None for other values, which are not compared."""
-    value = value.description if isinstance(value, _NotStored) else _code(value) or value
-    return os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if isinstance(value, _NotStored):
+        return value.description
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    return _code(value)
 
 
 def _code(value: Any) -> str | None:
@@ -262,13 +328,16 @@ def _connected(built: Any, value: Any) -> Any:
     """Return a restored value, but the program's own function, connected with the rest of it, if the code is the same."""
     if isinstance(value, FloatSchedule) and isinstance(built, FloatSchedule):
         value.value_schedule = _connected(built.value_schedule, value.value_schedule)
-    elif _is_nameless(value) and _is_nameless(built) and value.__code__ == built.__code__:
-        for own, stored in zip(built.__closure__ or (), value.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # an empty cell
-                own.cell_contents = _connected(own.cell_contents, stored.cell_contents)
-        built.__defaults__, built.__kwdefaults__ = value.__defaults__, value.__kwdefaults__
-        return built
-    return value
+        return value
+    if not (_is_nameless(value) and _is_nameless(built) and value.__code__ == built.__code__):
+        return value
+
+    for cell, stored in zip(built.__closure__ or (), value.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # an empty cell
+            cell.cell_contents = _connected(cell.cell_contents, stored.cell_contents)
+    built.__defaults__ = value.__defaults__
+    built.__kwdefaults__ = value.__kwdefaults__
+    return built
 
 
 def _is_nameless(value: Any) -> bool:
@@ -276,7 +345,7 @@ def _is_nameless(value: Any) -> bool:
     return isinstance(value, types.FunctionType) and "<" in value.__qualname__
 
 
-def _owner(content: bytes, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+def _array(content: bytes, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     """Return an array that owns its memory, which an array of NumPy's own pickles does not."""
     return np.frombuffer(content, dtype).reshape(shape).copy()
 
@@ -316,13 +385,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             raise pickle.PicklingError(f"{type(value).__qualname__} is pickled without its state")
         if type(value) is np.ndarray and not value.dtype.hasobject:
             root = value.base if type(value.base) is np.ndarray else value
-            if root is value and root.flags.c_contiguous:
-                return _owner, (value.tobytes(), value.dtype, value.shape)
+            if root.flags.c_contiguous and root is value:
+                return _array, (value.tobytes(), value.dtype, value.shape)
             if root.flags.c_contiguous:
                 offset = value.__array_interface__["data"][0] - root.__array_interface__["data"][0]
                 return np.ndarray, (value.shape, value.dtype, root, offset, value.strides)
         if isinstance(value, types.MethodType) and getattr(value.__self__, value.__name__, None) == value:
             return getattr, (value.__self__, value.__name__)
+
         # Named functions and classes are those of the resuming program, which may compare them with its own.
         is_part_of_code = isinstance(value, type) and value.__module__ == "builtins"
-        return super().reducer_override(value) if _is_nameless(value) or is_part_of_code else NotImplemented
+        if _is_nameless(value) or is_part_of_code:
+            return super().reducer_override(value)
+        return NotImplemented

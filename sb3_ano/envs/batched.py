@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from sb3_ano._compat import end_idle_threads
-from sb3_ano._io import cores
+from sb3_ano._system import cores
 from sb3_ano.envs.atari import AtariProtocol
 
 #: gymnasium's space of any values.

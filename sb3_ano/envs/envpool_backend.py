@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from sb3_ano._io import cores
+from sb3_ano._system import cores
 from sb3_ano.envs.atari import AtariProtocol, require_integer
 from sb3_ano.envs.batched import BatchedVecEnv, Space, Transition
 from sb3_ano.envs.make import require_known_settings

@@ -8,7 +8,7 @@ import torch
 from torch.func import functional_call
 from torch.optim import Optimizer
 
-from sb3_ano._io import machine
+from sb3_ano._system import machine
 from sb3_ano.fast.policy import PolicyEvaluation
 from sb3_ano.fast.private import compilations, products_by_onednn, without_guards
 from sb3_ano.fast.step import (

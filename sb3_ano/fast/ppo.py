@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from sb3_contrib import ppo_mask, ppo_recurrent
 from stable_baselines3 import ppo
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
@@ -21,7 +22,7 @@ from sb3_ano.fast.step import ClipRange, Numbers
 from sb3_ano.shaping import MIN_RADIUS, surrogate
 from sb3_ano.shaping import ppo as clip
 
-Algorithm = TypeVar("Algorithm", bound=OnPolicyAlgorithm)
+Algorithm = TypeVar("Algorithm", bound=BaseAlgorithm)
 
 
 def clipped_loss(log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange, samples: Any) -> torch.Tensor:
@@ -171,7 +172,7 @@ def accelerate(
 
 
 @functools.cache
-def accelerated_class(kind: type[OnPolicyAlgorithm]) -> type[AcceleratedPPO]:
+def accelerated_class(kind: type[BaseAlgorithm]) -> type[AcceleratedPPO]:
     """Return the accelerated class of an algorithm.
 
     :raises TypeError: if there is none

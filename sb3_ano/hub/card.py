@@ -12,15 +12,19 @@ import gymnasium as gym
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from sb3_ano._io import versions, write_file
+from sb3_ano._io import write_file
 from sb3_ano._registry import zoo_name
+from sb3_ano._system import versions
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.envs.atari import atari_protocol
 from sb3_ano.hub.evaluation import Task
-from sb3_ano.hub.recipe import Part, hyperparameters, import_path, is_plain, literal, strict, without_paths
+from sb3_ano.hub.recipe import ATARI_WRAPPER, Part, hyperparameters, import_path, is_plain, literal, strict, without_paths
 from sb3_ano.hub.safe_format import PACKAGES, SAFE_FILES
 
-CARD, RESULTS, LOGS, STATISTICS = "README.md", "results.json", "train_eval_metrics.zip", "vec_normalize.pkl"
+CARD = "README.md"
+RESULTS = "results.json"
+LOGS = "train_eval_metrics.zip"
+STATISTICS = "vec_normalize.pkl"
 VIDEO = "replay.mp4"
 #: Names of files that do not depend on the agent. Together with the saved model, nothing else is read or written.
 FIXED_FILES = (*SAFE_FILES, CARD, RESULTS, VIDEO, LOGS, STATISTICS, "args.yml", "config.yml", "env_kwargs.yml")
@@ -35,7 +39,6 @@ _ENVIRONMENTS = {
 }
 # Environments of these packages are registered without an import, or by a script that nobody else has.
 _SHIPPED = ("", "__main__", "gymnasium", "ale_py", "shimmy")
-_ATARI_WRAPPER = "stable_baselines3.common.atari_wrappers.AtariWrapper"
 
 
 def environment_name(env_id: str) -> str:
@@ -79,16 +82,28 @@ def model_card(
     :param license: license of the agent, an SPDX identifier in lower case; None states none
     :param revision: branch of the agent; None is ``main``
     """
-    name, env_id = model.algorithm, task.env_id
+    name = type(model).__name__
+    env_id = task.env_id
+    metrics = []
+    for key in ("mean_reward", "std_reward"):
+        if math.isfinite(results[key]):  # the Hub rejects others
+            metric = EvalResult(
+                task_type="reinforcement-learning",
+                task_name="reinforcement-learning",
+                dataset_type=env_id,
+                dataset_name=env_id,
+                metric_type=key,
+                metric_name=key,
+                metric_value=results[key],
+                metric_args={
+                    "deterministic": results["is_deterministic"],
+                    "n_eval_episodes": results["n_eval_episodes"],
+                    "seed": results["seed"],
+                },
+            )
+            metrics.append(metric)
+
     words = [env_id, "deep-reinforcement-learning", "reinforcement-learning", "stable-baselines3", "sb3-ano", name.lower()]
-    evaluation: dict[str, Any] = {"task_type": "reinforcement-learning", "task_name": "reinforcement-learning"}
-    evaluation |= {"dataset_type": env_id, "dataset_name": env_id}
-    arguments = {"deterministic": results["is_deterministic"], **{key: results[key] for key in ("n_eval_episodes", "seed")}}
-    metrics = [
-        EvalResult(**evaluation, metric_type=key, metric_name=key, metric_value=results[key], metric_args=arguments)
-        for key in ("mean_reward", "std_reward")
-        if math.isfinite(results[key])  # the Hub rejects others
-    ]
     metadata = ModelCardData(
         model_name=f"{name}-{env_id}" if metrics else None,
         library_name="stable-baselines3",
@@ -101,6 +116,7 @@ def model_card(
         metadata,
         str(_TEMPLATE),
         model=model,
+        algorithm=name,
         repo_id=repo_id,
         task=task,
         results=results,
@@ -134,7 +150,7 @@ def write_settings(
     """
     settings = task.settings
     if not settings and "NoFrameskip" in task.env_id:
-        settings = {"env_wrapper": [_ATARI_WRAPPER], "frame_stack": 4}
+        settings = {"env_wrapper": [ATARI_WRAPPER], "frame_stack": 4}
     seed = document["arguments"]["seed"]
     config = hyperparameters(document, settings, task.published_kwargs, parts)
     arguments = {
@@ -145,21 +161,26 @@ def write_settings(
         "n_timesteps": config["n_timesteps"],
         "seed": -1 if seed is None else seed,
     }
-    if packages := _packages(task):
+    packages = _packages(task)
+    if packages:
         arguments["gym_packages"] = packages
-    notes = _notes(task, parts)
-    contents = {"config": config, "args": arguments, "env_kwargs": task.published_kwargs}
-    for name, content in contents.items():
-        comment = "".join(f"# {note}\n" for note in notes) if name == "config" else ""
-        write_file(folder / f"{name}.yml", comment + yaml.safe_dump(_lists(content), sort_keys=False))
+    comment = "".join(f"# {note}\n" for note in _notes(task, parts))
+    write_file(folder / "config.yml", comment + _yaml(config))
+    write_file(folder / "args.yml", _yaml(arguments))
+    write_file(folder / "env_kwargs.yml", _yaml(task.published_kwargs))
     return config
 
 
-def _lists(value: Any) -> Any:
-    """Copy a plain value with lists for tuples, and no object twice, for which YAML would write an alias."""
-    if isinstance(value, dict):
-        return {key: _lists(item) for key, item in value.items()}
-    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
+class _Dumper(yaml.SafeDumper):
+    """Write a value that occurs twice twice, and not as an alias."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _yaml(content: dict[str, Any]) -> str:
+    text: str = yaml.dump(content, Dumper=_Dumper, sort_keys=False)
+    return text
 
 
 def _notes(task: Task, parts: Sequence[Part]) -> list[str]:
@@ -175,17 +196,16 @@ def _notes(task: Task, parts: Sequence[Part]) -> list[str]:
 
 def task_versions(task: Task) -> dict[str, str]:
     """Return the versions of Python and of the installed packages that an agent and its task depend on."""
-    packages = [
-        *PACKAGES,
-        _package(task.env_id).partition(".")[0] or "gymnasium",
-        *(package for _, package in _requirements(task)),
-    ]
+    packages = [*PACKAGES, _package(task.env_id).partition(".")[0] or "gymnasium"]
+    packages += [package for _, package in _requirements(task)]
     return {"python": platform.python_version(), **versions(packages)}
 
 
 def install_line(task: Task) -> str:
     """Return the command that installs what the agent needs."""
-    extras = ["hub", *(extra for extra, _ in _requirements(task))]
+    extras = ["hub"]
+    for extra, _ in _requirements(task):
+        extras.append(extra)
     return f'pip install "sb3-ano[{",".join(extras)}] @ git+{_REPOSITORY}"'
 
 
@@ -195,8 +215,13 @@ def _load_call(repo_id: str, revision: str | None, parts: Sequence[Part]) -> str
     if revision is not None:
         arguments.append(f"revision={revision!r}")
     arguments.append("env=env")
-    objects = [f"{part.name!r}: {part.expression}" for part in parts if part.name != "shaping"]
-    arguments += [f"shaping={part.expression}" for part in parts if part.name == "shaping"]
+
+    objects = []
+    for part in parts:
+        if part.name == "shaping":
+            arguments.append(f"shaping={part.expression}")
+        else:
+            objects.append(f"{part.name!r}: {part.expression}")
     if objects:
         arguments.append(f"custom_objects={{{', '.join(objects)}}}")
     return f"load_from_hub({', '.join(arguments)})"
@@ -206,10 +231,11 @@ def _setup(task: Task, parts: Sequence[Part]) -> list[str]:
     """Write the lines that import the author's code, and register the environment if importing does not."""
     modules = {part.module for part in parts if part.module is not None}
     modules.update(_packages(task))
-    registration = "" if task.additions else _registration(task.env_id)
     lines = [f"import {module}" for module in sorted(modules)]
+
+    registration = "" if task.additions else _registration(task.env_id)
     if registration:
-        lines = [*lines, "import gymnasium as gym", "", f"if {task.env_id!r} not in gym.registry:", f"    {registration}"]
+        lines += ["import gymnasium as gym", "", f"if {task.env_id!r} not in gym.registry:", f"    {registration}"]
     return lines
 
 
@@ -218,7 +244,9 @@ def _packages(task: Task) -> list[str]:
     if task.packages:
         return list(task.packages)
     package = _package(task.env_id)
-    return [package] if package else []
+    if package:
+        return [package]
+    return []
 
 
 def _registration(env_id: str) -> str:
@@ -264,8 +292,11 @@ def _entry_point(env_id: str) -> str:
     if atari_protocol(env_id) is not None:
         return "ale_py"
     spec = gym.registry.get(env_id.rpartition(":")[2])
-    entry_point = "" if spec is None else spec.entry_point or ""
-    return entry_point if isinstance(entry_point, str) else entry_point.__module__
+    if spec is None or spec.entry_point is None:
+        return ""
+    if isinstance(spec.entry_point, str):
+        return spec.entry_point
+    return spec.entry_point.__module__
 
 
 def _package(env_id: str) -> str:
@@ -277,5 +308,10 @@ def _package(env_id: str) -> str:
 def _requirements(task: Task) -> list[tuple[str, str]]:
     """Return the extras, and the packages in them, that the task's environment needs."""
     entry_point = _entry_point(task.env_id)
-    needed = [requirement for start, requirement in _ENVIRONMENTS.items() if entry_point.startswith(start)]
-    return [*needed, ("envpool", "envpool")] if task.backend == "envpool" else needed
+    needed = []
+    for start, requirement in _ENVIRONMENTS.items():
+        if entry_point.startswith(start):
+            needed.append(requirement)
+    if task.backend == "envpool":
+        needed.append(("envpool", "envpool"))
+    return needed

@@ -12,19 +12,20 @@ Plain values stand for themselves. An object with a key that starts with ``$`` s
 import inspect
 import json
 import math
+import types
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
-from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
-from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
-from sb3_ano._io import constructor_parameters
-from sb3_ano.algorithms import ShapedPolicyAlgorithm, contrib
+from sb3_ano._arguments import NOT_HYPERPARAMETERS, constructor_parameters
+from sb3_ano._registry import ALGORITHMS
+from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.hub.documents import SafeFormatError, rejected, require_like, shown
 from sb3_ano.shaping import SHAPINGS
 
@@ -35,32 +36,45 @@ _ACTIVATIONS = (
 )
 # fmt: on
 _OPTIMIZERS = ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
-_BUFFERS = (RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer)
-_WITH_POLICIES = (contrib.MaskableANO, contrib.RecurrentANO, contrib.RecurrentMaskableANO)
 
 
 def _by_name(*classes: type) -> dict[str, type]:
     return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in classes}
 
 
+def _of_module(module: types.ModuleType, names: Iterable[str]) -> dict[str, type]:
+    return {f"{module.__name__}.{name}": getattr(module, name) for name in names}
+
+
+def _policies() -> dict[str, type]:
+    """Return SB3's policies by SB3's short names, and the masked and recurrent ones by their full names."""
+    policies: dict[str, type] = dict(ShapedPolicyAlgorithm.policy_aliases)
+    for entry in ALGORITHMS.values():
+        for policy in entry.algorithm.policy_aliases.values():
+            if policy not in policies.values():
+                policies |= _by_name(policy)
+    return policies
+
+
 #: The allow-list: the classes that a file may name, by the argument that takes them. A file may also name the algorithms of
 #: ``sb3_ano._registry``, the shapes of :data:`~sb3_ano.shaping.SHAPINGS`, and the spaces of ``spaces.py``, and nothing else.
 CLASSES: dict[str, dict[str, type]] = {
-    "policy": ShapedPolicyAlgorithm.policy_aliases
-    | _by_name(*(policy for algorithm in _WITH_POLICIES for policy in algorithm.policy_aliases.values())),
-    "activation_fn": {f"torch.nn.{name}": getattr(torch.nn, name) for name in _ACTIVATIONS},
-    "optimizer_class": {f"torch.optim.{name}": getattr(torch.optim, name) for name in _OPTIMIZERS} | _by_name(RMSpropTFLike),
+    "policy": _policies(),
+    "activation_fn": _of_module(torch.nn, _ACTIVATIONS),
+    "optimizer_class": _of_module(torch.optim, _OPTIMIZERS) | _by_name(RMSpropTFLike),
     "features_extractor_class": _by_name(FlattenExtractor, NatureCNN, CombinedExtractor),
-    "rollout_buffer_class": _by_name(*_BUFFERS),
 }
 #: Arguments that may be schedules of the remaining progress.
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_high", "clip_range_vf", "desired_kl")
 # The RL Zoo's schedule, by name, because this module does without the zoo.
 _ZOO_LINEAR = ("rl_zoo3.utils", "SimpleLinearSchedule")
-# tensorboard_log is a path on the author's machine, to which training would write. The shape has its own entry.
-_NOT_STORED = {"policy", "env", "device", "tensorboard_log", "_init_setup_model", "shaping"}
+# Policy and shape have entries of their own. The directory of the logs is a path on the author's machine, to which training
+# would write.
+_NOT_STORED = (NOT_HYPERPARAMETERS - {"seed"}) | {"policy", "shaping"}
 # Arguments that are used before the algorithm checks its arguments, or that it does not check.
 _UNCHECKED = ("n_steps", "use_sde")
+# Packages whose rollout buffers hold the same data.
+_BUFFER_LIBRARIES = ("sb3_ano", "sb3_contrib", "stable_baselines3")
 # Attributes whose names differ from those of the arguments.
 _ATTRIBUTES = {"stats_window_size": "_stats_window_size"}
 # Layers take time to build.
@@ -80,7 +94,8 @@ def dotted_name(thing: Any) -> str:
 
 def is_built_in(shaping_name: str | list[str]) -> bool:
     """Return whether every shape of this name is one of :data:`~sb3_ano.shaping.SHAPINGS`."""
-    return all(name in SHAPINGS for name in ([shaping_name] if isinstance(shaping_name, str) else shaping_name))
+    names = [shaping_name] if isinstance(shaping_name, str) else shaping_name
+    return all(name in SHAPINGS for name in names)
 
 
 def encode(value: Any, name: str, custom: dict[str, Any]) -> Any:
@@ -99,17 +114,24 @@ def encode(value: Any, name: str, custom: dict[str, Any]) -> Any:
     if isinstance(value, list | tuple):
         items = [encode(item, f"{name}.{index}", custom) for index, item in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
-    if isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("$") for key in value):
+    if isinstance(value, dict) and _has_plain_keys(value):
         return {key: encode(item, f"{name}.{key}", custom) for key, item in value.items()}
+
     while isinstance(value, FloatSchedule):
         value = value.value_schedule
-    if name in SCHEDULES and (schedule := _encode_schedule(value)) is not None:
-        return schedule
+    if name in SCHEDULES:
+        schedule = _encode_schedule(value)
+        if schedule is not None:
+            return schedule
     for known, cls in _allowed_classes(name).items():
         if value is cls:
             return {"$class": known}
     custom[name] = value
     return {"$custom": dotted_name(value)}
+
+
+def _has_plain_keys(value: dict[Any, Any]) -> bool:
+    return all(isinstance(key, str) and not key.startswith("$") for key in value)
 
 
 def _allowed_classes(name: str) -> dict[str, type]:
@@ -119,11 +141,18 @@ def _allowed_classes(name: str) -> dict[str, type]:
 def _encode_schedule(schedule: Any) -> Any:
     """Convert a constant or linear schedule to JSON; None for any other."""
     kind = type(schedule)  # a subclass may compute something else
+    if kind is ConstantSchedule:
+        return float(schedule.val)
     if (kind.__module__, kind.__qualname__) == _ZOO_LINEAR:
-        schedule, kind = LinearSchedule(schedule.initial_value, 0.0, 1.0), LinearSchedule
-    if kind is LinearSchedule:
-        return {"$schedule": "linear", **{end: float(getattr(schedule, end)) for end in ("start", "end", "end_fraction")}}
-    return float(schedule.val) if kind is ConstantSchedule else None
+        schedule = LinearSchedule(schedule.initial_value, 0.0, 1.0)
+    elif kind is not LinearSchedule:
+        return None
+    return {
+        "$schedule": "linear",
+        "start": float(schedule.start),
+        "end": float(schedule.end),
+        "end_fraction": float(schedule.end_fraction),
+    }
 
 
 def decode(value: Any, name: str, custom: dict[str, Any]) -> Any:
@@ -143,12 +172,14 @@ def decode(value: Any, name: str, custom: dict[str, Any]) -> Any:
         return [decode(item, f"{name}.{index}", custom) for index, item in enumerate(value)]
     if not isinstance(value, dict):
         return value
-    tag = next((key for key in value if key.startswith("$")), None)
+
+    tag = _tag(value)
     if tag is None:
         return {key: decode(item, f"{name}.{key}", custom) for key, item in value.items()}
     content = value[tag]
     if content == "linear" and tag == "$schedule" and name in SCHEDULES:
         return _decode_schedule(value, name)
+
     require_like(value, {tag: None}, name)
     if tag == "$tuple" and isinstance(content, list):
         return tuple(decode(content, name, custom))
@@ -167,6 +198,13 @@ def decode(value: Any, name: str, custom: dict[str, Any]) -> Any:
     raise rejected(name, value, "plain values, $tuple, $float, $class, $schedule and $custom")
 
 
+def _tag(value: dict[str, Any]) -> str | None:
+    for key in value:
+        if key.startswith("$"):
+            return key
+    return None
+
+
 def _decode_schedule(value: dict[str, Any], name: str) -> LinearSchedule:
     require_like(value, {"$schedule": None, "start": 1.0, "end": 0.0, "end_fraction": 1.0}, name)
     if not value["end_fraction"] > 0.0:
@@ -178,8 +216,11 @@ def _decode_schedule(value: dict[str, Any], name: str) -> LinearSchedule:
 
 def stored_arguments(algorithm: type[ShapedPolicyAlgorithm]) -> dict[str, Any]:
     """Return the names and defaults of an algorithm's arguments that the format stores."""
-    parameters = constructor_parameters(algorithm)
-    return {name: parameter.default for name, parameter in parameters.items() if name not in _NOT_STORED}
+    defaults = {}
+    for name, parameter in constructor_parameters(algorithm).items():
+        if name not in _NOT_STORED:
+            defaults[name] = parameter.default
+    return defaults
 
 
 def encode_arguments(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> dict[str, Any]:
@@ -188,8 +229,15 @@ def encode_arguments(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> di
     :param model: algorithm that keeps its arguments as attributes
     :param custom: dictionary that collects, by dotted name, what only the caller of ``load_safe`` can supply
     """
-    names = stored_arguments(type(model))
-    return {name: encode(getattr(model, _ATTRIBUTES.get(name, name)), name, custom) for name in names}
+    arguments = {}
+    for name in stored_arguments(type(model)):
+        value = getattr(model, _ATTRIBUTES.get(name, name))
+        if name == "rollout_buffer_class":
+            library, _, _ = value.__module__.partition(".")
+            if library in _BUFFER_LIBRARIES:
+                value = None  # the algorithm chooses it again, by its observations
+        arguments[name] = encode(value, name, custom)
+    return arguments
 
 
 def decode_arguments(document: Any, algorithm: type[ShapedPolicyAlgorithm], custom: dict[str, Any]) -> dict[str, Any]:
@@ -202,13 +250,16 @@ def decode_arguments(document: Any, algorithm: type[ShapedPolicyAlgorithm], cust
         algorithm checks it has another type
     """
     defaults = stored_arguments(algorithm) | {"policy_kwargs": {}}
-    stored = defaults | document if isinstance(document, dict) else document
-    require_like(stored, {name: defaults[name] if name in _UNCHECKED else None for name in defaults}, "arguments")
-    supplied = set(custom)
-    attributes = {_ATTRIBUTES.get(name, name): decode(stored[name], name, custom) for name in defaults}
+    stored = document
+    if isinstance(document, dict):
+        stored = defaults | document
+    examples = {name: defaults[name] if name in _UNCHECKED else None for name in defaults}
+    require_like(stored, examples, "arguments")
+
+    attributes = {}
+    for name in defaults:
+        attributes[_ATTRIBUTES.get(name, name)] = decode(stored[name], name, custom)
     _require_cheap(attributes["policy_kwargs"])
-    if "verbose" not in supplied and not isinstance(attributes["verbose"], int):
-        raise rejected("verbose", attributes["verbose"], "integers")
     return attributes
 
 
@@ -230,6 +281,7 @@ def require_numbers(values: Any, taker: Any, name: str) -> None:
         takes_numbers = all(type(example) in (int, float) for example in examples)
         if not takes_numbers or key not in values:
             continue
+
         given = values[key]
         for number in given if isinstance(given, tuple | list) else (given,):
             if type(number) not in (int, float) or not math.isfinite(number):
@@ -238,10 +290,12 @@ def require_numbers(values: Any, taker: Any, name: str) -> None:
 
 def _require_cheap(policy_kwargs: Any) -> None:
     """Reject what takes memory or minutes even where a policy is built without memory."""
-    layers, options = policy_kwargs.get("n_lstm_layers", 1), policy_kwargs.get("lstm_kwargs") or {}
+    layers = policy_kwargs.get("n_lstm_layers", 1)
     if type(layers) is not int or layers > _MAX_ITEMS:
         raise rejected("policy_kwargs.n_lstm_layers", layers, f"integers up to {_MAX_ITEMS}")
-    require_like(options, {key: example for key, example in _LSTM.items() if key in options}, "policy_kwargs.lstm_kwargs")
+    options = policy_kwargs.get("lstm_kwargs") or {}
+    examples = {name: example for name, example in _LSTM.items() if name in options}
+    require_like(options, examples, "policy_kwargs.lstm_kwargs")
 
 
 def decode_policy(document: Any, custom: dict[str, Any]) -> type[BasePolicy]:
@@ -262,16 +316,19 @@ def readable(encoded: Any) -> Any:
 
     Schedules become the zoo's text, or their numbers by name; classes become their names, and tuples lists.
     """
+    return json.loads(json.dumps(encoded), object_hook=_without_tag)
 
-    def without_tag(value: dict[str, Any]) -> Any:
-        if "$schedule" in value:
-            schedule = _decode_schedule(value, "schedule")
-            if (schedule.end, schedule.end_fraction) == (0.0, 1.0) and schedule.start > 0.0:
-                return f"lin_{schedule.start}"
-            return {"start": schedule.start, "end": schedule.end, "end_fraction": schedule.end_fraction}
-        tag = next((key for key in value if key.startswith("$")), None)
-        if tag is None:
-            return value
-        return float(value[tag]) if tag == "$float" else value[tag]
 
-    return json.loads(json.dumps(encoded), object_hook=without_tag)
+def _without_tag(value: dict[str, Any]) -> Any:
+    tag = _tag(value)
+    if tag is None:
+        return value
+    if tag == "$float":
+        return float(value[tag])
+    if tag != "$schedule":
+        return value[tag]
+
+    schedule = _decode_schedule(value, "schedule")
+    if (schedule.end, schedule.end_fraction) == (0.0, 1.0) and schedule.start > 0.0:
+        return f"lin_{schedule.start}"
+    return {"start": schedule.start, "end": schedule.end, "end_fraction": schedule.end_fraction}

@@ -6,6 +6,7 @@ import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from huggingface_hub import HfApi, constants, errors, hf_hub_url, is_offline_mode
@@ -31,7 +32,11 @@ def require_no_secrets(folder: Path) -> None:
     :param folder: directory of files, whose archives and pickles are looked into
     :raises ValueError: if one does
     """
-    known = [secret.encode() for secret in known_secrets() if len(secret) >= _SHORTEST_SECRET]
+    known = []
+    for secret in known_secrets():
+        if len(secret) >= _SHORTEST_SECRET:
+            known.append(secret.encode())
+
     for file in sorted(folder.iterdir()):
         for name, content in _contents(file):
             if any(secret in content for secret in known):
@@ -50,6 +55,8 @@ def _contents(file: Path) -> Iterator[tuple[str, bytes]]:
         for entry in archive.namelist():
             content = archive.read(entry)
             yield f"{file.name}/{entry}", content
+
+            # Attributes that JSON has no word for are pickled in it.
             for encoded in re.findall(rb'":serialized:": "([^"]+)"', content):
                 yield f"{file.name}/{entry}", base64.b64decode(encoded)
 
@@ -77,16 +84,25 @@ def safe_errors(token: str | None = None) -> Iterator[None]:
 
 
 def _hide_secrets(error: BaseException) -> None:
-    """Change the messages of an error and of those that it came from, which Python prints with it."""
+    """Change the messages of an error and of all errors that Python prints with it."""
     seen: set[int] = set()
-    pending: list[BaseException | None] = [error]
+    pending: list[Any] = [error]
     while pending:
         current = pending.pop()
-        if current is None or id(current) in seen:
+        if not isinstance(current, BaseException) or id(current) in seen:
             continue
         seen.add(id(current))
+        pending += [current.__cause__, current.__context__, *current.args]
+
         current.args = hide(current.args)
-        pending += [current.__cause__, current.__context__]
+        if hasattr(current, "__notes__"):
+            current.__notes__ = hide(current.__notes__)
+        if isinstance(current, OSError):  # its text is made of these
+            current.strerror = hide(current.strerror)
+            if current.filename is not None:  # None would be printed
+                current.filename = hide(current.filename)
+        if isinstance(current, BaseExceptionGroup):
+            pending += current.exceptions
 
 
 def download(
@@ -125,7 +141,8 @@ def download(
             paths = _cached(api, repo_id, ordered, marker, revision)
             if not paths:
                 raise _unavailable(error, repo_id, revision) from None
-            _require_size(repo_id, {name: path.stat().st_size for name, path in paths.items()}, max_bytes)
+            sizes = {name: path.stat().st_size for name, path in paths.items()}
+            _require_size(repo_id, sizes, max_bytes)
     return paths
 
 

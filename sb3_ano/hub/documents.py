@@ -36,7 +36,10 @@ class SafeFormatError(ValueError):
 def shortened(message: str, longest: int) -> str:
     """Put a text on one line of at most ``longest`` printable characters."""
     message = printable(message)
-    return message if len(message) <= longest else f"{message[: longest // 2 - 3]} ... {message[-longest // 2 + 3 :]}"
+    if len(message) <= longest:
+        return message
+    half = longest // 2 - 3
+    return f"{message[:half]} ... {message[-half:]}"
 
 
 def shown(value: Any) -> str:
@@ -138,10 +141,13 @@ def new_folder(path: str | os.PathLike[str], own: Collection[str]) -> Iterator[P
     target = Path(os.path.realpath(path))  # a link to a directory stays a link
 
     def require_own() -> None:
-        entries = target.iterdir() if target.exists() else ()
-        if others := sorted(e.name for e in entries if e.is_dir() or not any(fnmatch(e.name, name) for name in own)):
-            allowed = "allowed are a new directory and one that holds only an agent"
-            raise FileExistsError(f"path={str(path)!r} holds {others[0]!r}, which would be lost; {allowed}")
+        if not target.exists():
+            return
+        for entry in sorted(target.iterdir()):
+            is_own = not entry.is_dir() and any(fnmatch(entry.name, name) for name in own)
+            if not is_own:
+                allowed = "allowed are a new directory and one that holds only an agent"
+                raise FileExistsError(f"path={str(path)!r} holds {entry.name!r}, which would be lost; {allowed}")
 
     require_own()
     with replace_directory(target) as folder:

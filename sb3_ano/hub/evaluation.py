@@ -14,7 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize, unwrap_vec_normalize
 
-from sb3_ano._io import now
+from sb3_ano._system import now
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.algorithms.contrib import with_masks
 from sb3_ano.checkpoints.native import random_state, set_random_state
@@ -22,13 +22,8 @@ from sb3_ano.envs import make_vec_env
 from sb3_ano.envs.batched import BatchedVecEnv
 from sb3_ano.envs.evaluation import evaluate_policy
 from sb3_ano.hub.documents import one_line, shown
-from sb3_ano.hub.recipe import environment_settings, is_plain, without_machine, without_paths
+from sb3_ano.hub.recipe import NEUTRAL, environment_settings, is_plain, without_machine, without_paths
 from sb3_ano.hub.safe_format import load_normalization, load_safe
-
-# Wrappers that leave the task as it is. Instead of TimeLimit, and rl_zoo3's PatchedTimeLimit, max_episode_steps is compared.
-_NEUTRAL = {"OrderEnforcing", "PassiveEnvChecker", "TimeLimit", "PatchedTimeLimit", "Monitor", "RecordEpisodeStatistics"}
-# SB3 adds VecTransposeImage itself; the spaces are compared afterwards.
-_NEUTRAL |= {"RecordVideo", "VecCheckNan", "VecMonitor", "VecTransposeImage", "VecVideoRecorder", "_LearnersGame"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +89,7 @@ def task_of(
     venv = model.get_env() if env is None else model._wrap_env(env)
     if venv is None:
         raise ValueError("env=None is not allowed for a model without an environment; pass the environment as env=")
+
     known_id, settings = _made_from(venv)
     env_id = env_id or known_id
     if env_id is None and isinstance(venv.unwrapped, SubprocVecEnv):
@@ -106,27 +102,31 @@ def task_of(
             f"env_id={env_id!r} is not allowed; allowed are the ids by which others can make the environment, of letters, "
             "digits and any of _ : . / -; register it with gymnasium, or pass env= and env_id="
         )
+
     built, missing = environment_settings(model.get_env() or venv, venv)
-    task = Task(env_id, dict(settings if env_kwargs is None else env_kwargs), settings=built, missing=tuple(missing))
+    kwargs = settings if env_kwargs is None else env_kwargs
+    task = Task(env_id, dict(kwargs), settings=built, missing=tuple(missing))
     _require_plain(task.env_kwargs)
+
     backend = task.backend
     try:
         with contextlib.closing(task.make()) as made:
-            additions, backend = _differences(venv, made, task), getattr(made.unwrapped, "backend", backend)
+            additions = _differences(venv, made, task)
+            backend = getattr(made.unwrapped, "backend", backend)
     except Exception as error:  # constructors raise errors of any class for the arguments of another class
-        shown_error = one_line(error) if env is None else type(error).__name__  # the card shows it; messages may hold paths
-        additions = [f"what its id does not make ({shown_error})"]
+        # The card shows it if there is an env, and messages may hold paths.
+        reason = one_line(error) if env is None else type(error).__name__
+        additions = [f"what its id does not make ({reason})"]
     additions = [without_machine(part) for part in additions]
-    if additions and env is None and isinstance(venv.unwrapped, SubprocVecEnv):
-        raise ValueError(
-            f"env={env_id!r} is not what the model was trained in, because the model's environment has "
-            f"{', '.join(additions)}: it is in a SubprocVecEnv, which cannot be inspected; build that environment and "
-            f"pass it as env=gym.make({env_id!r}, render_mode='rgb_array')"
-        )
+
     if additions and env is None:
+        reason = "the score would be that of another task; build that environment and pass it as env="
+        if isinstance(venv.unwrapped, SubprocVecEnv):
+            reason = "it is in a SubprocVecEnv, which cannot be inspected; build that environment and pass it as "
+            reason += f"env=gym.make({env_id!r}, render_mode='rgb_array')"
         raise ValueError(
             f"env={env_id!r} is not what the model was trained in, because the model's environment has "
-            f"{', '.join(additions)}: the score would be that of another task; build that environment and pass it as env="
+            f"{', '.join(additions)}: {reason}"
         )
     return dataclasses.replace(task, backend=backend, additions=tuple(additions))
 
@@ -148,11 +148,17 @@ def _require_plain(env_kwargs: dict[str, Any]) -> None:
 def _made_from(venv: VecEnv) -> tuple[str | None, dict[str, Any]]:
     """Return the id and the settings that an environment was made from; no id if it does not know them."""
     env_id, settings = getattr(venv.unwrapped, "made_from", (None, {}))
-    if env_id is None and (spec := _spec(venv)) is not None:
-        env_id, settings = spec.id, spec.kwargs
+    spec = _spec(venv) if env_id is None else None
+    if spec is not None:
+        env_id = spec.id
+        settings = spec.kwargs
+
     defaults = gym.registry[env_id].kwargs if env_id in gym.registry else {}
-    changed = {name: value for name, value in settings.items() if repr(defaults.get(name, ...)) != repr(value)}
-    return env_id, {name: value for name, value in changed.items() if name != "render_mode"}
+    changed = {}
+    for name, value in settings.items():
+        if name != "render_mode" and repr(defaults.get(name, ...)) != repr(value):
+            changed[name] = value
+    return env_id, changed
 
 
 def _spec(venv: VecEnv) -> EnvSpec | None:
@@ -160,10 +166,13 @@ def _spec(venv: VecEnv) -> EnvSpec | None:
 
     A worker of SubprocVecEnv is not asked: it dies if it has to send what cannot be pickled, such as a wrapper's lambda.
     """
+    if isinstance(venv.unwrapped, SubprocVecEnv):
+        return None
     try:
-        return None if isinstance(venv.unwrapped, SubprocVecEnv) else venv.get_attr("spec", [0])[0]
+        spec: EnvSpec | None = venv.get_attr("spec", [0])[0]
     except AttributeError:
         return None
+    return spec
 
 
 def _differences(venv: VecEnv, made: VecEnv, task: Task) -> list[str]:
@@ -171,12 +180,18 @@ def _differences(venv: VecEnv, made: VecEnv, task: Task) -> list[str]:
     found = _wrappers(venv)
     expected: list[str] = []
     if not isinstance(venv.unwrapped, BatchedVecEnv):
-        found, expected = found + _settings(venv), _wrappers(made) + _settings(made)
+        found += _settings(venv)
+        expected = _wrappers(made) + _settings(made)
     elif _made_from(venv) != (task.env_id, task.env_kwargs):  # a batch follows the same protocol without wrappers
         found.append(f"task={_made_from(venv)}")
+
     added = [part for part in found if part not in expected]
+    if added:
+        return added
     removed = [f"no {part}" for part in expected if part not in found]
-    return added or removed or ([f"another order of {', '.join(found)}"] if found != expected else [])
+    if removed:
+        return removed
+    return [] if found == expected else [f"another order of {', '.join(found)}"]
 
 
 def _wrappers(venv: VecEnv) -> list[str]:
@@ -185,7 +200,8 @@ def _wrappers(venv: VecEnv) -> list[str]:
     while isinstance(venv, VecEnvWrapper):
         name = type(venv).__name__
         # The outermost VecNormalize is not part of the task: its statistics are the agent's.
-        if name not in _NEUTRAL and (not isinstance(venv, VecNormalize) or (names and venv.norm_obs)):
+        is_of_agent = isinstance(venv, VecNormalize) and not (names and venv.norm_obs)
+        if name not in NEUTRAL and not is_of_agent:
             names.append(name)
         venv = venv.venv
     return names
@@ -196,10 +212,15 @@ def _settings(venv: VecEnv) -> list[str]:
     spec = _spec(venv)
     if spec is None:
         return ["settings that cannot be read"]
-    added = [wrapper for wrapper in reversed(spec.additional_wrappers) if wrapper.name not in _NEUTRAL]
+
+    names = []
+    for wrapper in reversed(spec.additional_wrappers):
+        if wrapper.name not in NEUTRAL:
+            names.append(wrapper.name + (shown(wrapper.kwargs) if wrapper.kwargs else ""))
     settings = {"class": spec.entry_point, "max_episode_steps": spec.max_episode_steps, **spec.kwargs}
-    names = [wrapper.name + (shown(wrapper.kwargs) if wrapper.kwargs else "") for wrapper in added]
-    return names + [f"{name}={settings[name]}" for name in sorted(settings.keys() - {"render_mode"})]
+    for name in sorted(settings.keys() - {"render_mode"}):
+        names.append(f"{name}={settings[name]}")
+    return names
 
 
 @contextlib.contextmanager
@@ -220,16 +241,19 @@ def loaded_agent(
     """
     # load_safe limits the size of a stranger's rollout; this one is the author's.
     supplied = {"n_steps": model.n_steps, **objects}
+    shaping = getattr(model, "shaping", None)
     generators = random_state()
     source = task.make(seed) if env is None else env
     venv = model._wrap_env(source)
+
+    # For now with the agent's statistics; without a VecNormalize, load_safe adds one.
     normalized = unwrap_vec_normalize(venv)
     attributes = {} if normalized is None else dict(vars(normalized))
     try:
-        if normalized is not None:  # for now with the agent's statistics; without a VecNormalize, load_safe adds one
+        if normalized is not None:
             stored = vars(load_normalization(folder, normalized.venv))
             vars(normalized).update(stored, training=False, norm_reward=False)
-        yield load_safe(folder, venv, device=model.device, shaping=getattr(model, "shaping", None), custom_objects=supplied)
+        yield load_safe(folder, venv, device=model.device, shaping=shaping, custom_objects=supplied)
     finally:
         if normalized is not None:
             normalized.__dict__ = attributes
@@ -252,12 +276,14 @@ def evaluate(
     """
     if n_episodes < 1:
         raise ValueError(f"n_eval_episodes={n_episodes} is not allowed; allowed are positive integers")
+
     env: Any = model.get_env()
     agent = with_masks(model, env)
     env.seed(seed)
     # Without a Monitor, the rewards are summed up here; they are not normalized.
     episodes: Any = evaluate_policy(agent, env, n_episodes, deterministic, return_episode_rewards=True, warn=False)
     returns, lengths = episodes
+
     return {
         "mean_reward": float(np.mean(returns)),
         "std_reward": float(np.std(returns)),

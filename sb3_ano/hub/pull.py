@@ -67,6 +67,7 @@ def _downloaded(repo_id: str, revision: str | None, token: str | None) -> Iterat
             "if you trust the author, load it with huggingface_hub.hf_hub_download and ANO.load, or in the zoo use "
             "--trust-remote-code"
         )
+
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / repo_id  # errors name the repository
         folder.mkdir(parents=True)
@@ -116,6 +117,7 @@ def _read_env_id(agent: Path) -> str:
         env_id: str = results["env_id"]
         env_kwargs = results.get("env_kwargs")
         register_atari(env_id)
+
     if env_id not in gym.registry:
         raise ValueError(
             f"{path} names the environment {shown(env_id)}, which is not registered here; allowed are registered ids, "
@@ -131,11 +133,19 @@ def _read_env_id(agent: Path) -> str:
 
 
 def _write_run(agent: Path, run: Path, model: ShapedPolicyAlgorithm, task: Task) -> None:
-    name, normalization = environment_name(task.env_id), open_document(agent)["vec_normalize"]
+    name = environment_name(task.env_id)
+    normalization = open_document(agent)["vec_normalize"]
     (run / name).mkdir()
     model.save(run / f"{name}.zip")
+
     if normalization is not None:
-        env: gym.Env = gym.Env()  # VecNormalize needs the spaces only; the stranger's environment is not made
-        env.observation_space, env.action_space = model.observation_space, model.action_space
-        load_normalization(agent, DirectVecEnv([lambda: env])).save(str(run / name / "vecnormalize.pkl"))
-    write_settings(run / name, describe(model, {}) | {"vec_normalize": normalization}, task)
+        # VecNormalize needs the spaces only; the stranger's environment is not made.
+        env: gym.Env = gym.Env()
+        env.observation_space = model.observation_space
+        env.action_space = model.action_space
+        venv = load_normalization(agent, DirectVecEnv([lambda: env]))
+        venv.save(str(run / name / "vecnormalize.pkl"))
+
+    document = describe(model, {})
+    document["vec_normalize"] = normalization
+    write_settings(run / name, document, task)

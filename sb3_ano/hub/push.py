@@ -5,7 +5,6 @@ Everything is made, and tried out, in a directory before anything goes online.
 
 import dataclasses
 import io
-import json
 import math
 import os
 import tempfile
@@ -23,9 +22,9 @@ import yaml
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ano._io import write_file
+from sb3_ano._io import write_file, write_json
 from sb3_ano._registry import ALGORITHMS
-from sb3_ano._secrets import hide
+from sb3_ano._secrets import hide, is_surely_secret, remember
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.hub import card
 from sb3_ano.hub.connection import require_no_secrets, safe_errors, without_login
@@ -90,20 +89,28 @@ def package(
     task = task_of(model, env, env_id, env_kwargs)
     files = [] if run is None else sorted(Path(run).iterdir())
     task = dataclasses.replace(task, packages=_packages_of_run(files, task))
+    for name, value in task.env_kwargs.items():
+        # So that no file has a password of the environment.
+        remember(value, name if is_surely_secret(name) else "")
+
     objects: dict[str, Any] = {}
     document = describe(model, objects)
     parts = custom_parts(document, objects)
+
     # Only next to our card are archives and settings ours: a user's own files may have such names.
     is_ours = all((Path(path) / name).is_file() for name in (card.CARD, DOCUMENT))
     with new_folder(path, _OWN if is_ours else SAFE_FILES) as work:
         save_safe(model, work)
         _save_for_sb3(model, work, task)
+
+        # As a reader would: what is published is what was evaluated.
         with loaded_agent(model, objects, work, env, task, seed) as agent:
-            _say(verbose, f"evaluating the {model.algorithm} agent for {task.env_id} over {n_eval_episodes} episodes")
+            _say(verbose, f"evaluating the {type(model).__name__} agent for {task.env_id} over {n_eval_episodes} episodes")
             results = evaluate(agent, n_eval_episodes, deterministic=deterministic, seed=seed)
             _say(verbose, f"mean return {results['mean_reward']:.2f} +/- {results['std_reward']:.2f}")
             if video:
                 _record(agent, work / card.VIDEO, video_length, deterministic=deterministic, seed=seed)
+
         config = card.write_settings(work, document, task, parts, model.device.type)
         _copy_run(files, work, task)
         _write_results(work / card.RESULTS, results, task)
@@ -115,9 +122,7 @@ def package(
 
 def _write_results(path: Path, results: dict[str, Any], task: Task) -> None:
     """Write the evaluation as JSON, which has no NaN and no infinity: they become their names in settings, and else null."""
-    content: dict[str, Any] = {}
-    for name, value in results.items():
-        content[name] = _finite(value)
+    content: dict[str, Any] = strict(results, named=False)
     if not math.isfinite(results["mean_reward"]):
         warnings.warn(
             f"the mean return is {results['mean_reward']}; results.json has null in its place, and the Hub lists no result",
@@ -126,13 +131,7 @@ def _write_results(path: Path, results: dict[str, Any], task: Task) -> None:
     content["env_id"] = task.env_id
     content["env_kwargs"] = strict(task.published_kwargs)
     content["versions"] = card.task_versions(task)
-    write_file(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    write_json(path, content)
 
 
 class _Anonymous(cloudpickle.CloudPickler):  # type: ignore[misc]
@@ -141,8 +140,11 @@ class _Anonymous(cloudpickle.CloudPickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.FunctionType):
             # What cloudpickle notes of a function's module, which has the path in __file__.
-            known = {name: obj.__globals__[name] for name in ("__package__", "__name__") if name in obj.__globals__}
-            self.globals_ref.setdefault(id(obj.__globals__), known)
+            noted = {}
+            for name in ("__package__", "__name__"):
+                if name in obj.__globals__:
+                    noted[name] = obj.__globals__[name]
+            self.globals_ref.setdefault(id(obj.__globals__), noted)
         elif isinstance(obj, types.CodeType):
             return self.dispatch_table[types.CodeType](obj.replace(co_filename=f"<{obj.co_name}>"))
         return super().reducer_override(obj)
@@ -157,17 +159,22 @@ def _anonymous_pickle(value: Any, protocol: int | None = None, buffer_callback: 
 
 def _save_for_sb3(model: ShapedPolicyAlgorithm, work: Path, task: Task) -> None:
     """Save a model with its statistics in SB3's formats, and warn of code in it."""
-    name = card.model_file(model.algorithm, task.env_id)
+    name = card.model_file(type(model).__name__, task.env_id)
+    # SB3 calls it when it saves.
     with mock.patch.object(cloudpickle, "dumps", _anonymous_pickle):
         # A path on the author's machine, and what its Monitor has logged of the last episodes.
         model.save(work / name, exclude=["tensorboard_log", "ep_info_buffer", "ep_success_buffer"])
-    if (statistics := model.get_vec_normalize_env()) is not None:
+    statistics = model.get_vec_normalize_env()
+    if statistics is not None:
         statistics.save(str(work / card.STATISTICS))
 
     # cloudpickle writes the code of what it cannot import by name.
     markers = (b"_make_function", b"_make_skeleton_class")
-    parts = vars(model).keys() - {*model._excluded_save_params(), "policy"}
-    code = [part for part in sorted(parts) if any(marker in cloudpickle.dumps(vars(model)[part]) for marker in markers)]
+    code = []
+    for part in sorted(vars(model).keys() - {*model._excluded_save_params(), "policy"}):
+        content = cloudpickle.dumps(vars(model)[part])
+        if any(marker in content for marker in markers):
+            code.append(part)
     if code:
         warnings.warn(
             f"{name} holds the code of {', '.join(code)} and the values of the globals that it uses, because it cannot be "
@@ -198,6 +205,7 @@ def _copy_run(files: list[Path], work: Path, task: Task) -> None:
         for file in files:
             if any(map(file.match, _LOGS)):
                 archive.write(file, file.name)
+
     config = _zoo_file(files, task, "config.yml")
     if config is not None:
         write_file(work / "config.yml", without_machine(config.read_text()))
@@ -206,7 +214,8 @@ def _copy_run(files: list[Path], work: Path, task: Task) -> None:
 def _zoo_file(files: list[Path], task: Task, name: str) -> Path | None:
     """Return a file of settings that the zoo wrote into a run, or None."""
     for directory in files:
-        if directory.name == card.environment_name(task.env_id) and (directory / name).is_file():
+        is_settings = directory.name == card.environment_name(task.env_id)
+        if is_settings and (directory / name).is_file():
             return directory / name
     return None
 
@@ -217,8 +226,11 @@ def _packages_of_run(files: list[Path], task: Task) -> tuple[str, ...]:
     if arguments is None:
         return ()
     # The author's own. The zoo writes an ordered dictionary into it, which a plain loader rejects.
-    packages = yaml.unsafe_load(arguments.read_text()).get("gym_packages") or ()
-    return tuple(name for name in packages if isinstance(name, str) and all(map(str.isidentifier, name.split("."))))
+    packages = []
+    for name in yaml.unsafe_load(arguments.read_text()).get("gym_packages") or ():
+        if isinstance(name, str) and all(map(str.isidentifier, name.split("."))):
+            packages.append(name)
+    return tuple(packages)
 
 
 def push_to_hub(
@@ -265,6 +277,8 @@ def push_to_hub(
     with safe_errors(token):
         url = api.create_repo(repo_id, private=private, exist_ok=True)  # before minutes are spent on evaluation and video
     repo_id = url.repo_id  # with the user's name
+    message = commit_message or f"{type(model).__name__} agent"
+
     with tempfile.TemporaryDirectory() as temporary:
         folder = package(
             model,
@@ -285,16 +299,19 @@ def push_to_hub(
         )
         require_no_secrets(folder)
         with safe_errors(token):
-            _commit(api, repo_id, folder, revision, hide(commit_message or f"{model.algorithm} agent"))
+            _commit(api, repo_id, folder, revision, hide(message))
 
     page = without_login(str(url))
-    return page if revision is None else f"{page}/tree/{quote(revision, safe='')}"
+    if revision is not None:
+        page += f"/tree/{quote(revision, safe='')}"
+    return page
 
 
 def _commit(api: HfApi, repo_id: str, folder: Path, revision: str | None, message: str) -> None:
     """Replace the files of an earlier push with those of a directory, in one commit."""
     if revision is not None and not revision.startswith("refs/"):
         api.create_branch(repo_id, branch=revision, exist_ok=True)
+
     before = api.model_info(repo_id, revision=revision)
     files = {path.name: path for path in sorted(folder.iterdir())}
     former = {file.rfilename for file in before.siblings or []}.intersection(card.FIXED_FILES)

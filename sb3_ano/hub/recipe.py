@@ -15,20 +15,19 @@ import gymnasium as gym
 from stable_baselines3.common import atari_wrappers
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
 
-from sb3_ano._registry import ALGORITHMS
+from sb3_ano._registry import BY_CLASS_NAME
 from sb3_ano.envs.atari import atari_protocol
 from sb3_ano.hub.codec import SCHEDULES, dotted_name, is_built_in, readable, stored_arguments
 
-_ALGORITHMS = {entry.algorithm.__name__: entry.algorithm for entry in ALGORITHMS.values()}
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _ABSOLUTE_PATH = re.compile(r"(?<![\w.:/~-])/[\w.@+~-]+(?:/[\w.@+~ -]*[\w.@+~-])*/?")
-# Wrappers of SB3 that the zoo adds itself, or that leave observations, rewards and ends of episodes as they are.
-_ADDED_BY_ZOO = {"VecMonitor", "VecTransposeImage", "VecCheckNan", "VecVideoRecorder", "_LearnersGame"}
-_ADDED_BY_GYMNASIUM = {"OrderEnforcing", "PassiveEnvChecker", "TimeLimit", "PatchedTimeLimit"}
-_NEUTRAL = {"Monitor", "RecordEpisodeStatistics", "RecordVideo"}
-# What SB3's AtariWrapper consists of.
-_ATARI_WRAPPER = "stable_baselines3.common.atari_wrappers.AtariWrapper"
+#: Wrappers that leave the task as it is, or that gymnasium, SB3 and the zoo add themselves. The limits of time are compared by
+#: ``max_episode_steps``, and images that VecTransposeImage turns by the spaces.
+NEUTRAL = {"Monitor", "OrderEnforcing", "PassiveEnvChecker", "PatchedTimeLimit", "RecordEpisodeStatistics", "RecordVideo"}
+NEUTRAL |= {"TimeLimit", "VecCheckNan", "VecMonitor", "VecTransposeImage", "VecVideoRecorder", "_LearnersGame"}
+ATARI_WRAPPER = "stable_baselines3.common.atari_wrappers.AtariWrapper"
+# What it consists of.
 _ATARI = {"NoopResetEnv", "MaxAndSkipEnv", "EpisodicLifeEnv", "FireResetEnv", "WarpFrame", "ClipRewardEnv", "StickyActionEnv"}
 
 
@@ -54,12 +53,15 @@ class Part:
 
 def import_path(value: Any) -> tuple[str, str] | None:
     """Return module and name from which others can import a class or function, or None."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    module = getattr(value, "__module__", None)
+    name = getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module == "__main__":
         return None
     if not _DOTTED.fullmatch(module) or not name.isidentifier():
         return None
-    return (module, name) if getattr(sys.modules.get(module), name, None) is value else None
+    if getattr(sys.modules.get(module), name, None) is not value:
+        return None
+    return module, name
 
 
 def custom_parts(document: Mapping[str, Any], objects: Mapping[str, Any]) -> list[Part]:
@@ -82,32 +84,68 @@ def custom_parts(document: Mapping[str, Any], objects: Mapping[str, Any]) -> lis
         path = import_path(value)
         if name in SCHEDULES:
             first = float(value(1.0))
-            number = repr(first if math.isfinite(first) else 0.0)
-            parts.append(Part(name, shown, None, number, path is not None, is_stand_in=True))
+            number = first if math.isfinite(first) else 0.0
+            parts.append(Part(name, shown, None, repr(number), path is not None, is_stand_in=True))
         elif path is not None:
             parts.append(Part(name, shown, path[0], ".".join(path), is_importable=True))
         else:
-            short = shown.rpartition(":")[2].rpartition(".")[2]
-            is_named = hasattr(value, "__qualname__") and short.isidentifier() and not keyword.iskeyword(short)
-            variable = short if is_named else re.sub(r"\W", "_", name.rpartition(".")[2])
-            parts.append(Part(name, shown, None, variable, is_importable=False))
+            parts.append(Part(name, shown, None, _variable(name, value), is_importable=False))
     return parts
 
 
-def literal(value: Any) -> str:
-    """Return Python for a plain value, which ``repr`` does not for NaN and infinity.
+def _variable(name: str, value: Any) -> str:
+    """Return a variable for a part of an agent in the card's code: its own name, or else that of its argument."""
+    short = getattr(value, "__qualname__", "").rpartition(".")[2]
+    if short.isidentifier() and not keyword.iskeyword(short):
+        return short
+    return re.sub(r"\W", "_", name.rpartition(".")[2])
 
-    :param value: None, boolean, number, text, or a list, tuple or dictionary of those
+
+def literal(value: Any, variables: Mapping[str, str] | None = None) -> str:
+    """Return Python for a plain value, or for what ``codec.encode`` returned, as the zoo's files have it.
+
+    :param value: None, boolean, number, text, or a list, tuple or dictionary of those; or JSON
+    :param variables: for JSON, variables for the parts that cannot be imported, by the names that ``codec.encode`` gave them
     """
     if isinstance(value, float) and not math.isfinite(value):
-        return f"float({str(value)!r})"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key!r}: {literal(item)}" for key, item in value.items()) + "}"
+        return f"float({str(value)!r})"  # repr gives no Python
     if isinstance(value, list):
-        return "[" + ", ".join(map(literal, value)) + "]"
+        items = [literal(item, variables) for item in value]
+        return f"[{', '.join(items)}]"
     if isinstance(value, tuple):
-        return "(" + "".join(f"{literal(item)}, " for item in value) + ")"
-    return repr(value)
+        items = [f"{literal(item, variables)}, " for item in value]
+        return f"({''.join(items)})"
+    if not isinstance(value, dict):
+        return repr(value)
+
+    if "$tuple" in value:
+        return literal(tuple(value["$tuple"]), variables)
+    if "$float" in value:
+        return literal(float(value["$float"]), variables)
+    if "$class" in value or "$custom" in value:
+        return _class_text(value, variables or {})
+
+    texts = {key: literal(item, variables) for key, item in value.items()}
+    # As the zoo's files have it, without quotation marks, which YAML would have to escape.
+    if variables is not None and all(key.isidentifier() and not keyword.iskeyword(key) for key in texts):
+        return f"dict({', '.join(f'{key}={text}' for key, text in texts.items())})"
+    return f"{{{', '.join(f'{key!r}: {text}' for key, text in texts.items())}}}"
+
+
+def _class_text(value: Mapping[str, str], variables: Mapping[str, str]) -> str:
+    """Return the names that the zoo evaluates for a class of PyTorch's or of another library."""
+    if "$class" in value:
+        name = value["$class"]
+    elif value["$custom"] in variables:
+        return variables[value["$custom"]]
+    else:
+        name = value["$custom"].replace(":", ".")
+
+    aliases = {"torch.nn.": "nn.", "torch.optim.": "th.optim."}
+    for library, alias in aliases.items():
+        if name.startswith(library):
+            return alias + name.removeprefix(library)
+    return f"get_class_by_name({name!r})"
 
 
 def is_plain(value: Any) -> bool:
@@ -155,37 +193,6 @@ def without_machine(text: str) -> str:
     return _ABSOLUTE_PATH.sub(shortened, _ADDRESS.sub("", text))
 
 
-def python_text(encoded: Any, variables: Mapping[str, str]) -> str:
-    """Write what ``codec.encode`` returned as the zoo's files do, as Python that the zoo evaluates.
-
-    :param encoded: JSON
-    :param variables: variables for the parts that cannot be imported, by the names that ``codec.encode`` gave them
-    """
-
-    def text(part: Any) -> str:
-        return python_text(part, variables)
-
-    if isinstance(encoded, list):
-        return "[" + ", ".join(map(text, encoded)) + "]"
-    if not isinstance(encoded, dict):
-        return literal(encoded)
-    if "$tuple" in encoded:
-        return "(" + "".join(f"{text(item)}, " for item in encoded["$tuple"]) + ")"
-    if "$float" in encoded:
-        return f"float({encoded['$float']!r})"
-    if encoded.get("$custom") in variables:
-        return variables[encoded["$custom"]]
-    if "$class" in encoded or "$custom" in encoded:
-        name: str = encoded.get("$class") or encoded["$custom"].replace(":", ".")
-        for library, alias in (("torch.nn.", "nn."), ("torch.optim.", "th.optim.")):
-            if name.startswith(library):
-                return alias + name.removeprefix(library)
-        return f"get_class_by_name({name!r})"
-    if all(key.isidentifier() and not keyword.iskeyword(key) for key in encoded):
-        return "dict(" + ", ".join(f"{key}={text(item)}" for key, item in encoded.items()) + ")"
-    return "{" + ", ".join(f"{key!r}: {text(item)}" for key, item in encoded.items()) + "}"
-
-
 def environment_settings(venv: VecEnv, example: VecEnv) -> tuple[dict[str, Any], list[str]]:
     """Describe how environments are built, in the keys of the zoo's hyperparameter files.
 
@@ -214,7 +221,7 @@ def _layers(venv: VecEnv) -> list[VecEnvWrapper]:
     """List the vectorized wrappers, outermost first, without those that the zoo adds."""
     layers: list[VecEnvWrapper] = []
     while isinstance(venv, VecEnvWrapper):
-        if type(venv).__name__ not in _ADDED_BY_ZOO:
+        if type(venv).__name__ not in NEUTRAL:
             layers.append(venv)
         venv = venv.venv
     return layers
@@ -223,13 +230,14 @@ def _layers(venv: VecEnv) -> list[VecEnvWrapper]:
 def _describe_layers(layers: list[VecEnvWrapper], settings: dict[str, Any], missing: list[str]) -> None:
     """Describe vectorized wrappers: the zoo stacks frames around VecNormalize, and has ``vec_env_wrapper`` below it."""
     # The outermost VecNormalize is the agent's, and is described with it.
-    places = [index for index, layer in enumerate(layers) if isinstance(layer, VecNormalize)]
+    outer: list[VecEnvWrapper] = []
     inner = list(layers)
-    if places:
-        outer, inner = layers[: places[0]], layers[places[0] + 1 :]
-    else:
-        outer = layers[:1] if layers and isinstance(layers[0], VecFrameStack) else []
-        inner = layers[len(outer) :]
+    if any(isinstance(layer, VecNormalize) for layer in layers):
+        while not isinstance(inner[0], VecNormalize):
+            outer.append(inner.pop(0))
+        inner.pop(0)
+    elif inner and isinstance(inner[0], VecFrameStack):
+        outer.append(inner.pop(0))
 
     if len(outer) == 1 and isinstance(outer[0], VecFrameStack):
         settings["frame_stack"] = outer[0].stacked_obs.n_stack
@@ -280,16 +288,15 @@ def _describe_wrappers(venv: VecEnv, settings: dict[str, Any], missing: list[str
     atari: dict[str, Any] = {}
     for wrapper in reversed(wrappers):
         name = type(wrapper).__name__
-        if name in _ADDED_BY_GYMNASIUM | _NEUTRAL | _ADDED_BY_ZOO:
+        if name in NEUTRAL:
             continue
-        if type(wrapper).__module__ == atari_wrappers.__name__:
-            if name in _ATARI:
-                atari[name] = wrapper
-            else:
-                named.append({_ATARI_WRAPPER: _atari_arguments(atari)})
-                atari = {}
-            continue
-        _describe_wrapper(wrapper, named, missing)
+        if type(wrapper).__module__ != atari_wrappers.__name__:
+            _describe_wrapper(wrapper, named, missing)
+        elif name in _ATARI:
+            atari[name] = wrapper
+        else:  # AtariWrapper itself, around its parts
+            named.append({ATARI_WRAPPER: _atari_arguments(atari)})
+            atari = {}
     missing += [f"the wrapper {name} and its arguments" for name in atari]
     if named:
         settings["env_wrapper"] = named
@@ -303,12 +310,16 @@ def _describe_wrappers(venv: VecEnv, settings: dict[str, Any], missing: list[str
 def _atari_arguments(parts: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments with which AtariWrapper consists of these wrappers."""
     arguments: dict[str, Any] = {
-        "noop_max": parts["NoopResetEnv"].noop_max if "NoopResetEnv" in parts else 0,
-        "frame_skip": parts["MaxAndSkipEnv"]._skip if "MaxAndSkipEnv" in parts else 1,
+        "noop_max": 0,
+        "frame_skip": 1,
         "screen_size": parts["WarpFrame"].width,
         "terminal_on_life_loss": "EpisodicLifeEnv" in parts,
         "clip_reward": "ClipRewardEnv" in parts,
     }
+    if "NoopResetEnv" in parts:
+        arguments["noop_max"] = parts["NoopResetEnv"].noop_max
+    if "MaxAndSkipEnv" in parts:
+        arguments["frame_skip"] = parts["MaxAndSkipEnv"]._skip
     if "StickyActionEnv" in parts:
         arguments["action_repeat_probability"] = parts["StickyActionEnv"].action_repeat_probability
     return arguments
@@ -331,8 +342,6 @@ def _describe_wrapper(wrapper: gym.Wrapper, named: list[Any], missing: list[str]
 
 #: Arguments of VecNormalize that the RL Zoo passes on. Whether the statistics change is up to the command.
 _NORMALIZATION = ("norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
-# The zoo passes these itself.
-_PASSED_BY_ZOO = ("verbose", "seed")
 
 
 def hyperparameters(
@@ -346,10 +355,8 @@ def hyperparameters(
     :param parts: parts of the agent that are not built in
     :return: plain values
     """
-    algorithm = _ALGORITHMS[document["algorithm"]]
-    defaults = stored_arguments(algorithm)
-    default_buffers = [f"{buffer.__module__}.{buffer.__qualname__}" for buffer in algorithm._default_buffers]
-
+    defaults = stored_arguments(BY_CLASS_NAME[document["algorithm"]])
+    variables = {part.shown: part.expression for part in parts if not part.is_importable}
     config: dict[str, Any] = {
         "policy": readable(document["policy"]).replace(":", "."),  # as the zoo names classes
         "n_envs": document["n_envs"],
@@ -357,12 +364,11 @@ def hyperparameters(
     }
     for name, encoded in document["arguments"].items():
         value = readable(encoded)
-        if name in _PASSED_BY_ZOO or (value is None and defaults[name] is None):
-            continue  # the zoo takes no null for a schedule
-        if name == "rollout_buffer_class" and value in default_buffers:
+        # The zoo passes the seed itself, and takes no null for a schedule.
+        if name == "seed" or (value is None and defaults[name] is None):
             continue
-        if name == "policy_kwargs" and _has_tags(encoded):
-            value = python_text(encoded, {part.shown: part.expression for part in parts if not part.is_importable})
+        if name == "policy_kwargs":
+            value = literal(encoded, variables)
         if name == "rollout_buffer_class":
             value = value.replace(":", ".")
         config[name] = value
@@ -388,20 +394,16 @@ def _normalization(stored: Mapping[str, Any] | None) -> dict[str, Any] | bool:
     return arguments
 
 
-def _has_tags(encoded: Any) -> bool:
-    if isinstance(encoded, list):
-        return any(map(_has_tags, encoded))
-    if isinstance(encoded, dict):
-        return any(key.startswith("$") or _has_tags(item) for key, item in encoded.items())
-    return False
+def strict(value: Any, *, named: bool = True) -> Any:
+    """Replace NaN and infinity, which JSON lacks, in a plain value.
 
-
-def strict(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON lacks, by their names in a plain value."""
+    :param value: plain value
+    :param named: whether their names take their place, instead of None
+    """
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
+        return str(value) if named else None
     if isinstance(value, dict):
-        return {str(key): strict(item) for key, item in value.items()}
+        return {str(key): strict(item, named=named) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [strict(item) for item in value]
+        return [strict(item, named=named) for item in value]
     return value

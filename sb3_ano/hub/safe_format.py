@@ -16,29 +16,29 @@ from gymnasium import spaces
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 
-from sb3_ano._io import read_json, restore, versions, write_file
-from sb3_ano._registry import ALGORITHMS as REGISTRY
+from sb3_ano._io import read_json, restore, write_file
+from sb3_ano._registry import BY_CLASS_NAME
 from sb3_ano._secrets import hide
+from sb3_ano._system import versions
 from sb3_ano.algorithms import ANO, MaskableANO, RecurrentANO, ShapedPolicyAlgorithm
-from sb3_ano.algorithms.loading import SavedModel
 from sb3_ano.hub import codec, documents, state
 from sb3_ano.hub.documents import SafeFormatError, rejected, require_like, translate_errors, untrusted
 from sb3_ano.hub.spaces import decode_space, encode_space
-from sb3_ano.shaping import ShapingLike
+from sb3_ano.shaping import ShapingLike, fingerprint, name_of
 
-FORMAT, FORMAT_VERSION = "sb3_ano agent", 1
-DOCUMENT, POLICY, NORMALIZATION = "sb3_ano.json", "policy.safetensors", "vec_normalize.safetensors"
+FORMAT = "sb3_ano agent"
+FORMAT_VERSION = 1
+DOCUMENT = "sb3_ano.json"
+POLICY = "policy.safetensors"
+NORMALIZATION = "vec_normalize.safetensors"
 #: All files of the format.
 SAFE_FILES = (DOCUMENT, POLICY, NORMALIZATION)
-#: Algorithms by the name in a file, which is that of the class.
-ALGORITHMS = {entry.algorithm.__name__: entry.algorithm for entry in REGISTRY.values()}
 #: Size of the rollout buffer that an agent may ask for, in bytes. Its memory is taken only when training fills it.
 MAX_ROLLOUT_BYTES = 2**31
 _MAX_ENVS = 2**20
-# The optimizer is null; it had an entry before the format was released.
 _KEYS = (
     "format", "format_version", "algorithm", "policy", "arguments", "progress", "observation_space", "action_space", "n_envs",
-    "shaping", "vec_normalize", "optimizer", "files", "versions",
+    "shaping", "vec_normalize", "files", "versions",
 )  # fmt: skip
 # Attributes that say how far training has come.
 _PROGRESS = (
@@ -69,10 +69,12 @@ def save_safe(model: ShapedPolicyAlgorithm, path: str | os.PathLike[str]) -> Pat
     custom: dict[str, Any] = {}
     # Before the checksum, which the file must match.
     document = hide(describe(model, custom))
-    tensors = {POLICY: state.unique_tensors(getattr(model.policy, "_orig_mod", model.policy))}
+    tensors = {POLICY: state.unique_tensors(state.uncompiled(model.policy))}
     state.require_finite(model, tensors[POLICY], "model.policy")
-    if (venv := model.get_vec_normalize_env()) is not None:
+    venv = model.get_vec_normalize_env()
+    if venv is not None:
         tensors[NORMALIZATION] = state.statistics_of(venv)
+
     with documents.new_folder(path, SAFE_FILES) as folder:
         for name, content in tensors.items():
             serial = state.serialize(content)
@@ -82,8 +84,9 @@ def save_safe(model: ShapedPolicyAlgorithm, path: str | os.PathLike[str]) -> Pat
         text = json.dumps(document, indent=1) + "\n"
         write_file(folder / DOCUMENT, text.encode())
         _read_model(folder, dict(custom), "cpu")  # what cannot be loaded again raises now, while the model is still there
-    if not codec.is_built_in(getattr(model, "shaping_name", "ano")):
-        custom["shaping"] = model
+
+    if isinstance(model, ANO) and not codec.is_built_in(name_of(model.shaping)):
+        custom["shaping"] = model.shaping
     if custom:
         warnings.warn(
             f"stored by name only, because not built in: {', '.join(sorted(custom))}; whoever loads this agent passes them to "
@@ -98,8 +101,8 @@ def require_algorithm(model: Any) -> None:
 
     :raises TypeError: if ``model`` is not an algorithm of this package
     """
-    if type(model) not in ALGORITHMS.values():
-        allowed = ", ".join(ALGORITHMS)
+    if type(model) not in BY_CLASS_NAME.values():
+        allowed = ", ".join(BY_CLASS_NAME)
         raise TypeError(f"model is of class {type(model).__name__}; allowed are {allowed}; others have model.save")
 
 
@@ -110,24 +113,25 @@ def describe(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> dict[str, 
     :param custom: dictionary that collects, by dotted name, what only the caller of :func:`load_safe` can supply
     :raises TypeError: if a space is of a kind that SB3 does not support
     """
-    venv, policy = model.get_vec_normalize_env(), codec.encode(model.policy_class, "policy", custom)
+    policy = codec.encode(model.policy_class, "policy", custom)
+    progress = {name.lstrip("_"): codec.encode(getattr(model, name), name, {}) for name in _PROGRESS}
     shaping = None
     if isinstance(model, ANO):
-        values = codec.encode(model.shaping_fingerprint, "shaping.fingerprint", {})
-        shaping = {"name": model.shaping_name, "fingerprint": values}
+        values = codec.encode(fingerprint(model.shaping), "shaping.fingerprint", {})
+        shaping = {"name": name_of(model.shaping), "fingerprint": values}
+    venv = model.get_vec_normalize_env()
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "algorithm": type(model).__name__,
         "policy": policy.get("$class", policy),
         "arguments": codec.encode_arguments(model, custom),
-        "progress": {name.lstrip("_"): codec.encode(getattr(model, name), name, {}) for name in _PROGRESS},
+        "progress": progress,
         "observation_space": encode_space(model.observation_space),
         "action_space": encode_space(model.action_space),
         "n_envs": int(model.n_envs),
         "shaping": shaping,
         "vec_normalize": None if venv is None else state.encode_normalization(venv),
-        "optimizer": None,
         "files": {},
         "versions": {"python": platform.python_version(), **versions(PACKAGES)},
     }
@@ -165,18 +169,21 @@ def load_safe(
     :raises ValueError: if ``shaping`` is no shape, or ``env`` has other spaces
     :raises TypeError: if ``custom_objects`` names something that the agent does not have
     """
-    folder, supplied = Path(path), dict(custom_objects or {})
+    folder = Path(path)
+    supplied = dict(custom_objects or {})
     unused = dict(supplied)
     with untrusted(folder):
         document, model, weights = _read_model(folder, unused, device)
         if unused:
             allowed = ["policy", *codec.stored_arguments(type(model))]
             raise TypeError(f"custom_objects has {min(unused)!r}, which the agent does not have; allowed are {allowed}")
+
         _set_shaping(model, folder, document["shaping"], shaping)
         if env is not None:
             _set_env(model, None if document["vec_normalize"] is None else folder, env)
         if env is None or "n_steps" not in supplied:  # the number of environments is the caller's, too
             _require_affordable(model, folder)
+
         with (
             translate_errors(f"the agent in {folder} cannot be set up"),
             state.WithoutValues(),  # the stored weights replace the initial ones
@@ -185,6 +192,7 @@ def load_safe(
             # An agent with fewer environments than in training only acts.
             warnings.filterwarnings("ignore", "batch_size=.* does not divide the rollout", UserWarning)
             model._setup_model()
+
         # Again, because a custom policy may be known only now.
         state.require_specs(folder / POLICY, weights, state.specify(state.unique_tensors(model.policy)), "the built policy")
         state.require_finite(model, weights, str(folder / POLICY))
@@ -246,13 +254,14 @@ def _read_model(
     :raises SafeFormatError: if something is missing, damaged, not allowed, or has to be supplied by the caller
     """
     document = open_document(folder)
-    is_custom = any(name.partition(".")[0] in ("policy", "policy_kwargs") for name in custom)
     name = document["algorithm"]
-    if not isinstance(name, str) or name not in ALGORITHMS:
-        raise rejected("algorithm", name, ", ".join(ALGORITHMS))
-    algorithm = ALGORITHMS[name]
+    if not isinstance(name, str) or name not in BY_CLASS_NAME:
+        raise rejected("algorithm", name, ", ".join(BY_CLASS_NAME))
+    algorithm = BY_CLASS_NAME[name]
     policy = next(iter(algorithm.policy_aliases))
-    # SB3's load passes None, too.
+    is_custom = any(name.partition(".")[0] in ("policy", "policy_kwargs") for name in custom)
+
+    # SB3's load passes None for the environment, too.
     model = algorithm(policy, None, device=device, _init_setup_model=False)  # type: ignore[arg-type]
     with translate_errors(f"{folder / DOCUMENT} does not describe an agent"):
         model.policy_class = codec.decode_policy(document["policy"], custom)
@@ -263,11 +272,14 @@ def _read_model(
         model.n_envs = document["n_envs"]
         if type(model.n_envs) is not int or not 1 <= model.n_envs <= _MAX_ENVS:
             raise rejected("n_envs", model.n_envs, f"integers from 1 to {_MAX_ENVS}")
+
+        # Classes of the caller may take anything.
         if not is_custom:
             kwargs = model.policy_kwargs
             codec.require_numbers(kwargs, model.policy_class, "policy_kwargs")
             optimizer = kwargs.get("optimizer_class", torch.optim.Adam)
             codec.require_numbers(kwargs.get("optimizer_kwargs"), optimizer, "policy_kwargs.optimizer_kwargs")
+
     weights = state.read_tensors(folder / POLICY, document["files"])
     try:
         expected = state.describe_policy(model)
@@ -283,14 +295,16 @@ def _set_progress(model: ShapedPolicyAlgorithm, document: Any) -> None:
     initial = {name.lstrip("_"): getattr(model, name) for name in _PROGRESS}
     stored = initial | document  # what the algorithm has got later is missing
     require_like(stored, dict.fromkeys(initial, 0), "progress")
-    for name, value in stored.items():
+    for attribute in _PROGRESS:
+        name = attribute.lstrip("_")
+        value = stored[name]
         if name in _RANGES:
             low, high = _RANGES[name]
             if not float(low) <= value <= float(high):
                 raise rejected(f"progress.{name}", value, f"numbers from {low} to {high}")
         elif type(value) is not int or value < 0:
             raise rejected(f"progress.{name}", value, "integers from 0")
-    vars(model).update({name: stored[name.lstrip("_")] for name in _PROGRESS})
+        setattr(model, attribute, value)
 
 
 def _set_shaping(model: ShapedPolicyAlgorithm, folder: Path, document: Any, shaping: ShapingLike | None) -> None:
@@ -309,20 +323,38 @@ def _set_shaping(model: ShapedPolicyAlgorithm, folder: Path, document: Any, shap
         if shaping is None and not codec.is_built_in(name):
             trained = f"{folder} was trained with shaping={name!r}"
             raise SafeFormatError(f"{trained}, which is not built in and is never imported by its name; pass it as shaping=")
-        name = name if shaping is None else documents.shortened(str(name), 150)  # it is only shown then
-        saved = SavedModel(str(folder), {"shaping_name": name, "shaping_fingerprint": decoded["fingerprint"]})
-        vars(model).update(model._restored_arguments(saved, {} if shaping is None else {"shaping": shaping}))
+        given = name if shaping is None else shaping
+        is_same = np.allclose(fingerprint(given), decoded["fingerprint"], rtol=1e-6, atol=1e-9)
+    if not is_same and shaping is None:
+        raise SafeFormatError(
+            f"{folder} was trained with shaping={name!r}, but the function of that name is another one now; pass the one to "
+            "continue with as shaping="
+        )
+    if not is_same:
+        was = documents.shortened(str(name), 150)
+        warnings.warn(f"{folder} was trained with shaping={was!r}; the given shaping= is another function", stacklevel=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they come again when the agent is set up
+        model.shaping = given
 
 
 def _require_affordable(model: ShapedPolicyAlgorithm, folder: Path) -> None:
-    both = (model.observation_space, model.action_space)
-    parts = [part for space in both for part in (space.spaces.values() if isinstance(space, spaces.Dict) else (space,))]
-    # Observations, actions and seven columns of float32, from rewards to TD errors.
-    size = sum(math.prod(part.shape or ()) * np.dtype(part.dtype).itemsize for part in parts) + 7 * 4
+    parts: list[spaces.Space[Any]] = [model.action_space]
+    if isinstance(model.observation_space, spaces.Dict):
+        parts += model.observation_space.spaces.values()
+    else:
+        parts.append(model.observation_space)
+
+    size = 7 * 4  # columns of float32, from rewards to TD errors
+    for part in parts:
+        size += math.prod(part.shape or ()) * np.dtype(part.dtype).itemsize
     if isinstance(model, MaskableANO):
         size += 8 * spaces.flatdim(model.action_space)  # float32 in the buffers of sb3-contrib, two per binary action
-    if isinstance(model, RecurrentANO):  # hidden and cell states of actor and critic
-        size += 16 * model.policy_kwargs.get("lstm_hidden_size", 256) * model.policy_kwargs.get("n_lstm_layers", 1)
+    if isinstance(model, RecurrentANO):
+        width = model.policy_kwargs.get("lstm_hidden_size", 256)
+        n_layers = model.policy_kwargs.get("n_lstm_layers", 1)
+        size += 16 * width * n_layers  # hidden and cell states of actor and critic
+
     if model.n_steps * model.n_envs * size > MAX_ROLLOUT_BYTES:
         rollout = f"n_steps={model.n_steps} x {model.n_envs} environments x {size} bytes"
         allowed = f"{MAX_ROLLOUT_BYTES} bytes, or custom_objects={{'n_steps': ...}} together with env="
@@ -336,7 +368,9 @@ def _set_env(model: ShapedPolicyAlgorithm, statistics: Path | None, env: GymEnv 
     """
     if not isinstance(env, VecEnv):
         env = model._wrap_env(env)
-        env = env.venv if isinstance(env, VecTransposeImage) else env  # SB3 normalizes images before it transposes them
+        if isinstance(env, VecTransposeImage):
+            env = env.venv  # SB3 normalizes images before it transposes them
+
     given = unwrap_vec_normalize(env)
     if statistics is not None:
         stored = load_normalization(statistics, env if given is None else given.venv)
@@ -344,6 +378,8 @@ def _set_env(model: ShapedPolicyAlgorithm, statistics: Path | None, env: GymEnv 
             stored.training = stored.norm_reward = False
             env = stored
         elif given.ret_rms.count < 1.0:  # it counts steps
-            vars(given).update({name: running for name, running in vars(stored).items() if name in ("obs_rms", "ret_rms")})
+            given.ret_rms = stored.ret_rms
+            if stored.norm_obs:
+                given.obs_rms = stored.obs_rms
     model.n_envs = env.num_envs
     model.set_env(env)

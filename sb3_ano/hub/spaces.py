@@ -33,19 +33,28 @@ def encode_space(space: spaces.Space[Any]) -> dict[str, Any]:
     """
     for kind, keys in _KEYS.items():
         if isinstance(space, getattr(spaces, kind)):
-            return {"type": kind, **{key: _encode_attribute(getattr(space, key), key) for key in keys}}
+            document = {"type": kind}
+            for key in keys:
+                document[key] = _encode_attribute(getattr(space, key), key)
+            return document
     raise TypeError(f"the space {space} cannot be stored; allowed are {', '.join(_KEYS)}")
 
 
 def _encode_attribute(value: Any, key: str) -> Any:
     if key == "spaces":
         return {name: encode_space(part) for name, part in value.items()}
-    if key in ("low", "high"):  # one number if all elements are equal; infinity, which JSON lacks, as a string
-        bounds = [number if math.isfinite(number) else str(number) for number in value.ravel().tolist()]
+    if key in ("low", "high"):
+        bounds = []
+        for number in value.ravel().tolist():
+            # JSON lacks infinity.
+            bounds.append(number if math.isfinite(number) else str(number))
+        # One number if all elements are equal
         return bounds[0] if len(set(bounds)) == 1 else bounds
     if isinstance(value, np.ndarray | tuple):
         return np.ravel(value).tolist()
-    return str(value) if key == "dtype" else int(value)
+    if key == "dtype":
+        return str(value)
+    return int(value)
 
 
 def decode_space(document: Any, name: str) -> spaces.Space[Any]:
@@ -73,12 +82,15 @@ def decode_space(document: Any, name: str) -> spaces.Space[Any]:
 def _require_representable(space: spaces.Space[Any], name: str) -> None:
     """Check that the type of a discrete space holds its largest value, which would wrap around."""
     if isinstance(space, spaces.Discrete):
-        counts, starts, dtype = [int(space.n)], [int(space.start)], space.dtype
+        counts = [int(space.n)]
+        starts = [int(space.start)]
     elif isinstance(space, spaces.MultiDiscrete):
-        counts, starts, dtype = space.nvec.ravel().tolist(), space.start.ravel().tolist(), space.dtype
+        counts = space.nvec.ravel().tolist()
+        starts = space.start.ravel().tolist()
     else:
         return
-    largest = np.iinfo(np.dtype(dtype)).max
+
+    largest = np.iinfo(np.dtype(space.dtype)).max
     for count, start in zip(counts, starts, strict=True):
         if start + count - 1 > largest:
             raise rejected(f"{name}.start", start, f"integers up to {largest - count + 1}, because of n={count}")
@@ -86,7 +98,8 @@ def _require_representable(space: spaces.Space[Any], name: str) -> None:
 
 def _decode_attribute(document: dict[str, Any], key: str, name: str) -> Any:
     """Convert JSON to an argument of the space; shape and type are checked before the arrays that need them."""
-    kind, value = document["type"], document[key]
+    kind = document["type"]
+    value = document[key]
     if key == "spaces":
         return _decode_parts(value, name)
     if key == "dtype":
@@ -94,13 +107,24 @@ def _decode_attribute(document: dict[str, Any], key: str, name: str) -> Any:
         if value not in allowed:
             raise rejected(name, value, ", ".join(allowed))
         return np.dtype(value).type
-    if key == "shape" or kind == "MultiBinary":
-        sizes = [value] if kind == "MultiBinary" and isinstance(value, int) else value
-        sound = isinstance(sizes, list) and all(type(size) is int and size > 0 for size in sizes)
-        if not sound or math.prod(sizes) > MAX_ELEMENTS:  # before the arrays take memory
-            raise rejected(name, sizes, f"positive integers with a product of up to {MAX_ELEMENTS}")
-        return tuple(sizes) if key == "shape" else value
-    return value if kind == "Discrete" else _decode_array(value, document["shape"], np.dtype(document["dtype"]), name)
+    if key == "shape":
+        _require_sizes(value, name)
+        return tuple(value)
+    if kind == "MultiBinary":
+        _require_sizes([value] if isinstance(value, int) else value, name)
+        return value
+    if kind == "Discrete":
+        return value
+    return _decode_array(value, document["shape"], np.dtype(document["dtype"]), name)
+
+
+def _require_sizes(sizes: Any, name: str) -> None:
+    """Check the lengths of an array before it takes memory."""
+    is_sound = isinstance(sizes, list)
+    if is_sound:
+        is_sound = all(type(size) is int and size > 0 for size in sizes)
+    if not is_sound or math.prod(sizes) > MAX_ELEMENTS:
+        raise rejected(name, sizes, f"positive integers with a product of up to {MAX_ELEMENTS}")
 
 
 def _decode_parts(parts: Any, name: str) -> OrderedDict[str, spaces.Space[Any]]:
@@ -121,19 +145,26 @@ def _decode_parts(parts: Any, name: str) -> OrderedDict[str, spaces.Space[Any]]:
 
 def _decode_array(value: Any, shape: list[int], dtype: np.dtype, name: str) -> np.ndarray:
     """Read an array that is stored as one number for all elements, or as a flat list."""
-    items = value if isinstance(value, list) else [value]
-    items = [float(item) if item in ("inf", "-inf") else item for item in items]
-    if dtype != np.bool_ and any(isinstance(item, bool) for item in items):
-        raise rejected(name, value, f"numbers that {dtype} holds exactly")
+    items = []
+    for item in value if isinstance(value, list) else [value]:
+        # In Python, booleans are numbers.
+        if isinstance(item, bool) and dtype != np.bool_:
+            raise rejected(name, value, f"numbers that {dtype} holds exactly")
+        items.append(float(item) if item in ("inf", "-inf") else item)
+
     with np.errstate(all="ignore"):
         array = np.array(items, dtype)
     if array.ndim != 1 or array.tolist() != items:  # text, null, lists, and what the type does not hold
         raise rejected(name, value, f"numbers that {dtype} holds exactly")
-    return array.reshape(shape) if isinstance(value, list) else np.full(shape, array[0], dtype)
+    if isinstance(value, list):
+        return array.reshape(shape)
+    return np.full(shape, array[0], dtype)
 
 
 def _width(space: spaces.Space[Any]) -> int:
     """Return the inputs of a network that a space becomes, in Python's integers: those of an array would wrap around."""
     if isinstance(space, spaces.Discrete):
         return int(space.n)
-    return sum(space.nvec.ravel().tolist()) if isinstance(space, spaces.MultiDiscrete) else math.prod(space.shape or ())
+    if isinstance(space, spaces.MultiDiscrete):
+        return sum(space.nvec.ravel().tolist())
+    return math.prod(space.shape or ())

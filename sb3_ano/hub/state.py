@@ -26,12 +26,17 @@ MAX_TENSOR_BYTES = 2**31
 # safetensors takes up to 100 MB, with a minute and a gigabyte to read them.
 _MAX_HEADER_BYTES = 2**24
 # Arguments of VecNormalize and their defaults.
-_SETTINGS = {name: each.default for name, each in inspect.signature(VecNormalize).parameters.items() if name != "venv"}
+_SETTINGS = {name: parameter.default for name, parameter in inspect.signature(VecNormalize).parameters.items()}
+del _SETTINGS["venv"]
 
 
 def serialize(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Convert tensors to the content of a file."""
-    content: bytes = save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()})
+    copies = {}
+    for name, tensor in tensors.items():
+        # safetensors rejects tensors that share memory.
+        copies[name] = tensor.detach().cpu().clone().contiguous()
+    content: bytes = save(copies)
     return content
 
 
@@ -51,7 +56,8 @@ def read_tensors(path: Path, files: Mapping[str, Any]) -> dict[str, torch.Tensor
         content = read_file(path, MAX_TENSOR_BYTES, NO_LINKS)
         if fingerprint_of(content) != files.get(path.name):
             raise SafeFormatError(f"{path} is damaged or cut off: the JSON states another size or SHA-256")
-        if (header := int.from_bytes(content[:8], "little")) > _MAX_HEADER_BYTES:
+        header = int.from_bytes(content[:8], "little")
+        if header > _MAX_HEADER_BYTES:
             raise SafeFormatError(f"{path} is damaged: its header claims {header} bytes")
         tensors: dict[str, torch.Tensor] = load(content)
     return tensors
@@ -73,21 +79,31 @@ def require_specs(path: Path, tensors: Mapping[str, torch.Tensor], expected: Map
     """
     found = specify(tensors)
     for name in [*found, *expected]:
-        spec, other = found.get(name, "missing"), expected.get(name, "missing")
+        spec = found.get(name, "missing")
+        other = expected.get(name, "missing")
         if spec != other:
             raise SafeFormatError(f"{path}: {shown(name)} is {spec}, but that of {owner} is {other}")
 
 
+def uncompiled(module: nn.Module) -> nn.Module:
+    """Return a module without the wrapper of ``torch.compile``, which changes the names of its tensors."""
+    original: nn.Module = getattr(module, "_orig_mod", module)
+    return original
+
+
 def _first_names(module: nn.Module) -> dict[str, str]:
     """Map each name in a module's state to the first name of the same tensor: shared layers are stored once."""
+    names = {}
     first: dict[int, str] = {}
-    return {name: first.setdefault(id(tensor), name) for name, tensor in module.state_dict(keep_vars=True).items()}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        names[name] = first.setdefault(id(tensor), name)
+    return names
 
 
 def unique_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return the state of a module, shared tensors once."""
     state = module.state_dict(keep_vars=True)
-    return {name: state[name] for name in dict.fromkeys(_first_names(module).values())}
+    return {name: state[name] for name in _first_names(module).values()}
 
 
 class WithoutValues(TorchFunctionMode):
@@ -99,7 +115,8 @@ class WithoutValues(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.linalg.qr:
-            return args[0], args[0][: args[0].shape[1]]
+            matrix = args[0]
+            return matrix, matrix[: matrix.shape[1]]
         if func is torch.Tensor.__bool__ and args[0].is_meta:
             return True
         return func(*args, **(kwargs or {}))
@@ -114,10 +131,12 @@ def describe_policy(model: ShapedPolicyAlgorithm) -> dict[str, str]:
     """
     policy: Any = model.policy_class
     # SB3 asks a policy without parameters for its device, and would get the CPU.
-    on_meta = type(policy.__name__, (policy,), {"device": property(lambda policy: torch.device("meta"))})
-    # sb3-contrib's maskable policies do not have the argument.
-    sde = {"use_sde": model.use_sde} if issubclass(model.policy_base, ActorCriticPolicy) else {}
-    keywords = {**sde, **model.policy_kwargs}
+    device = property(lambda policy: torch.device("meta"))
+    on_meta = type(policy.__name__, (policy,), {"device": device})
+
+    keywords = dict(model.policy_kwargs)
+    if issubclass(policy, ActorCriticPolicy):  # sb3-contrib's maskable policies do not have the argument
+        keywords.setdefault("use_sde", model.use_sde)
     with (
         translate_errors(f"there is no {policy.__name__} with these arguments and spaces"),
         torch.device("meta"),
@@ -125,7 +144,8 @@ def describe_policy(model: ShapedPolicyAlgorithm) -> dict[str, str]:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # they come again when the policy is built with memory
-        return specify(unique_tensors(on_meta(model.observation_space, model.action_space, lambda _: 1e-3, **keywords)))
+        built = on_meta(model.observation_space, model.action_space, lambda _: 1e-3, **keywords)
+        return specify(unique_tensors(built))
 
 
 def require_finite(model: ShapedPolicyAlgorithm, tensors: Mapping[str, torch.Tensor], owner: str) -> None:
@@ -136,8 +156,8 @@ def require_finite(model: ShapedPolicyAlgorithm, tensors: Mapping[str, torch.Ten
     :param owner: owner of the tensors, for messages
     :raises SafeFormatError: if it has
     """
-    policy = getattr(model.policy, "_orig_mod", model.policy)
-    for name, _ in policy.named_parameters():
+    for name, _ in uncompiled(model.policy).named_parameters():
+        # Shared parameters are there under their first names.
         if name in tensors and not tensors[name].isfinite().all():
             raise SafeFormatError(
                 f"{owner}: the parameter {name} holds NaN or Inf, so that the policy cannot act; train again"
@@ -150,7 +170,8 @@ def load_policy(model: ShapedPolicyAlgorithm, tensors: Mapping[str, torch.Tensor
     :param model: algorithm that is set up
     :param tensors: the policy's tensors, shared ones once
     """
-    model.policy.load_state_dict({name: tensors[first] for name, first in _first_names(model.policy).items()})
+    named = {name: tensors[first] for name, first in _first_names(model.policy).items()}
+    model.policy.load_state_dict(named)
     if model.use_sde:
         model.policy.reset_noise()  # on the right device, as SB3 does
 
@@ -162,18 +183,24 @@ def encode_normalization(venv: VecNormalize) -> dict[str, Any]:
 
 def statistics_of(venv: VecNormalize) -> dict[str, torch.Tensor]:
     """Return means, variances and counts as float64."""
-    return {
-        f"{name}.{part}": torch.from_numpy(np.array(getattr(running, part), dtype=np.float64))
-        for name, running in _running(venv).items()
-        for part in ("mean", "var", "count")
-    }
+    statistics = {}
+    for name, running in _running(venv).items():
+        parts = {"mean": running.mean, "var": running.var, "count": running.count}
+        for part, value in parts.items():
+            statistics[f"{name}.{part}"] = torch.from_numpy(np.array(value, dtype=np.float64))
+    return statistics
 
 
 def _running(venv: VecNormalize) -> dict[str, RunningMeanStd]:
-    observations: Any = venv.obs_rms if venv.norm_obs else {}
-    if not isinstance(observations, dict):
-        return {"ret_rms": venv.ret_rms, "obs_rms": observations}
-    return {"ret_rms": venv.ret_rms, **{f"obs_rms[{key}]": running for key, running in observations.items()}}
+    running = {"ret_rms": venv.ret_rms}
+    if not venv.norm_obs:
+        return running
+    if isinstance(venv.obs_rms, dict):
+        for key, statistics in venv.obs_rms.items():
+            running[f"obs_rms[{key}]"] = statistics
+    else:
+        running["obs_rms"] = venv.obs_rms
+    return running
 
 
 def restore_normalization(venv: VecEnv, document: Any, path: Path, tensors: Mapping[str, torch.Tensor]) -> VecNormalize:
@@ -189,13 +216,16 @@ def restore_normalization(venv: VecEnv, document: Any, path: Path, tensors: Mapp
     with translate_errors("vec_normalize cannot be read"):
         settings = decode(document, "vec_normalize", {})
     require_like(settings, _SETTINGS, "vec_normalize")
+
     keys = shown(settings["norm_obs_keys"])
     with translate_errors(f"the observations of env cannot be normalized as they were, with norm_obs_keys={keys}"):
         normalized = FastVecNormalize(venv, **settings)
     require_specs(path, tensors, specify(statistics_of(normalized)), "the observations of env")
     _require_normalizing(path, tensors, settings)
+
     for name, running in _running(normalized).items():
-        running.mean, running.var = (tensors[f"{name}.{part}"].numpy().copy() for part in ("mean", "var"))
+        running.mean = tensors[f"{name}.mean"].numpy().copy()
+        running.var = tensors[f"{name}.var"].numpy().copy()
         running.count = float(tensors[f"{name}.count"])
     return normalized
 
@@ -211,8 +241,10 @@ def _require_normalizing(path: Path, tensors: Mapping[str, torch.Tensor], settin
     if not 0 <= settings["gamma"] <= 1:
         raise rejected("vec_normalize.gamma", settings["gamma"], "numbers from 0 to 1")
 
-    for name, value in {"epsilon": torch.tensor(settings["epsilon"]), **tensors}.items():
-        if not value.isfinite().all() or (not name.endswith(".mean") and (value < 0).any()):
+    epsilon = torch.tensor(settings["epsilon"], dtype=torch.float64)
+    for name, value in {"epsilon": epsilon, **tensors}.items():
+        is_mean = name.endswith(".mean")
+        if not value.isfinite().all() or (not is_mean and (value < 0).any()):
             raise SafeFormatError(f"{path} is damaged: {name} cannot normalize; it is not finite, or below 0")
-        if name.endswith(".var") and (value + settings["epsilon"] <= 0).any():
+        if name.endswith(".var") and (value + epsilon <= 0).any():
             raise SafeFormatError(f"{path} is damaged: {name} cannot normalize; it is 0, and so is epsilon")

@@ -28,7 +28,8 @@ def record(model: BaseAlgorithm, path: Path, length: int = 1000, *, deterministi
     :raises Exception: of any class, because graphics drivers and their bindings do, if the environment returns no frames
     """
     env = cast(VecEnv, model.get_env())
-    fps = (env.get_attr("metadata", [0])[0] or {}).get("render_fps") or 30
+    metadata = env.get_attr("metadata", [0])[0] or {}
+    fps = metadata.get("render_fps") or 30
     # Browsers play yuv420p, whose sides are even, and start early if the index comes first.
     writer = imageio.v2.get_writer(
         path, format="FFMPEG", mode="I", fps=fps, codec="libx264", pixelformat="yuv420p", macro_block_size=2,
@@ -36,7 +37,9 @@ def record(model: BaseAlgorithm, path: Path, length: int = 1000, *, deterministi
     )  # fmt: skip
     with software_rendering(), contextlib.closing(writer):  # the writer itself is not closed after an error
         env.seed(seed)
-        agent, states, starts = with_masks(model, env), None, np.ones(env.num_envs, dtype=bool)
+        agent = with_masks(model, env)
+        states = None
+        starts = np.ones(env.num_envs, dtype=bool)
         observations: Any = env.reset()
         for _ in range(length):
             writer.append_data(_frame(env))
@@ -66,5 +69,7 @@ def software_rendering() -> contextlib.AbstractContextManager[Any]:
 
     gymnasium would take GLFW, because it can be imported, and fail.
     """
-    displayed = sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    return mock.patch.dict(os.environ, {} if displayed else {"MUJOCO_GL": os.environ.get("MUJOCO_GL", "egl")})
+    has_display = sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if has_display or "MUJOCO_GL" in os.environ:
+        return contextlib.nullcontext()
+    return mock.patch.dict(os.environ, MUJOCO_GL="egl")

@@ -18,8 +18,9 @@ import torch
 from matplotlib.figure import Figure
 from scipy.optimize import minimize
 
-from sb3_ano._io import now, versions, write_figure, write_file
+from sb3_ano._io import write_figure, write_file
 from sb3_ano._secrets import hide, remember_arguments
+from sb3_ano._system import now, versions
 from sb3_ano.cli import Parser
 from sb3_ano.llm.config import check_range
 from sb3_ano.llm.data import FORMATS, Prompt, check_arguments, check_paths, load_reward_function, load_split, load_tokenizer

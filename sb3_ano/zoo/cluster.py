@@ -22,7 +22,8 @@ from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from torch import nn
 from tqdm import tqdm
 
-from sb3_ano._io import replace_directory, require_reachable, restore, write_file
+from sb3_ano._io import replace_directory, restore, write_file
+from sb3_ano._system import require_reachable
 from sb3_ano.algorithms.schedules import read
 from sb3_ano.rllib import SETTINGS, ANOConfig, copy_to_rllib, copy_to_sb3, trained_steps
 from sb3_ano.zoo.manager import OwnManager

@@ -15,7 +15,7 @@ import yaml
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.utils import LinearSchedule
 
-from sb3_ano._io import constructor_parameters
+from sb3_ano._arguments import NOT_HYPERPARAMETERS, constructor_parameters
 from sb3_ano.algorithms.schedules import as_schedule
 from sb3_ano.cli import hint
 
@@ -41,7 +41,6 @@ _NOISE_KEYS = {"noise_type", "noise_std"}
 #: Arguments that may be schedules of the remaining progress.
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_high", "clip_range_vf", "desired_kl")
 # Arguments that the zoo passes in addition to the hyperparameters.
-_RESERVED = {"env", "seed", "verbose", "device", "tensorboard_log", "_init_setup_model"}
 # Text of these is a schedule such as "lin_3e-4".
 _SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "delta_std")
 _POSITIVE = ("n_envs", "n_timesteps", "frame_stack")
@@ -223,7 +222,7 @@ def read_hyperparameters(
     :raises ValueError: if neither the zoo nor the algorithm knows a name, a name is missing, or a value is invalid
     """
     arguments = constructor_parameters(algorithm)
-    allowed = (set(arguments) - _RESERVED) | _ZOO_KEYS
+    allowed = (set(arguments) - NOT_HYPERPARAMETERS) | _ZOO_KEYS
     if "action_noise" in arguments:
         allowed |= _NOISE_KEYS
     unknown = sorted(map(str, set(settings) - allowed))

@@ -20,8 +20,9 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
-from sb3_ano._io import commit, constructor_arguments
+from sb3_ano._arguments import constructor_parameters
 from sb3_ano._registry import ALGORITHMS
+from sb3_ano._system import commit
 from sb3_ano.bench import recording, training
 from sb3_ano.bench.algorithms import CLASSES
 from sb3_ano.bench.results import RunFiles, read_run
@@ -133,7 +134,7 @@ def test_frames_are_stacked_above_the_normalization_as_in_the_zoo(tmp_path):
     check_runs([run])
     train(run, tmp_path)
     env = VecFrameStack(VecNormalize(make_vec_env(run.env_id, 2), gamma=run.hyperparameters["gamma"]), 3)
-    arguments = {name: value for name, value in run.hyperparameters.items() if name in constructor_arguments(PPO)}
+    arguments = {name: value for name, value in run.hyperparameters.items() if name in constructor_parameters(PPO)}
     expected = PPO(env=env, seed=0, device="cpu", **arguments).learn(run.total_timesteps)
     made = PPO.load(tmp_path / "model.zip")
     assert torch.equal(parameters(made), parameters(expected))

@@ -6,7 +6,6 @@ import itertools
 import os
 import pickle
 import random
-import shutil
 import signal
 import threading
 import time
@@ -190,32 +189,6 @@ def test_changed_shapes_and_normalization_are_noticed(changed, message, tmp_path
         square.__qualname__, square.__name__ = "square", "square"
     with pytest.raises(ValueError, match=message):
         learn(**options)
-
-
-def test_checkpoints_of_the_first_version_resume(tmp_path, monkeypatch):
-    """format_1.zip was written by version 0.1.0 after 128 of 160 steps."""
-    limit = gym.wrappers.TimeLimit
-    if limit.__name__ == "PatchedTimeLimit":  # a test in this process has imported rl_zoo3
-        monkeypatch.setattr(gym.wrappers, "TimeLimit", limit.__mro__[1])
-
-    seen = []
-
-    def look(*variables: dict) -> bool:  # after the first step of the resumed training
-        state = env.obs_rms.count, evaluation.n_calls, evaluation.last_mean_reward, model.num_timesteps
-        seen.append((*state, parameters(model).tolist()))
-        return True
-
-    shutil.copy(Path(__file__).parent / "format_1.zip", tmp_path / "checkpoint_128_steps.zip")
-    env = VecNormalize(cart_pole(2))
-    evaluation = EvalCallback(VecNormalize(cart_pole(1), training=False), n_eval_episodes=1, eval_freq=20, verbose=0)
-    settings = {**ANO_SHORT, "n_steps": 16, "batch_size": 16, "learning_rate": 1e-3, "policy_kwargs": {"net_arch": [4]}}
-    model = ANO("MlpPolicy", env, clip_range="lin_0.3", clip_range_high=0.4, **settings)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "TrainingCheckpoints: .* was .* and is .*: results may differ")  # other packages
-        model.learn(160, [evaluation, TrainingCheckpoints(tmp_path, every=32, resume=True), ConvertCallback(look)])
-    saved = parameters(ANO.load(tmp_path / "checkpoint_128_steps.zip"))
-    assert seen[0] == (pytest.approx(132, abs=1e-3), 65, 10.0, 130, saved.tolist())
-    assert model.num_timesteps == 160
 
 
 def test_checkpoints_follow_steps_or_time(tmp_path):

@@ -18,7 +18,7 @@ from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
 
 from sb3_ano import ANO
-from sb3_ano._io import cores
+from sb3_ano._system import cores
 from sb3_ano.envs import DirectVecEnv, make_env, make_vec_env, vec_env
 from sb3_ano.envs.atari import AtariProtocol, atari_protocol
 from tests.envs.backends import RandomPolicy, needs_all

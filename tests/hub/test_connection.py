@@ -15,7 +15,8 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
 from sb3_ano.envs import make_vec_env
-from sb3_ano.hub import download_run, load_from_hub, push_to_hub
+from sb3_ano.hub import download_run, load_from_hub, package, push_to_hub
+from sb3_ano.hub.connection import safe_errors
 from tests.hub.agents import QUICK, acts_like, one_line, trained
 from tests.hub.hub_server import TOKEN
 
@@ -158,6 +159,39 @@ def test_no_token_is_published(where, hub, tmp_path):
     with one_line(ValueError, r"\.zip/\S+ would publish a key, token or password; remove it"):
         push_to_hub(model, AGENT, **QUICK, **options)
     assert [set(files) for files in hub.repositories[AGENT]] == [{".gitattributes"}]
+
+
+def test_no_password_of_an_environment_is_published(tmp_path, monkeypatch):
+    """Nobody remembered it before: it is an argument of the environment, like its size."""
+    spec = gym.envs.registration.EnvSpec("Locked-v0", "tests.tiny_envs:Locked", kwargs={"password": None})
+    monkeypatch.setitem(gym.registry, spec.id, spec)
+    password = "correct-horse-1"
+    folder = package(trained(env=gym.make(spec.id, password=password), steps=0), tmp_path / "agent", AGENT, **QUICK)
+    for path in folder.iterdir():
+        assert password.encode() not in path.read_bytes(), path
+    assert "'password': '***'" in (folder / "README.md").read_text()
+
+
+def test_errors_of_every_kind_show_no_secret():
+    """In a cause, a note, a group, an argument that is an error, and the parts of an OSError's text."""
+    secret = "-".join(["hunter2", "and", "more"])  # so that tracebacks do not show it as source
+
+    def fail():
+        with safe_errors(secret):
+            try:
+                raise FileNotFoundError(2, f"no {secret}", f"/tmp/{secret}")
+            except OSError as error:
+                other = ValueError(secret)
+                other.add_note(f"of {secret}")
+                group = ExceptionGroup("two", [error, other])
+                raise RuntimeError(KeyError(secret)) from group
+
+    with pytest.raises(RuntimeError) as caught:
+        fail()
+    shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value)
+    assert secret not in shown
+    assert shown.count("***") == 6
+    assert "[Errno 2] no ***: '/tmp/***'" in shown
 
 
 class Returns(gym.RewardWrapper):

@@ -17,7 +17,8 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from tqdm import tqdm
 
-from sb3_ano._io import now, remove_leftovers, replace_files
+from sb3_ano._io import remove_leftovers, replace_files
+from sb3_ano._system import now
 from sb3_ano.bench.exchange import safe_for_spreadsheets
 from sb3_ano.bench.report.data import Chapter, Settings, load_chapters
 from sb3_ano.bench.report.figures import render
