@@ -262,8 +262,8 @@ def _settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name in sorted(constructor_parameters(type(model))):
         is_free = name == "policy" or (name in NOT_HYPERPARAMETERS and name != "seed")
-        if not is_free and name in vars(model):
-            settings[name] = vars(model)[name]
+        if not is_free and hasattr(model, name):
+            settings[name] = getattr(model, name)
     # The values of a shape, because its name says little.
     settings["shaping_fingerprint"] = getattr(model, "shaping_fingerprint", None)
 

@@ -5,7 +5,6 @@ decides. Rules look at the identity of types and functions, never at the names o
 it is a subclass of.
 """
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -80,7 +79,6 @@ class Rule(NamedTuple):
     changeable: bool = True
 
 
-@functools.cache
 def solid_class(kind: type) -> type:
     """Return a class, or the first of its bases that adds something to its own bases."""
     for part in kind.__mro__:
@@ -470,7 +468,8 @@ def decide(model: Any, options: Options) -> Decisions:
     policy = model.policy
     # SB3's convolutions are faster in channels_last, but a custom extractor may read how its input lies in memory.
     channels_last = True
-    for part in {policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor}:
+    extractors: set[Any] = {policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor}
+    for part in extractors:
         if solid_class(type(part)) not in (NatureCNN, CombinedExtractor) or not is_library_code(part):
             channels_last = False
 

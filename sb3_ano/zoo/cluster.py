@@ -24,7 +24,6 @@ from tqdm import tqdm
 
 from sb3_ano._io import replace_directory, restore, write_file
 from sb3_ano._system import require_reachable
-from sb3_ano.algorithms.schedules import read
 from sb3_ano.rllib import SETTINGS, ANOConfig, copy_to_rllib, copy_to_sb3, trained_steps
 from sb3_ano.zoo.manager import OwnManager
 
@@ -277,7 +276,7 @@ class ClusterManager(OwnManager):
         points = []
         for index in range(_POINTS + 1):
             progress_remaining = 1.0 - index / _POINTS
-            points.append([self.n_timesteps * index // _POINTS, max(read(value, progress_remaining, name), 0.0)])
+            points.append([self.n_timesteps * index // _POINTS, max(float(value(progress_remaining)), 0.0)])
         values = {point[1] for point in points}
         if len(values) == 1:
             return values.pop()

@@ -21,11 +21,11 @@ import pytest
 import torch
 from gymnasium import spaces
 from sb3_contrib import TRPO, RecurrentPPO
-from stable_baselines3 import A2C, SAC
+from stable_baselines3 import A2C, PPO, SAC
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, EvalCallback, ProgressBarCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, VecNormalize
 
-from sb3_ano import ANO, PAPO, SPO, RecurrentMaskableANO, explain
+from sb3_ano import ANO, PAPO, SPO, RecurrentMaskableANO, accelerate, explain
 from sb3_ano._io import DirectoryLock
 from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
 from sb3_ano.envs import make_vec_env
@@ -442,3 +442,28 @@ def test_a_checkpoint_of_a_gpu_resumes_without_one(make_model, tmp_path, monkeyp
     with pytest.raises(RuntimeError, match="CUDA"):
         pickle.loads(newest_checkpoint(tmp_path).state)
     assert_same(resume(tmp_path, program()), whole)
+
+
+@pytest.mark.parametrize("resumed_as", ["accelerated", "plain"])
+def test_an_accelerated_training_resumes_exactly_accelerated_or_not(resumed_as, tmp_path):
+    def make(accelerates: bool) -> PPO:
+        model = PPO("MlpPolicy", cart_pole(), n_steps=32, batch_size=32, n_epochs=2, seed=0, device="cpu")
+        return accelerate(model, torch_compile=False) if accelerates else model
+
+    expected = make(accelerates=True).learn(192)
+    make(accelerates=True).learn(192, callback=[TrainingCheckpoints(tmp_path, every=64, verbose=0), StopAfter(128)])
+    model = make(accelerates=resumed_as == "accelerated")
+    model.learn(192, callback=TrainingCheckpoints(tmp_path, every=64, resume=True, verbose=0))
+    assert model.num_timesteps == 192
+    torch.testing.assert_close(parameters(model), parameters(expected), rtol=1e-5, atol=1e-6)
+
+
+class StopAfter(BaseCallback):
+    """Ends a training, as a kill would, after a number of steps."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def _on_step(self) -> bool:
+        return self.num_timesteps <= self.steps

@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
+from stable_baselines3 import PPO
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env import VecNormalize as SB3VecNormalize
@@ -19,7 +20,9 @@ from sb3_ano import (
     MissingExtraError,
     RecurrentANO,
     RecurrentMaskableANO,
+    accelerate,
     envs,
+    explain,
     hub,
     llm,
     rllib,
@@ -27,9 +30,6 @@ from sb3_ano import (
     zoo,
 )
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
-from sb3_ano.algorithms.buffers import DictFlatRolloutBuffer, FlatRolloutBuffer, RolloutSamples
-from sb3_ano.algorithms.papo import DictTDRolloutBuffer, TDRolloutBuffer
-from sb3_ano.algorithms.update import ClipRange
 from sb3_ano.bench import statistics
 from sb3_ano.bench.report import Settings, write_report
 from sb3_ano.bench.results import Results
@@ -88,7 +88,8 @@ power: Power = Power("CartPole-v1", power=2.0).learn(1_000)
 actions, states = model.predict(cart_pole.observation_space.sample(), deterministic=True)
 model.save("model")
 loaded: ANO = ANO.load(Path("model"), env="CartPole-v1", device="cpu", shaping=bump, learning_rate=1e-4)
-buffers: list[type] = [FlatRolloutBuffer, DictFlatRolloutBuffer, DictTDRolloutBuffer]
+fast_model: PPO = accelerate(PPO("MlpPolicy", "CartPole-v1"), torch_compile=False, precision="float32").learn(64)
+print(explain(fast_model).update.reason, MaskablePPO, RecurrentPPO)
 version: str = sb3_ano.__version__
 missing: type[ImportError] = MissingExtraError
 
