@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 from stable_baselines3 import PPO
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env import VecNormalize as SB3VecNormalize
@@ -37,6 +38,8 @@ from sb3_ano.bench.scores import ReferenceScores
 from sb3_ano.checkpoints import Checkpoint, TrainingCheckpoints, newest_checkpoint, read_checkpoint
 from sb3_ano.envs.atari import AtariProtocol
 from sb3_ano.envs.evaluation import evaluate_policy
+from sb3_ano.fast import MaskablePPO, RecurrentPPO
+from sb3_ano.fast.step import ClipRange, RolloutSamples
 
 
 def bump(x: torch.Tensor) -> torch.Tensor:
@@ -79,7 +82,7 @@ evaluated = evaluate_policy(model, cart_pole, n_eval_episodes=10)
 spo: SPO = SPO(
     "MlpPolicy", cart_pole, learning_rate=LinearSchedule(3e-4, 0.0, 1.0), clip_range=lambda progress: 0.2 * progress
 )
-papo: PAPO = PAPO("MlpPolicy", cart_pole, k=5.0, omega1=0.01, max_epoch_kl=None, rollout_buffer_class=TDRolloutBuffer)
+papo: PAPO = PAPO("MlpPolicy", cart_pole, k=5.0, omega1=0.01, max_epoch_kl=None, rollout_buffer_class=RolloutBuffer)
 masked: MaskableANO = MaskableANO("MlpPolicy", cart_pole, seed=1).learn(1_000, use_masking=False)
 masked.predict(np.zeros(4), action_masks=np.ones(2, dtype=bool))
 recurrent: RecurrentANO = RecurrentANO("MlpLstmPolicy", direct, policy_kwargs={"lstm_hidden_size": 16}, shaping=bump)
