@@ -25,8 +25,8 @@ _ZOO_KEYS |= {"normalize", "vec_env_wrapper"}
 _NOISE_KEYS = {"noise_type", "noise_std"}
 #: Arguments that may be schedules of the remaining progress.
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_high", "clip_range_vf", "desired_kl")
-# Arguments that the zoo passes in addition to the hyperparameters.
-_RESERVED = {"env", "seed", "verbose", "device", "tensorboard_log", "_init_setup_model"}
+#: Arguments that the zoo and experiments pass in addition to the hyperparameters.
+RESERVED = {"env", "seed", "verbose", "device", "tensorboard_log", "_init_setup_model"}
 # Text of these is a schedule such as "lin_3e-4".
 _SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "delta_std")
 _POSITIVE = ("n_envs", "n_timesteps", "frame_stack")
@@ -191,7 +191,7 @@ def read_hyperparameters(
     :raises ValueError: if neither the zoo nor the algorithm knows a name, a name is missing, or a value is invalid
     """
     arguments = constructor_parameters(algorithm)
-    allowed = (set(arguments) - _RESERVED) | _ZOO_KEYS | (_NOISE_KEYS if "action_noise" in arguments else set())
+    allowed = (set(arguments) - RESERVED) | _ZOO_KEYS | (_NOISE_KEYS if "action_noise" in arguments else set())
     unknown = sorted(map(str, set(settings) - allowed))
     if unknown:
         more = hint(unknown[0], sorted(allowed)) or f"; allowed are {', '.join(sorted(allowed))}"
