@@ -13,7 +13,7 @@ from sb3_ano.extras import hint, printable
 
 #: Commands of ``sb3-ano`` that are not RL Zoo's: summary by name. ``sb3_ano.NAME.cli`` has the ``main`` of each.
 GROUPS = {
-    "bench": "experiments such as the paper's: run, report, export, import",
+    "bench": "experiments such as the paper's: run, report, export",
     "llm": "alignment of language models on TRL",
 }
 

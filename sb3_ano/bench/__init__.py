@@ -1,1 +1,1 @@
-"""Experiments and reports: ``python -m sb3_ano.bench run``, ``report``, ``export`` and ``import``."""
+"""Experiments and reports: ``python -m sb3_ano.bench run``, ``report`` and ``export``."""

@@ -1,4 +1,4 @@
-"""The algorithms that experiments compare, by name and options."""
+"""The algorithms that experiments compare, by name and options, and the spelling of their settings."""
 
 import ast
 import functools
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sb3_contrib import TRPO
+from sb3_contrib import TRPO, RecurrentPPO
 from stable_baselines3 import PPO
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import LinearSchedule
@@ -21,14 +21,17 @@ from sb3_ano.cli import check_names
 #: Classes by name, in the order of tables and figures.
 CLASSES: dict[str, type[OnPolicyAlgorithm]] = {
     "ppo": PPO,
+    "ppo_lstm": RecurrentPPO,
     "trpo": TRPO,
-    **{name: entry.algorithm for name, entry in ALGORITHMS.items()},
 }
-#: Hyperparameters of environments and policy, which every algorithm has.
-COMMON = frozenset({"policy", "n_envs", "normalize", "env_wrapper", "frame_stack"})
+CLASSES |= {name: entry.algorithm for name, entry in ALGORITHMS.items()}
+#: Option that trains with this package's engine; its own algorithms always do.
+ACCELERATE = "accelerate"
+_ACCELERATED = ("ppo", "ppo_lstm")
+# Hyperparameters of the environments, which every algorithm has.
+_OF_ENVIRONMENTS = {"n_envs", "normalize", "env_wrapper", "frame_stack"}
 # PAPO's omega is both of its weights: the paper searches one, its official code has two.
-_SHORTHANDS = {("papo", "omega"): ("omega1", "omega2")}
-# Set by each run itself.
+_OMEGA, _OMEGAS = "omega", ("omega1", "omega2")
 _LINEAR = "lin_"
 
 
@@ -46,56 +49,82 @@ class Algorithm:
     @property
     def label(self) -> str:
         """Return the name with its options, as a user types it."""
-        return self.name + (":" if self.options else "") + ",".join(f"{name}={value}" for name, value in self.options)
+        options = ",".join(f"{name}={value}" for name, value in self.options)
+        return f"{self.name}:{options}" if options else self.name
 
     @property
     def hyperparameters(self) -> set[str]:
         """Return the names of all hyperparameters, including those of environments and policy."""
-        shorthands = {shorthand for algorithm, shorthand in _SHORTHANDS if algorithm == self.name}
-        return (constructor_parameters(CLASSES[self.name]).keys() - NOT_HYPERPARAMETERS) | COMMON | shorthands
+        # What each run sets itself is no hyperparameter.
+        names = _parameters(self.name).keys() - NOT_HYPERPARAMETERS | _OF_ENVIRONMENTS
+        if self.name == "papo":
+            names.add(_OMEGA)
+        if self.name in _ACCELERATED:
+            names.add(ACCELERATE)
+        return names
 
     def default(self, name: str) -> Any:
         """Return the constructor's default of a hyperparameter, or None if it has none.
 
         :param name: name of the hyperparameter
         """
-        if self.name not in CLASSES:  # of an imported run
+        if name == ACCELERATE:
+            return False
+        if self.name not in CLASSES:
+            # Results can come from a program that knows more algorithms.
             return None
-        name = _SHORTHANDS.get((self.name, name), (name,))[0]
+
+        if name == _OMEGA:
+            name = _OMEGAS[0]
         parameter = _parameters(self.name).get(name)
-        return None if parameter is None or parameter.default is parameter.empty else parameter.default
+        if parameter is None or parameter.default is parameter.empty:
+            return None
+        return parameter.default
 
     def constructor_arguments(self, hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of the constructor, with schedules and classes instead of their names.
 
         :param hyperparameters: all hyperparameters of a run
         """
-        values: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         for name, value in hyperparameters.items():
-            if name in COMMON - {"policy"}:
+            if name in _OF_ENVIRONMENTS or name == ACCELERATE:
                 continue
-            start = number(value) if isinstance(value, str) else None
-            if start is not None:
-                value = LinearSchedule(start, 0.0, 1.0) if value.startswith(_LINEAR) else start
-            elif name == "policy_kwargs" and isinstance(value, str):
-                value = evaluated(value)
-            values |= dict.fromkeys(_SHORTHANDS.get((self.name, name), (name,)), value)
-        return values
+
+            if isinstance(value, str):
+                start = number(value)
+                if start is not None and is_linear(value):
+                    value = LinearSchedule(start, 0.0, 1.0)
+                elif start is not None:
+                    # YAML reads 3e-4 as a text.
+                    value = start
+                elif name == "policy_kwargs":
+                    value = evaluated(value)
+
+            if name == _OMEGA:
+                # The constructor has both weights.
+                arguments |= dict.fromkeys(_OMEGAS, value)
+            else:
+                arguments[name] = value
+
+        return arguments
 
 
+# Plans of thousands of runs ask for the same signatures.
 @functools.cache
 def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a constructor, which plans of thousands of runs ask for."""
     return constructor_parameters(CLASSES[name])
 
 
 def title(label: str) -> str:
     """Return the name of an algorithm for readers: ``"ANO (shaping=spo)"`` for ``"ano:shaping=spo"``.
 
-    :param label: label of the algorithm, which an imported run may have chosen freely
+    :param label: label of the algorithm
     """
+    # Labels in results can be of other programs, and have any name.
     name, _, options = label.partition(":")
-    name = name.upper() if name in CLASSES else name
+    if name in CLASSES:
+        name = name.upper()
     return f"{name} ({options.replace(',', ', ')})" if options else name
 
 
@@ -108,13 +137,16 @@ def parse_algorithm(label: str) -> Algorithm:
     name, _, rest = label.partition(":")
     check_names("algorithm", [name], CLASSES)
     algorithm = Algorithm(name)
-    options: dict[str, Any] = {}
+
+    options = {}
     for text in filter(None, rest.split(",")):
         key, _, value = text.partition("=")
+        # A name alone, or an empty value.
         if not value:
             raise ValueError(f"option {text!r} of {label!r} is not allowed; allowed is OPTION=VALUE")
         check_names(f"option of {name}", [key], algorithm.hyperparameters)
         options[key] = parse_value(value)
+
     return Algorithm(name, tuple(sorted(options.items())))
 
 
@@ -123,8 +155,11 @@ def parse_value(text: str) -> Any:
 
     :param text: value from the command line
     """
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
     try:
-        return ast.literal_eval({"true": "True", "false": "False", "none": "None", "null": "None"}.get(text.lower(), text))
+        return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
 
@@ -134,14 +169,26 @@ def number(value: Any) -> float | None:
 
     :param value: value of the hyperparameter
     """
+    # float(True) is 1.0.
     if isinstance(value, bool):
         return None
-    text = value.removeprefix(_LINEAR) if isinstance(value, str) else value
+    if isinstance(value, str):
+        value = value.removeprefix(_LINEAR)
     try:
-        converted = float(text)
+        converted = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
+
+    # NaN equals no other number, itself included.
     return None if math.isnan(converted) else converted
+
+
+def is_linear(value: Any) -> bool:
+    """Tell whether a hyperparameter is a linear schedule such as ``"lin_3e-4"``.
+
+    :param value: value of the hyperparameter
+    """
+    return isinstance(value, str) and value.startswith(_LINEAR)
 
 
 def replaced(value: Any, new: Any) -> Any:
@@ -150,8 +197,28 @@ def replaced(value: Any, new: Any) -> Any:
     :param value: old value
     :param new: new value
     """
-    is_linear = isinstance(value, str) and value.startswith(_LINEAR) and number(new) is not None
-    return f"{_LINEAR}{number(new)!r}" if is_linear else new
+    start = number(new)
+    if is_linear(value) and start is not None:
+        return f"{_LINEAR}{start!r}"
+    return new
+
+
+def canonical(value: Any) -> Any:
+    """Return one spelling for equal values: 1.0 is 1, and ``"lin_3e-4"`` is ``"lin_0.0003"``.
+
+    :param value: value of a hyperparameter, or settings that contain some
+    """
+    if isinstance(value, Mapping):
+        return {str(key): canonical(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [canonical(part) for part in value]
+    if isinstance(value, str):
+        start = number(value)
+        return value if start is None else replaced(value, start)
+    # YAML and the command line write whole numbers in both ways.
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
 
 
 def evaluated(text: str) -> Any:

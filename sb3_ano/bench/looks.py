@@ -13,10 +13,15 @@ _LOOKS: Looks = {
     "papo": ("#009E73", (0, (3, 1, 1, 1, 1, 1)), "D"),
     "ano": ("#D55E00", "-", "o"),
 }
+_SHORT_DASHES = (0, (2, 1))
+_LONG_DASHES = (0, (8, 2))
 _OTHERS = [
-    (color, line, marker)
-    for line, markers in (((0, (2, 1)), "P*X"), ((0, (8, 2)), "<>h"))
-    for color, marker in zip(("#E69F00", "#56B4E9", "#999999"), markers, strict=True)
+    ("#E69F00", _SHORT_DASHES, "P"),
+    ("#56B4E9", _SHORT_DASHES, "*"),
+    ("#999999", _SHORT_DASHES, "X"),
+    ("#E69F00", _LONG_DASHES, "<"),
+    ("#56B4E9", _LONG_DASHES, ">"),
+    ("#999999", _LONG_DASHES, "h"),
 ]
 
 
@@ -26,4 +31,7 @@ def looks(algorithms: Iterable[str] = ()) -> Looks:
     :param algorithms: labels, in the order in which those without a fixed look get one
     """
     others = [label for label in dict.fromkeys(algorithms) if label not in _LOOKS]
-    return {**_LOOKS, **{label: _OTHERS[index % len(_OTHERS)] for index, label in enumerate(others)}}
+    result = dict(_LOOKS)
+    for index, label in enumerate(others):
+        result[label] = _OTHERS[index % len(_OTHERS)]
+    return result

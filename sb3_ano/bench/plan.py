@@ -1,6 +1,5 @@
 """The runs of an experiment: suite x algorithms x seeds x grid."""
 
-import dataclasses
 import functools
 import hashlib
 import itertools
@@ -10,13 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sb3_ano.bench.algorithms import Algorithm, number, parse_algorithm, parse_value, replaced
+from sb3_ano.bench.algorithms import Algorithm, canonical, parse_algorithm, parse_value, replaced
 from sb3_ano.bench.suites import Suite
 from sb3_ano.cli import check_names
 
 #: The paper's search, for the grid ``paper``. Its delta is the ``target_kl`` of sb3-contrib's TRPO.
 PAPER_GRID = (
-    *(f"{name}.clip_range=0.1,0.2,0.3" for name in ("ppo", "spo", "ano")),
+    "ppo.clip_range=0.1,0.2,0.3",
+    "spo.clip_range=0.1,0.2,0.3",
+    "ano.clip_range=0.1,0.2,0.3",
     "trpo.target_kl=0.01,0.02,0.03",
     "papo.omega=0.001,0.005,0.01",
 )
@@ -60,19 +61,31 @@ class Run:
         algorithm gets a new argument.
         """
         algorithm = Algorithm(self.algorithm.partition(":")[0])
-        specification = dataclasses.asdict(self) | {"algorithm": algorithm.name}
-        for circumstance in ("suite", "seed", "imports", "changed"):
-            del specification[circumstance]
+        hyperparameters = {}
+
         for name, value in self.hyperparameters.items():
-            if name not in ("policy", "n_envs") and _canonical(value) == _canonical(algorithm.default(name)):
-                del specification["hyperparameters"][name]
+            default = algorithm.default(name)
+            if name in ("policy", "n_envs") or canonical(value) != canonical(default):
+                hyperparameters[name] = value
+
+        # Circumstances are left out: suite, seed, imports and changed.
+        specification = {
+            "env_id": self.env_id,
+            "algorithm": algorithm.name,
+            "total_timesteps": self.total_timesteps,
+            "hyperparameters": hyperparameters,
+            "evaluation": self.evaluation,
+            "env_kwargs": self.env_kwargs,
+            "backend": self.backend,
+        }
         try:
-            text = json.dumps(_canonical(specification), sort_keys=True)
+            text = json.dumps(canonical(specification), sort_keys=True)
         except TypeError as error:
-            advice = "write it as a number, a text, a list or a mapping"
             raise ValueError(
-                f"suite {self.suite!r} has a value for {self.env_id} that JSON lacks: {error}; {advice}"
+                f"suite {self.suite!r} has a value for {self.env_id} that JSON lacks: {error}; "
+                "write it as a number, a text, a list or a mapping"
             ) from error
+
         return hashlib.sha256(text.encode()).hexdigest()[:_IDENTITY_LETTERS]
 
     @property
@@ -83,17 +96,6 @@ class Run:
         return re.sub(r"[^\w.+-]", "-", name, flags=re.ASCII)
 
 
-def _canonical(value: Any) -> Any:
-    """Return one spelling for equal values: 1.0 is 1, and ``"lin_3e-4"`` is ``"lin_0.0003"``."""
-    if isinstance(value, Mapping):
-        return {str(key): _canonical(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_canonical(part) for part in value]
-    if isinstance(value, str) and (start := number(value)) is not None:
-        return replaced(value, start)
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
 def parse_grid(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """Parse the grid of the command line.
 
@@ -101,14 +103,21 @@ def parse_grid(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     :return: values by ``NAME`` or ``ALGORITHM.NAME``
     :raises ValueError: for any other text
     """
+    axes: list[str] = []
+    for text in texts:
+        axes += PAPER_GRID if text == "paper" else [text]
+
     grid = {}
-    for text in itertools.chain.from_iterable(PAPER_GRID if text == "paper" else [text] for text in texts):
+    for text in axes:
         name, _, listed = text.partition("=")
         if name in grid:
             raise ValueError(f"grid has {name!r} twice; give all of its values at once")
-        grid[name] = tuple(dict.fromkeys(parse_value(value) for value in listed.split(",")))
-        if "" in grid[name]:
+        # Values that are given twice are one.
+        values = dict.fromkeys(parse_value(value) for value in listed.split(","))
+        if "" in values:
             raise ValueError(f"grid {text!r} is not allowed; allowed are [ALGORITHM.]NAME=VALUE,VALUE and paper")
+        grid[name] = tuple(values)
+
     return grid
 
 
@@ -118,25 +127,24 @@ def parse_seeds(text: str) -> list[int]:
     :param text: value of ``--seeds``
     :raises ValueError: for any other text
     """
-    matches = [re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part) for part in text.split(",")]
-    spans = [range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0) for match in matches]
-    spans = [range(int(text))] if re.fullmatch(r"\d{1,6}", text) else spans
-    if not all(spans):
-        raise ValueError(f"seeds={text!r} is not allowed; allowed are a number such as 5, ranges such as 3-5, and 0,3-5")
-    return list(dict.fromkeys(itertools.chain(*spans)))
+    is_count = re.fullmatch(r"\d{1,6}", text) is not None
+    parts = [f"0-{int(text) - 1}"] if is_count else text.split(",")
+    seeds: list[int] = []
 
+    for part in parts:
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
+        span = range(0)
 
-def parse_shard(text: str) -> slice:
-    """Parse ``"1/4"``, the first of four parts of a plan.
+        if match:
+            first = int(match[1])
+            last = int(match[2] or first)
+            span = range(first, last + 1)
 
-    :param text: value of ``--shard``
-    :return: slice of the runs
-    :raises ValueError: for any other text
-    """
-    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
-    if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise ValueError(f"shard={text!r} is not allowed; allowed are 1/N to N/N")
-    return slice(int(match[1]) - 1, None, int(match[2]))
+        if not span:
+            raise ValueError(f"seeds={text!r} is not allowed; allowed are a number such as 5, ranges such as 3-5, and 0,3-5")
+        seeds += span
+
+    return list(dict.fromkeys(seeds))
 
 
 def make_plan(
@@ -155,37 +163,80 @@ def make_plan(
     :param total_timesteps: environment steps of each run instead of the suite's
     :raises ValueError: for an unknown algorithm, or a hyperparameter that no algorithm of the plan has
     """
+    grid = grid or {}
     algorithms = [parse_algorithm(label) for label in dict.fromkeys(labels)]
-    known = [
-        {prefix + name: name for prefix in ("", f"{algorithm.name}.") for name in algorithm.hyperparameters}
-        for algorithm in algorithms
-    ]
-    of_the_paper = parse_grid(["paper"]).items()  # for five algorithms, not all of which need to be in a plan
-    unknown = [
-        name
-        for name, values in (grid or {}).items()
-        if not any(name in names for names in known) and (name, values) not in of_the_paper
-    ]
-    check_names("hyperparameter of this plan", unknown, {name for names in known for name in names.values()})
+    axes = [_axes(algorithm, grid) for algorithm in algorithms]
+    _require_used(grid, algorithms)
+
     runs: dict[str, Run] = {}
-    for seed, env_id, (algorithm, names) in itertools.product(seeds, suite.tasks, zip(algorithms, known, strict=True)):
-        axes = {names[name]: values for name, values in (grid or {}).items() if name in names}
-        for values in itertools.product(*axes.values()):
-            run = _run(suite, env_id, algorithm, seed, total_timesteps, dict(zip(axes, values, strict=True)))
+    varied_algorithms = list(zip(algorithms, axes, strict=True))
+
+    for seed, env_id, (algorithm, varied) in itertools.product(seeds, suite.tasks, varied_algorithms):
+        for values in itertools.product(*varied.values()):
+            changes = dict(zip(varied, values, strict=True))
+            run = _make_run(suite, env_id, algorithm, seed, total_timesteps, changes)
+            # Another value of the grid, or another label, can be the same configuration.
             runs.setdefault(run.name, run)
+
     return list(runs.values())
 
 
-def _run(
-    suite: Suite, env_id: str, algorithm: Algorithm, seed: int, total_timesteps: int | None, asked: Mapping[str, Any]
+def _axes(algorithm: Algorithm, grid: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """Return the part of a grid that concerns an algorithm, by hyperparameter."""
+    axes = {}
+    for key, values in grid.items():
+        # A name without an algorithm concerns all that have it.
+        name = key.removeprefix(f"{algorithm.name}.")
+        if name in algorithm.hyperparameters:
+            axes[name] = values
+
+    return axes
+
+
+def _require_used(grid: Mapping[str, Sequence[Any]], algorithms: Sequence[Algorithm]) -> None:
+    """Reject hyperparameters of a grid that no algorithm has."""
+    known = set()
+    allowed = set()
+
+    for algorithm in algorithms:
+        names = algorithm.hyperparameters
+        known |= names
+        allowed |= names | {f"{algorithm.name}.{name}" for name in names}
+
+    # The paper's grid is for five algorithms, not all of which need to be in a plan.
+    paper = parse_grid(["paper"])
+    unknown = [name for name in grid if name not in allowed and grid[name] != paper.get(name)]
+    check_names("hyperparameter of this plan", unknown, known)
+
+
+def _make_run(
+    suite: Suite,
+    env_id: str,
+    algorithm: Algorithm,
+    seed: int,
+    total_timesteps: int | None,
+    changes: Mapping[str, Any],
 ) -> Run:
     settings = suite.resolve(env_id, algorithm)
-    hyperparameters, changed = settings["hyperparameters"], {}
-    for name, value in asked.items():
+    hyperparameters = settings["hyperparameters"]
+    changed = {}
+
+    for name, value in changes.items():
+        # A value that equals the suite's or the default is no change, however it is written.
         before = hyperparameters.get(name, algorithm.default(name))
         hyperparameters[name] = replaced(before, value)
-        if _canonical(hyperparameters[name]) != _canonical(before):
+        if canonical(hyperparameters[name]) != canonical(before):
             changed[name] = hyperparameters[name]
+
     if total_timesteps is not None and total_timesteps != settings["total_timesteps"]:
-        settings["total_timesteps"] = changed["total_timesteps"] = total_timesteps
-    return Run(suite.name, env_id, algorithm.label, seed, imports=tuple(suite.imports), changed=changed, **settings)
+        settings["total_timesteps"] = total_timesteps
+        changed["total_timesteps"] = total_timesteps
+    return Run(
+        suite=suite.name,
+        env_id=env_id,
+        algorithm=algorithm.label,
+        seed=seed,
+        imports=tuple(suite.imports),
+        changed=changed,
+        **settings,
+    )

@@ -20,6 +20,10 @@ from typing import Any
 
 import torch
 
+# Variables of the libraries that would otherwise take all processors in each process.
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+_LINES_OF_ERRORS = 200
+
 
 class WorkerError(RuntimeError):
     """Report that a function failed, or that its process was killed.
@@ -30,7 +34,8 @@ class WorkerError(RuntimeError):
 
     def __init__(self, message: str, details: str = "") -> None:
         super().__init__(message)
-        self.message, self.details = message, details
+        self.message = message
+        self.details = details
 
     @classmethod
     def of(cls, error: BaseException) -> "WorkerError":
@@ -67,47 +72,41 @@ def call(
     :param started: called with the process
     :raises WorkerError: if the function raised an error, or its process was killed
     """
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
-    variables = {**dict.fromkeys(names, str(threads)), "PYTHONWARNINGS": "ignore", **(environment or {})}
-    # For those who list processes
+    variables = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    variables |= dict.fromkeys(_THREADS, str(threads))
+    variables |= environment or {}
+    # For those who list processes.
     label = json.dumps({"directory": request.get("directory")})
-    with (
-        tempfile.TemporaryFile() as log,
-        tempfile.TemporaryDirectory() as directory,
-        subprocess.Popen(
-            [python, "-m", "sb3_ano.bench.pool", target, _write_request(directory, {**request, "threads": threads}), label],
+
+    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory() as directory:
+        # In a file, because an argument of a process has at most 128 kB on Linux.
+        file = Path(directory, "request.json")
+        file.write_text(json.dumps({**request, "threads": threads}))
+
+        with subprocess.Popen(
+            [python, "-m", "sb3_ano.bench.pool", target, str(file), label],
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env={**os.environ, **variables},
+            env=variables,
             pass_fds=held if os.name == "posix" else (),
-        ) as process,
-    ):
-        started(process)
-        answer = json.loads("".join(process.stdout or ()) or "{}")
-        status = process.wait()
+        ) as process:
+            # Now, because the pool must be able to kill it.
+            started(process)
+            written = process.stdout.read() if process.stdout else ""
+            status = process.wait()
+
+        answer = json.loads(written or "{}")
+        # A process that is killed may have answered.
         if status == 0 and "result" in answer:
             return answer["result"]
         log.seek(0)
-        details = "\n".join(log.read().decode(errors="replace").splitlines()[-200:])  # the causes of an error come first
+        # The causes of an error come first.
+        lines = log.read().decode(errors="replace").splitlines()[-_LINES_OF_ERRORS:]
+
     ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    raise WorkerError(answer.get("error", f"its process {ended}"), details)
-
-
-def _write_request(directory: str, request: Mapping[str, Any]) -> str:
-    """Write a request to a file, because an argument of a process has at most 128 kB on Linux; return its name."""
-    file = Path(directory, "request.json")
-    file.write_text(json.dumps(request))
-    return str(file)
-
-
-def _read_request(name: str) -> dict[str, Any]:
-    """Read a request, and remove its directory, which remains if the parent has been killed."""
-    file = Path(name)
-    request = json.loads(file.read_text())
-    shutil.rmtree(file.parent, ignore_errors=True)
-    return dict(request)
+    raise WorkerError(answer.get("error", f"its process {ended}"), "\n".join(lines))
 
 
 class Pool:
@@ -118,23 +117,43 @@ class Pool:
     :param held: file descriptors that stay open while a process lives
     """
 
-    def __init__(self, jobs: int, threads: int = 1, held: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        jobs: int,
+        threads: int = 1,
+        held: Sequence[int] = (),
+    ) -> None:
         self._executor = ThreadPoolExecutor(jobs)
         self._processes: list[subprocess.Popen[str]] = []
         # Standard input of all processes: when this process is killed, it ends, and they end.
         self._life, self._end = os.pipe()
-        self._options: dict[str, Any] = {"threads": threads, "held": held, "stdin": self._life}
+        self._options: dict[str, Any] = {
+            "threads": threads,
+            "held": held,
+            "stdin": self._life,
+        }
 
-    def submit(self, target: str, request: Mapping[str, Any]) -> "Future[Any]":
+    def submit(
+        self,
+        target: str,
+        request: Mapping[str, Any],
+    ) -> "Future[Any]":
         """Call a function as soon as a process is free; see :func:`call`.
 
         :param target: ``"module:function"``
         :param request: argument of the function, JSON
         """
-        return self._executor.submit(call, target, request, started=self._processes.append, **self._options)
+        return self._executor.submit(
+            call,
+            target,
+            request,
+            started=self._processes.append,
+            **self._options,
+        )
 
     def close(self) -> None:
         """End running processes, and start no other."""
+        # Queued calls must not start while the running ones end.
         self._executor.shutdown(wait=False, cancel_futures=True)
         os.close(self._end)
         # A process in a call of C code that holds Python's lock cannot notice that its standard input has ended.
@@ -150,10 +169,15 @@ def main() -> None:
     # Libraries print; what they print must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+
     try:
-        request = _read_request(sys.argv[2])
-        function = pkgutil.resolve_name(sys.argv[1])
+        file = Path(sys.argv[2])
+        request = json.loads(file.read_text())
+        # It would remain if the parent is killed.
+        shutil.rmtree(file.parent, ignore_errors=True)
+        # Before the function imports what reads it.
         torch.set_num_threads(request["threads"])
+        function = pkgutil.resolve_name(sys.argv[1])
         print(json.dumps({"result": function(request)}), file=answers)
     except Exception as error:
         print(json.dumps({"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}), file=answers)

@@ -11,7 +11,7 @@ import ray
 from sb3_ano._system import require_reachable, versions
 from sb3_ano.bench.pool import Pool, WorkerError, call
 
-# How often a run starts again after its machine was lost; Ray does not retry a training that fails.
+# How often a run starts again after its machine was lost.
 _MOST_RESTARTS = 10
 
 
@@ -27,25 +27,44 @@ class RayPool(Pool):
     :raises OSError: if there is no cluster at the address
     """
 
-    def __init__(self, address: str | None, jobs: int | None, threads: int) -> None:
+    def __init__(
+        self,
+        address: str | None,
+        jobs: int | None,
+        threads: int,
+    ) -> None:
         self._threads = threads
-        if address not in (None, "auto"):
-            require_reachable("--address", str(address))
-        processors = jobs * threads if address is None and jobs is not None else None
-        # "local" starts a cluster; with None, Ray would join one that happens to run here, and reject num_cpus.
-        ray.init(address=address or "local", num_cpus=processors, log_to_driver=False, logging_level="ERROR")
+        if address is not None and address != "auto":
+            require_reachable("--address", address)
 
-    def submit(self, target: str, request: Mapping[str, Any]) -> "Future[dict[str, bytes]]":
+        processors = None
+        if address is None and jobs is not None:
+            processors = jobs * threads
+        # "local" starts a cluster; with None, Ray would join one that happens to run here, and reject num_cpus.
+        ray.init(
+            address=address or "local",
+            num_cpus=processors,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+
+    def submit(
+        self,
+        target: str,
+        request: Mapping[str, Any],
+    ) -> "Future[dict[str, bytes]]":
         """Queue a function. If its machine is lost, Ray runs it again from the start.
 
         :param target: ``"module:function"``
         :param request: argument of the function; ``directory`` becomes one on the node, and ``device="cuda"`` gets a GPU
         :return: content of the files in the directory, by name
         """
+        is_for_gpu = request.get("device", "cpu").startswith("cuda")
         task = ray.remote(
             num_cpus=self._threads,
-            num_gpus=1 if request.get("device", "cpu").startswith("cuda") else 0,
+            num_gpus=1 if is_for_gpu else 0,
             max_retries=_MOST_RESTARTS,
+            # A training that fails would fail again.
             retry_exceptions=False,
             scheduling_strategy="SPREAD",
         )(_call)
@@ -56,10 +75,22 @@ class RayPool(Pool):
         ray.shutdown()
 
 
-def _call(target: str, request: dict[str, Any], threads: int, expected: dict[str, str]) -> dict[str, bytes]:
+def _call(
+    target: str,
+    request: dict[str, Any],
+    threads: int,
+    expected: dict[str, str],
+) -> dict[str, bytes]:
     """Call the function on a node, and return the files that it wrote."""
-    if (installed := versions(["sb3-ano"])) != expected:
+    installed = versions(["sb3-ano"])
+    if installed != expected:
         raise WorkerError(f"this node has {installed}, the driver {expected}; install the same version on all nodes")
+
     with tempfile.TemporaryDirectory() as directory:
         call(target, {**request, "directory": directory}, threads=threads)
-        return {file.name: file.read_bytes() for file in Path(directory).iterdir() if file.is_file()}
+        files = {}
+
+        for file in Path(directory).iterdir():
+            if file.is_file():
+                files[file.name] = file.read_bytes()
+        return files

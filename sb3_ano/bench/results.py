@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tqdm import tqdm
 
 from sb3_ano._io import DirectoryLock, read_json, write_file, write_json
@@ -18,23 +19,39 @@ from sb3_ano._system import now
 from sb3_ano.bench.training import CHECKPOINTS, EVALUATIONS, FILES, FORMAT, MONITOR, PROGRESS, RUN, checksum
 from sb3_ano.checkpoints.files import remove_checkpoints
 
-_RUNS, _UNFINISHED, _FAILED = "runs", "unfinished", "failed"
-_REQUIRED = {
-    **dict.fromkeys(("name", "identity", "suite", "env_id", "algorithm"), str),
-    **dict.fromkeys(("seed", "total_timesteps"), int),
-    **dict.fromkeys(("hyperparameters", "changed", "evaluation", "sha256"), dict),
-}
-# Circumstances of a training, which imported runs lack.
-_OPTIONAL: dict[str, Any] = {
-    **dict.fromkeys(("finished", "commit", "backend_used"), str),
-    **dict.fromkeys(("versions", "machine"), dict),
-    "seconds": (int, float),
-    "timesteps": int,
-}
+_RUNS = "runs"
+_UNFINISHED = "unfinished"
+_FAILED = "failed"
 _LARGEST_INTEGER = 2**63 - 1
-_STEPS_OF_UPDATES = "time/total_timesteps"
+# Bytes at the end of a Monitor file that have a complete row: two rows are shorter.
+_TAIL = 200
 # Seconds after which reading shows a bar.
 _SILENT_SECONDS = 2.0
+
+
+class _Document(BaseModel):
+    """Describe what must be in ``run.json``, and the types of what may be there."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    name: str
+    identity: str
+    suite: str
+    env_id: str
+    algorithm: str
+    seed: int = Field(ge=-_LARGEST_INTEGER, le=_LARGEST_INTEGER)
+    total_timesteps: int = Field(ge=1, le=_LARGEST_INTEGER)
+    hyperparameters: dict[str, Any]
+    changed: dict[str, Any]
+    evaluation: dict[str, Any]
+    sha256: dict[str, str]
+    finished: str | None = None
+    commit: str | None = None
+    backend_used: str | None = None
+    versions: dict[str, Any] | None = None
+    machine: dict[str, Any] | None = None
+    seconds: float | None = Field(None, ge=0.0)
+    timesteps: int | None = Field(None, ge=0, le=_LARGEST_INTEGER)
 
 
 @dataclass(frozen=True)
@@ -49,44 +66,56 @@ class RunFiles:
     document: Mapping[str, Any] = field(hash=False)
 
     def evaluations(self) -> pd.DataFrame:
-        """Return one row per evaluation: ``timesteps``, and ``mean`` and ``std`` of the returns; no rows if imported.
+        """Return one row per evaluation: ``timesteps``, and ``mean`` and ``std`` of the returns.
 
-        :raises ValueError: if the file has another content, with its name
+        :raises ValueError: if the file is missing or has another content, with its name
         """
         file = self.path / EVALUATIONS
-        if not file.is_file():
-            return pd.DataFrame(columns=["timesteps", "mean", "std"], dtype=float)
-        # NumPy leaves a file open that is none of its own.
-        with named_errors(file), np.load(io.BytesIO(file.read_bytes())) as content, np.errstate(invalid="ignore"):
-            steps = content["timesteps"]
-            results = content["results"].astype(float)
-            if steps.ndim != 1 or results.ndim != 2 or len(steps) != len(results) or not results.shape[1]:
+        with named_errors(file):
+            # Read first, because NumPy leaves a file open that it cannot read.
+            content = io.BytesIO(file.read_bytes())
+            with np.load(content) as arrays:
+                steps = arrays["timesteps"]
+                results = arrays["results"].astype(float)
+
+            has_episodes = results.ndim == 2 and results.shape[1] > 0
+            if steps.ndim != 1 or not has_episodes or len(steps) != len(results):
                 raise ValueError(
                     f"timesteps has shape {steps.shape}, and results {results.shape} instead of (evaluations, episodes)"
                 )
-            table = pd.DataFrame({"timesteps": steps, "mean": results.mean(axis=1), "std": results.std(axis=1)})
-            return _checked_rows(table, "timesteps")
+
+            # Infinite returns have no standard deviation.
+            with np.errstate(invalid="ignore"):
+                mean = results.mean(axis=1)
+                std = results.std(axis=1)
+            table = pd.DataFrame({"timesteps": steps, "mean": mean, "std": std})
+            _check_rows(table, "timesteps")
+
+        return table
 
     def episodes(self) -> pd.DataFrame:
         """Return one row per episode of the training: ``r`` (return), ``l`` (length), ``t`` (seconds), ``timesteps``.
 
-        :raises ValueError: if the file has another content, with its name
+        :raises ValueError: if the file is missing or has another content, with its name
         """
-        with named_errors(self.path / MONITOR):
-            table = pd.read_csv(self.path / MONITOR, comment="#", encoding="utf-8")
+        file = self.path / MONITOR
+        with named_errors(file):
+            table = pd.read_csv(file, comment="#", encoding="utf-8")
             # Environments that end an episode in the same step have the same steps.
-            return _checked_rows(table, "timesteps", ("r", "l", "t"), strictly=False)
+            _check_rows(table, "timesteps", ("r", "l", "t"), strictly=False)
+
+        return table
 
     def updates(self) -> pd.DataFrame:
-        """Return one row per update, with the columns of SB3's logger and of :func:`measure_update`; no rows if imported.
+        """Return one row per update, with the columns of SB3's logger and of :func:`measure_update`.
 
-        :raises ValueError: if the file has another content, with its name
+        :raises ValueError: if the file is missing or has another content, with its name
         """
         file = self.path / PROGRESS
-        if not file.is_file():
-            return pd.DataFrame(columns=[_STEPS_OF_UPDATES], dtype=float)
         with named_errors(file):
-            return _checked_rows(pd.read_csv(file, encoding="utf-8"), _STEPS_OF_UPDATES)
+            table = pd.read_csv(file, encoding="utf-8")
+            _check_rows(table, "time/total_timesteps")
+        return table
 
 
 @contextlib.contextmanager
@@ -103,8 +132,13 @@ def named_errors(file: Path) -> Iterator[None]:
         raise ValueError(f"{file} cannot be read: {' '.join(str(error).split()) or repr(error)}") from error
 
 
-def _checked_rows(table: pd.DataFrame, steps: str, columns: Collection[str] = (), strictly: bool = True) -> pd.DataFrame:
-    """Return a table of numbers with increasing steps.
+def _check_rows(
+    table: pd.DataFrame,
+    steps: str,
+    columns: Collection[str] = (),
+    strictly: bool = True,
+) -> None:
+    """Check that a table has numbers only, and increasing steps.
 
     :param table: table to check
     :param steps: column of the environment steps
@@ -122,12 +156,14 @@ def _checked_rows(table: pd.DataFrame, steps: str, columns: Collection[str] = ()
             raise ValueError(f"column {title!r} has values that are not numbers")
 
     counts = table[steps].to_numpy(float)
-    if not np.isfinite(counts).all() or (counts < 0).any() or (counts > _LARGEST_INTEGER).any():
+    # Comparisons with NaN are false.
+    is_possible = (counts >= 0) & (counts <= _LARGEST_INTEGER)
+    if not is_possible.all():
         raise ValueError(f"column {steps!r} has values that are not numbers of environment steps")
     growth = np.diff(counts)
-    if (growth < 0).any() or (strictly and (growth == 0).any()):
+    is_wrong = growth <= 0 if strictly else growth < 0
+    if is_wrong.any():
         raise ValueError(f"column {steps!r} does not increase")
-    return table
 
 
 def read_run(path: Path) -> RunFiles:
@@ -140,36 +176,40 @@ def read_run(path: Path) -> RunFiles:
     document = read_json(path / RUN)
     if document.get("format") != FORMAT:
         raise ValueError(f"{path}: format {document.get('format')!r}; this version of sb3_ano reads format {FORMAT}")
-    for key, kind in _REQUIRED.items():
-        # Python takes True for an integer.
-        if not isinstance(document.get(key), kind) or isinstance(document[key], bool):
-            raise ValueError(f"{path}: {RUN} has {key}={document.get(key)!r}, not a value of type {kind.__name__}")
-    for key, kinds in _OPTIONAL.items():
-        value = document.get(key)
-        if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
-            raise ValueError(f"{path}: {RUN} has {key}={value!r}, which is of type {type(value).__name__}")
-    if not 1 <= document["total_timesteps"] <= _LARGEST_INTEGER or abs(document["seed"]) > _LARGEST_INTEGER:
-        raise ValueError(f"{path}: {RUN} has an impossible number of total_timesteps or seed")
-    if not 0 <= (document.get("seconds") or 0) < float("inf") or not 0 <= (document.get("timesteps") or 0) <= _LARGEST_INTEGER:
-        raise ValueError(f"{path}: {RUN} has an impossible number of seconds or timesteps")
     try:
+        # The document itself is kept, with all that the run says about its circumstances.
+        _Document.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = first["loc"][0]
+        raise ValueError(f"{path}: {RUN} has {key}={document.get(str(key))!r}: {first['msg']}") from error
+
+    try:
+        # Other programs could not read it, and reports could not write it.
         json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
     except ValueError as error:
         raise ValueError(f"{path}: {RUN} has NaN, Infinity or text that is not Unicode: {error}") from error
-    if document["name"] != path.name:  # a copy would count twice
+
+    if document["name"] != path.name:
+        # A copy would count twice.
         raise ValueError(f"{path}: {RUN} is that of {document['name']}")
+
     for name, expected in document["sha256"].items():
-        if name not in FILES or not (path / name).is_file():
-            raise ValueError(f"{path}: {name!r} is {'missing' if name in FILES else 'not a file of a run'}")
+        # Checked before the path is used, which could lead anywhere.
+        if name not in FILES:
+            raise ValueError(f"{path}: {name!r} is not a file of a run")
+        if not (path / name).is_file():
+            raise ValueError(f"{path}: {name!r} is missing")
         if checksum(path / name) != expected:
             raise ValueError(f"{path}: the checksum of {name} does not match")
+
     return RunFiles(path, document)
 
 
 class Results:
     """Read a directory of results.
 
-    :param path: directory that ``run --out`` or ``import --out`` wrote
+    :param path: directory that ``run --out`` wrote
     :raises FileNotFoundError: if there are no results
     """
 
@@ -180,7 +220,8 @@ class Results:
 
     def names(self) -> list[str]:
         """Return the names of the finished runs."""
-        return sorted(path.name for path in (self.path / _RUNS).iterdir() if path.is_dir())
+        directories = [path for path in (self.path / _RUNS).iterdir() if path.is_dir()]
+        return sorted(path.name for path in directories)
 
     def runs(self, names: Collection[str] | None = None) -> list[RunFiles]:
         """Read finished runs.
@@ -188,30 +229,29 @@ class Results:
         :param names: names of runs, of which missing ones are left out; None for all
         :raises ValueError: if runs are damaged, with the names of all of them, or if ``names`` is None and no run has finished
         """
-        runs, damaged = [], []
-        for name in tqdm(self.names(), "Reading runs", unit="run", delay=_SILENT_SECONDS, leave=False, disable=None):
-            if names is None or name in names:
-                try:
-                    runs.append(read_run(self.path / _RUNS / name))
-                except (OSError, ValueError) as error:
-                    damaged.append(str(error))
+        runs = []
+        damaged = []
+        bar = {
+            "unit": "run",
+            "delay": _SILENT_SECONDS,
+            "leave": False,
+            "disable": None,
+        }
+
+        for name in tqdm(self.names(), "Reading runs", **bar):
+            if names is not None and name not in names:
+                continue
+            try:
+                runs.append(read_run(self.path / _RUNS / name))
+            except (OSError, ValueError) as error:
+                # All are named at once, because each may take hours to train again.
+                damaged.append(str(error))
+
         if damaged:
             raise ValueError(f"{len(damaged)} damaged runs; remove their directories to run them again: {'; '.join(damaged)}")
         if names is None and not runs:
             raise ValueError(f"{self.path}: no run has finished")
         return runs
-
-
-def require_different(runs: pd.DataFrame, columns: list[str]) -> None:
-    """Reject two runs that would be one row of a table, such as those of one seed and of two lengths.
-
-    :param runs: a row per run, with ``name``
-    :param columns: columns that should tell runs apart
-    :raises ValueError: if two runs are equal in all of them
-    """
-    if len(equal := runs[runs.duplicated(columns, keep=False)].sort_values(columns)):
-        names = " and ".join(equal["name"].head(2))
-        raise ValueError(f"{names} have the same algorithm, hyperparameters, task and seed; move one to other results")
 
 
 class ResultsWriter(Results, contextlib.AbstractContextManager["ResultsWriter"]):
@@ -243,12 +283,23 @@ class ResultsWriter(Results, contextlib.AbstractContextManager["ResultsWriter"])
 
         :param name: name of the run
         """
-        with contextlib.suppress(OSError, ValueError), (self.path / _UNFINISHED / name / MONITOR).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 200))  # two rows are shorter
-            return int(file.read().rpartition(b"\n")[0].rpartition(b",")[2])  # of the last row that is complete
-        return 0
+        try:
+            with (self.path / _UNFINISHED / name / MONITOR).open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - _TAIL))
+                tail = file.read()
 
-    def publish(self, name: str, files: Mapping[str, bytes] | None = None) -> None:
+            # The last row may be incomplete.
+            complete_rows = tail.rpartition(b"\n")[0]
+            return int(complete_rows.rpartition(b",")[2])
+        except (OSError, ValueError):
+            return 0
+
+    def publish(
+        self,
+        name: str,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
         """Turn an unfinished run into a finished one, by one rename.
 
         :param name: name of the run
@@ -258,14 +309,20 @@ class ResultsWriter(Results, contextlib.AbstractContextManager["ResultsWriter"])
         """
         directory = self.begin(name)
         if files is not None:
-            remove_checkpoints(directory / CHECKPOINTS)  # of an attempt on this machine
+            # They may be of an attempt on this machine.
+            remove_checkpoints(directory / CHECKPOINTS)
             for file, content in files.items():
                 write_file(directory / file, content)
+
+        # What cannot be read now is a failure of the run, and not of the report.
         read_run(directory)
         os.rename(directory, self.path / _RUNS / name)
+
+        # Of an earlier attempt.
         self._failure(name).unlink(missing_ok=True)
+        # It stays if there are other unfinished runs.
         with contextlib.suppress(OSError):
-            (self.path / _UNFINISHED).rmdir()  # if it is empty
+            (self.path / _UNFINISHED).rmdir()
 
     def record_failure(self, name: str, error: str) -> None:
         """Record the error of a run that failed.

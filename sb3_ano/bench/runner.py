@@ -21,8 +21,11 @@ from sb3_ano.bench.training import make_env, make_model, wrapped
 from sb3_ano.envs.atari import atari_protocol, require_integer
 from sb3_ano.envs.vec_env import existing_game
 
-# Seconds between two looks at the progress of the runs, and between two states of the bar in a terminal and in a file.
-_LOOK, _IN_TERMINAL, _IN_FILE = 1.0, 1.0, 60.0
+# Seconds between two looks at the progress of the runs.
+_LOOK = 1.0
+# Seconds between two states of the bar, in a terminal and in a file.
+_IN_TERMINAL = 1.0
+_IN_FILE = 60.0
 # Seconds after which a check shows a bar.
 _SILENT_SECONDS = 2.0
 
@@ -37,61 +40,83 @@ def check_runs(runs: Sequence[Run]) -> None:
     """
     tasks: dict[str, list[Run]] = {}
     for run in runs:
+        # Environments take longer to make than models.
         tasks.setdefault(_task_key(run), []).append(run)
 
     checked: set[str] = set()
-    style = {"unit": "run", "delay": _SILENT_SECONDS, "leave": False, "disable": None}
+    style = {
+        "unit": "run",
+        "delay": _SILENT_SECONDS,
+        "leave": False,
+        "disable": None,
+    }
+
     with tqdm(total=len(runs), desc="Checking the plan", **style) as bar:
         for group in tasks.values():
             _check_task(group, checked, bar)
 
 
-def _check_task(group: Sequence[Run], checked: set[str], bar: tqdm) -> None:
+def _task_key(run: Run) -> str:
+    """Return what the environments of a run depend on."""
+    task: object = run.env_id
+    protocol = atari_protocol(run.env_id)
+    # With a backend of the user's choice, a game may be missing in it.
+    if protocol is not None and run.backend == "auto":
+        task = dataclasses.replace(protocol, game="")
+    wrapper = run.hyperparameters.get("env_wrapper")
+    return repr((task, run.backend, run.imports, run.env_kwargs, wrapper))
+
+
+def _check_task(
+    group: Sequence[Run],
+    checked: set[str],
+    bar: tqdm,
+) -> None:
     """Make the environment of some runs, and the models of their configurations."""
     run = group[0]
     task = run.env_id
+
     try:
         for module in run.imports:
+            # They register tasks.
             importlib.import_module(module)
         require_integer("n_envs", run.hyperparameters["n_envs"])
+
         with warnings.catch_warnings():
-            _ignore_upstream_warnings()
+            # Gymnasium's, which contain terminal codes, such as those about old versions of a task.
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            warnings.filterwarnings("ignore", "\x1b")
+
             with contextlib.closing(make_env(run, 1)) as env:
                 for run in group:
                     if run.env_id != task and existing_game(run.env_id) is None:
                         raise ValueError("no installed package has this game")
                     _check_model(run, env, checked)
                     bar.update()
-    except Exception as error:  # a task is a user's code
+    # A task is a user's code, which can raise anything.
+    except Exception as error:
         raise ValueError(f"{run.algorithm} cannot be trained on {run.env_id}: {error or repr(error)}") from error
-
-
-def _task_key(run: Run) -> str:
-    """Return what the environments of a run depend on."""
-    protocol = atari_protocol(run.env_id)
-    # With a backend of the user's choice, a game may be missing in it.
-    task: object = run.env_id if protocol is None or run.backend != "auto" else dataclasses.replace(protocol, game="")
-    return repr((task, run.backend, run.imports, run.env_kwargs, run.hyperparameters.get("env_wrapper")))
 
 
 def _check_model(run: Run, env: VecEnv, checked: set[str]) -> None:
     """Make a model, unless one with the same settings was made for spaces of the same kinds."""
-    spaces = (type(env.observation_space), env.observation_space.shape is None or len(env.observation_space.shape))
-    key = repr((run.algorithm, run.hyperparameters, spaces, type(env.action_space)))
+    observations = env.observation_space
+    dimensions = None
+    if observations.shape is not None:
+        dimensions = len(observations.shape)
+    spaces = (type(observations), dimensions, type(env.action_space))
+    key = repr((run.algorithm, run.hyperparameters, spaces))
     if key in checked:
         return
     checked.add(key)
+
     require_integer("n_envs", run.hyperparameters["n_envs"])
     require_integer("frame_stack", run.hyperparameters.get("frame_stack") or 1)
+
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the size of a rollout with one environment
-        make_model(run, wrapped(run, env, env)[0])
-
-
-def _ignore_upstream_warnings() -> None:
-    """Ignore gymnasium's warnings, which contain terminal codes, such as those about old versions of a task."""
-    warnings.filterwarnings("ignore", category=DeprecationWarning)
-    warnings.filterwarnings("ignore", "\x1b")
+        # About the size of a rollout with one environment.
+        warnings.simplefilter("ignore")
+        make_model(run, wrapped(run, env))
 
 
 def show_plan(runs: Sequence[Run], finished: Collection[str]) -> None:
@@ -104,26 +129,37 @@ def show_plan(runs: Sequence[Run], finished: Collection[str]) -> None:
     for run in runs:
         changed = ", ".join(f"{name}={value}" for name, value in run.changed.items())
         groups.setdefault((run.algorithm, changed), []).append(run)
+    # The last row is the sum.
+    groups["all", ""] = list(runs)
 
-    rows: list[list[str]] = []
-    for names, group in [*groups.items(), (("all", ""), runs)]:
+    rows = []
+    for names, group in groups.items():
         missing = [run.total_timesteps for run in group if run.name not in finished]
-        tasks = len({run.env_id for run in group})
-        rows.append([*names, f"{tasks:,}", f"{len(group):,}", f"{len(missing):,}", f"{sum(missing):,}"])
+        tasks = {run.env_id for run in group}
+        rows.append([*names, f"{len(tasks):,}", f"{len(group):,}", f"{len(missing):,}", f"{sum(missing):,}"])
 
     table = rich.table.Table(box=None)
     for title in ("algorithm", "changed"):
         table.add_column(title, overflow="fold")
     for index, title in enumerate(("tasks", "runs", "to train", "steps to train"), start=2):
         # Numbers are never broken over lines: texts are, instead.
-        table.add_column(title, justify="right", min_width=max(len(row[index]) for row in rows))
+        width = max(len(row[index]) for row in rows)
+        table.add_column(title, justify="right", min_width=width)
+
     for row in rows:
-        cells = [rich.text.Text(cell, overflow="fold") for cell in row]  # names are not markup
+        # Names are not markup.
+        cells = [rich.text.Text(cell, overflow="fold") for cell in row]
         table.add_row(*cells)
+
     rich.print(table)
 
 
-def execute(runs: Sequence[Run], executor: Pool, results: ResultsWriter, options: Mapping[str, Any]) -> dict[str, WorkerError]:
+def execute(
+    runs: Sequence[Run],
+    executor: Pool,
+    results: ResultsWriter,
+    options: Mapping[str, Any],
+) -> dict[str, WorkerError]:
     """Train the missing runs of a plan. Finished runs are kept, whatever happens to the others.
 
     :param runs: runs without results
@@ -133,42 +169,78 @@ def execute(runs: Sequence[Run], executor: Pool, results: ResultsWriter, options
     :return: error of each run that failed, by name
     :raises OSError: if the results cannot be written
     """
-    errors: dict[str, WorkerError] = {}
+    errors = {}
     try:
-        futures: dict[Future[Any], Run] = {}
+        futures = {}
         for run in runs:
-            request = {"run": dataclasses.asdict(run), "directory": str(results.begin(run.name).absolute()), **options}
+            directory = results.begin(run.name).absolute()
+            request = {
+                "run": dataclasses.asdict(run),
+                "directory": str(directory),
+                **options,
+            }
             futures[executor.submit("sb3_ano.bench.training:train_request", request)] = run
+
         for run, future in _ended(futures, results):
-            caught = future.exception()  # its result is a run's files
-            if caught is None:
-                try:
-                    results.publish(run.name, future.result())
-                except ValueError as damaged:
-                    caught = damaged
-            if caught is not None:
-                errors[run.name] = error = WorkerError.of(caught)
+            error = _published(run, future, results)
+            if error is not None:
+                errors[run.name] = error
+                # Now, because others may train for days.
                 tqdm.write(f"{run.name}: {error}", file=sys.stderr)
                 results.record_failure(run.name, error.details or error.message)
     except OSError as error:
         raise OSError(f"{results.path} cannot be written: {error}; the same command resumes") from error
     finally:
         executor.close()
+
     return errors
+
+
+def _published(
+    run: Run,
+    future: Future[Any],
+    results: ResultsWriter,
+) -> WorkerError | None:
+    """Add a run that has ended to the results, or return its error."""
+    error = future.exception()
+    if error is None:
+        try:
+            # The result of a run on another machine is its files.
+            results.publish(run.name, future.result())
+        except ValueError as damaged:
+            error = damaged
+
+    return None if error is None else WorkerError.of(error)
 
 
 def _ended(futures: dict[Future[Any], Run], results: ResultsWriter) -> Iterator[tuple[Run, Future[Any]]]:
     """Yield the runs as they end, and show meanwhile the steps of all runs, which are read from their Monitor files."""
-    runs, total = len(futures), sum(run.total_timesteps for run in futures.values())
+    runs = len(futures)
+    total = sum(run.total_timesteps for run in futures.values())
 
     def steps() -> int:
-        return total - sum(max(0, run.total_timesteps - results.timesteps(run.name)) for run in futures.values())
+        missing = 0
+        for run in futures.values():
+            # The last rollout may end after the last step.
+            missing += max(0, run.total_timesteps - results.timesteps(run.name))
+        return total - missing
 
-    style = {"unit": "step", "unit_scale": True, "smoothing": 0.0, "miniters": 0}
-    with tqdm(total=total, initial=steps(), mininterval=_IN_TERMINAL if sys.stderr.isatty() else _IN_FILE, **style) as bar:
+    # A file keeps all states.
+    interval = _IN_TERMINAL if sys.stderr.isatty() else _IN_FILE
+    style = {
+        "unit": "step",
+        "unit_scale": True,
+        "smoothing": 0.0,
+        "miniters": 0,
+        "mininterval": interval,
+    }
+
+    with tqdm(total=total, initial=steps(), **style) as bar:
         while futures:
             for future in wait(futures, _LOOK, FIRST_COMPLETED).done:
                 yield futures.pop(future), future
             bar.set_postfix_str(f"{runs - len(futures)} of {runs} runs", refresh=False)
-            bar.initial = min(bar.initial, done := steps())  # a run that resumes goes back to its checkpoint
+            done = steps()
+            # A run that resumes goes back to its checkpoint.
+            bar.initial = min(bar.initial, done)
             bar.update(done - bar.n)

@@ -18,7 +18,12 @@ _TABLES = {
     "wang2016": ("atari_wang2016.csv", "Human-normalized score"),
     "classic": ("classic.csv", "Zoo-normalized score"),
 }
-_COLUMNS = {"game": "env", "task": "env", "expert": "player", "human": "player"}
+_COLUMNS = {
+    "game": "env",
+    "task": "env",
+    "expert": "player",
+    "human": "player",
+}
 #: The tables that the paper cites, and the one for classic control.
 DEFAULT_TABLES = ("td3", "mnih2015", "classic")
 
@@ -41,16 +46,27 @@ def load_table(name: str) -> pd.DataFrame:
     :raises FileNotFoundError: if there is no such table
     :raises ValueError: if the file is invalid
     """
-    file, unit = _TABLES.get(name, (str(Path(name).absolute()), "Normalized score"))
+    if name in _TABLES:
+        file, unit = _TABLES[name]
+        path = _DIRECTORY / file
+    else:
+        unit = "Normalized score"
+        path = Path(name)
+
     try:
-        rows = pd.read_csv(_DIRECTORY / file, encoding="utf-8-sig", skipinitialspace=True).rename(columns=_COLUMNS)
+        rows = pd.read_csv(path, encoding="utf-8-sig", skipinitialspace=True).rename(columns=_COLUMNS)
         rows = rows.astype({"env": str, "random": float, "player": float})
     except (KeyError, ValueError) as error:
         raise ValueError(f"score table {name!r} is invalid: {error}") from error
+
+    # Spreadsheets leave spaces.
     rows["env"] = rows["env"].str.strip()
+
     gap = (rows["player"] - rows["random"]).abs()
-    if ((gap == np.inf) | rows["env"].duplicated()).any():
+    has_infinity = (gap == np.inf).any()
+    if has_infinity or rows["env"].duplicated().any():
         raise ValueError(f"score table {name!r} is invalid: a task is there twice, or has an infinite score")
+    # Without a gap, or with a missing score, returns cannot be normalized.
     return rows[gap > 0].assign(table=name, unit=unit)
 
 
@@ -65,7 +81,8 @@ class ReferenceScores:
 
     def __init__(self, names: Sequence[str] = DEFAULT_TABLES) -> None:
         self.tables = tuple(dict.fromkeys(names))
-        self.rows = pd.concat([load_table(name) for name in self.tables], ignore_index=True)
+        tables = [load_table(name) for name in self.tables]
+        self.rows = pd.concat(tables, ignore_index=True)
         self._tasks = self.rows["env"].map(task_of)
 
     def find(self, env_id: str) -> pd.Series | None:
@@ -77,15 +94,23 @@ class ReferenceScores:
         """
         rows = self.rows[self._tasks == task_of(env_id)]
         exact = rows["env"] == env_id
-        rows = rows[exact | ~rows["table"].isin(rows["table"][exact])]
+        tables_with_exact = rows["table"][exact]
+        # The first row is that of the first table that has one.
+        rows = rows[exact | ~rows["table"].isin(tables_with_exact)]
         return None if rows.empty else rows.iloc[0]
 
-    def normalize(self, env_id: str, returns: np.ndarray | float) -> np.ndarray:
+    def normalize(
+        self,
+        env_id: str,
+        returns: np.ndarray | float,
+    ) -> np.ndarray:
         """Return ``(return - random) / (player - random)``; NaN if no table has both scores.
 
         :param env_id: id of the environment
         :param returns: returns of any shape
         """
         row = self.find(env_id)
-        random, player = (np.nan, np.nan) if row is None else (row["random"], row["player"])
-        return (np.asarray(returns, np.float64) - random) / (player - random)
+        values = np.asarray(returns, np.float64)
+        if row is None:
+            return np.full_like(values, np.nan)
+        return (values - row["random"]) / (row["player"] - row["random"])

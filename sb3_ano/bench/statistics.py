@@ -25,7 +25,8 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
 
     :param scores: shape ``(..., seeds, tasks)``
     """
-    return trim_mean(scores.reshape(*scores.shape[:-2], -1), 0.25, axis=-1)
+    together = scores.reshape(*scores.shape[:-2], -1)
+    return trim_mean(together, 0.25, axis=-1)
 
 
 def mean(scores: np.ndarray) -> np.ndarray:
@@ -41,7 +42,8 @@ def median(scores: np.ndarray) -> np.ndarray:
 
     :param scores: shape ``(..., seeds, tasks)``
     """
-    return np.median(scores.mean(axis=-2), axis=-1)
+    of_tasks = scores.mean(axis=-2)
+    return np.median(of_tasks, axis=-1)
 
 
 def optimality_gap(scores: np.ndarray) -> np.ndarray:
@@ -49,7 +51,8 @@ def optimality_gap(scores: np.ndarray) -> np.ndarray:
 
     :param scores: shape ``(..., seeds, tasks)``
     """
-    return 1.0 - np.minimum(scores, 1.0).mean(axis=(-2, -1))
+    limited = np.minimum(scores, 1.0)
+    return 1.0 - limited.mean(axis=(-2, -1))
 
 
 #: The aggregates by the names that the field uses.
@@ -79,10 +82,16 @@ class Estimate(NamedTuple):
 
         :param value: values of any shape
         """
-        return cls(value, np.full_like(value, np.nan), np.full_like(value, np.nan))
+        unknown = np.full_like(value, np.nan)
+        return cls(value, unknown, unknown)
 
 
-def estimate(statistic: Statistic, *samples: np.ndarray, reps: int = 2000, paired: bool = False) -> Estimate:
+def estimate(
+    statistic: Statistic,
+    *samples: np.ndarray,
+    reps: int = 2000,
+    paired: bool = False,
+) -> Estimate:
     """Compute a statistic of one or several sets of runs with its interval.
 
     :param statistic: function from arrays ``(..., seeds, tasks)`` to an array ``(...)``
@@ -95,36 +104,72 @@ def estimate(statistic: Statistic, *samples: np.ndarray, reps: int = 2000, paire
     value = np.asarray(statistic(*arrays))
     if min(array.shape[-2] for array in arrays) < 2:
         return Estimate.exact(value)
+
     rng = np.random.default_rng(0)
-    resamples, rows = [], None
+    resamples = []
+    rows = None
+
     for array in arrays:
         seeds, tasks = array.shape[-2:]
+        # Paired samples have the same seeds in each resample.
         if rows is None or not paired:
-            rows = rng.integers(seeds, size=(reps, *(1,) * (array.ndim - 2), seeds, tasks))
+            # The same runs at all points of a curve, which are the leading dimensions.
+            points = (1,) * (array.ndim - 2)
+            rows = rng.integers(seeds, size=(reps, *points, seeds, tasks))
+
+        # Because resampling underestimates the variance by (n - 1) / n.
+        stretch = np.sqrt(seeds / (seeds - 1))
         center = array.mean(axis=-2, keepdims=True)
-        stretched = center + np.sqrt(seeds / (seeds - 1)) * (array - center)
+        stretched = center + stretch * (array - center)
         resamples.append(np.take_along_axis(stretched[None], rows, axis=-2))
+
     error = np.asarray(statistic(*resamples)).std(axis=0, ddof=1)
-    half = student_t.ppf(_QUANTILE, _degrees_of_freedom(statistic, arrays, paired)) * error
+    degrees = _degrees_of_freedom(statistic, arrays, paired)
+    half = _quantile(degrees) * error
     return Estimate(value, value - half, value + half)
 
 
-def _degrees_of_freedom(statistic: Statistic, arrays: list[np.ndarray], paired: bool) -> np.ndarray:
+def _quantile(degrees_of_freedom: np.ndarray | float) -> np.ndarray:
+    """Return by how many standard errors an interval of 95 % extends to each side."""
+    return student_t.ppf(_QUANTILE, degrees_of_freedom)
+
+
+def _degrees_of_freedom(
+    statistic: Statistic,
+    arrays: list[np.ndarray],
+    paired: bool,
+) -> np.ndarray:
     """Return Satterthwaite's (1946) degrees of freedom: few if one task has most of the variance of the statistic.
 
     A task's share is the variance of the statistic if the scores of this task alone move by the distances of its ``n`` seeds
     from their mean, each divided by ``sqrt(n - 1)``. For a mean, it is the squared standard error of the task's mean, and the
     result that of Welch (1947). Paired samples move together; of others, each has shares and degrees of freedom of its own.
     """
-    total = squares = np.zeros(())
-    errors = [np.moveaxis(array - array.mean(-2, keepdims=True), -2, 0) / np.sqrt(array.shape[-2] - 1) for array in arrays]
-    for moving in [range(len(arrays))] if paired else [[i] for i in range(len(arrays))]:
+    # Distances by seed, which then is the first dimension.
+    errors = []
+
+    for array in arrays:
+        seeds = array.shape[-2]
+        distances = array - array.mean(axis=-2, keepdims=True)
+        errors.append(np.moveaxis(distances, -2, 0) / np.sqrt(seeds - 1))
+
+    every = range(len(arrays))
+    together = [list(every)] if paired else [[index] for index in every]
+    total = np.zeros(())
+    squares = np.zeros(())
+
+    for moving in together:
+        seeds = len(errors[moving[0]])
         for task in range(arrays[0].shape[-1]):
-            moved = [np.repeat(array[None], len(errors[moving[0]]), axis=0) for array in arrays]
-            for i in moving:
-                moved[i][..., task] += errors[i][..., None, task]
+            # One copy of the scores for each seed, in which the task's scores move by its distance.
+            moved = [np.repeat(array[None], seeds, axis=0) for array in arrays]
+            for index in moving:
+                moved[index][..., task] += errors[index][..., None, task]
+
             share = np.var(statistic(*moved), axis=0)
-            total, squares = total + share, squares + share**2 / (len(moved[0]) - 1)
+            total = total + share
+            squares = squares + share**2 / (seeds - 1)
+
     return np.divide(total**2, squares, out=np.ones_like(total), where=squares > 0)
 
 
@@ -146,11 +191,16 @@ def performance_profile(scores: np.ndarray, thresholds: np.ndarray) -> Estimate:
     :raises ValueError: for another shape, or scores that are not finite
     """
     (array,) = _checked((scores,))
-    fraction = (array[None] > thresholds[:, None, None]).mean(axis=(-2, -1))
+    is_above = array[None] > thresholds[:, None, None]
+    fraction = is_above.mean(axis=(-2, -1))
+    # A single seed shows nothing of the spread.
     if len(array) < 2:
         return Estimate.exact(fraction)
-    z2 = student_t.ppf(_QUANTILE, array.size - 1) ** 2 / array.size
-    center, half = (fraction + z2 / 2) / (1 + z2), np.sqrt(z2 * (fraction * (1 - fraction) + z2 / 4)) / (1 + z2)
+    # Wilson's interval, with Student's t instead of the normal quantile.
+    z2 = _quantile(array.size - 1) ** 2 / array.size
+    center = (fraction + z2 / 2) / (1 + z2)
+    variance = z2 * (fraction * (1 - fraction) + z2 / 4)
+    half = np.sqrt(variance) / (1 + z2)
     return Estimate(fraction, center - half, center + half)
 
 
@@ -165,20 +215,31 @@ def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> Estima
     :raises ValueError: for other shapes, or scores that are not finite
     """
     first, second = _checked((scores, others))
-    (n, tasks), m = first.shape, second.shape[0]
+    n, tasks = first.shape
+    m = len(second)
     difference = first[:, None, :] - second[None, :, :]
-    value = np.mean((difference > 0) + 0.5 * (difference == 0))
+    wins = (difference > 0) + 0.5 * (difference == 0)
+    value = np.mean(wins)
     if min(n, m) < 2:
         return Estimate.exact(value)
+
+    # The interval has the probabilities whose own variance makes the value likely.
     p = _PROBABILITIES
-    variance = p * (1 - p) * (1 + ((n + m) / 2 - 1) * ((1 - p) / (2 - p) + p / (1 + p))) / (n * m * tasks)
-    quantile = student_t.ppf(_QUANTILE, tasks * (n + m - 2))
-    inside = p[np.abs(p - value) <= quantile * np.sqrt(variance)]
-    return Estimate(value, np.minimum(inside.min(initial=1.0), value), np.maximum(inside.max(initial=0.0), value))
+    of_pairs = (1 - p) / (2 - p) + p / (1 + p)
+    variance = p * (1 - p) * (1 + ((n + m) / 2 - 1) * of_pairs) / (n * m * tasks)
+    widest = _quantile(tasks * (n + m - 2)) * np.sqrt(variance)
+    inside = p[np.abs(p - value) <= widest]
+    low = np.minimum(inside.min(initial=1.0), value)
+    high = np.maximum(inside.max(initial=0.0), value)
+    return Estimate(value, low, high)
 
 
 def relative_change(
-    before: np.ndarray, after: np.ndarray, reps: int = 2000, paired: bool = False, metric: Statistic = interquartile_mean
+    before: np.ndarray,
+    after: np.ndarray,
+    reps: int = 2000,
+    paired: bool = False,
+    metric: Statistic = interquartile_mean,
 ) -> Estimate:
     """Compute the relative change of an aggregate; -0.4 is a decrease of 40 %.
 
@@ -192,13 +253,23 @@ def relative_change(
     """
 
     def log_ratio(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-        old, new = metric(old), metric(new)
-        return np.log(np.divide(new, old, out=np.full(np.shape(new), np.nan), where=(old > 0) & (new > 0)))
+        base = metric(old)
+        value = metric(new)
+        ratio = np.full(np.shape(value), np.nan)
+        np.divide(value, base, out=ratio, where=(base > 0) & (value > 0))
+        # On the scale of the logarithm a change and its inverse are alike.
+        return np.log(ratio)
 
-    return Estimate(*map(np.expm1, estimate(log_ratio, before, after, reps=reps, paired=paired)))
+    change = estimate(log_ratio, before, after, reps=reps, paired=paired)
+    return Estimate(*(np.expm1(part) for part in change))
 
 
-def interaction(change: Sequence[np.ndarray], other: Sequence[np.ndarray], reps: int = 2000, paired: bool = False) -> Estimate:
+def interaction(
+    change: Sequence[np.ndarray],
+    other: Sequence[np.ndarray],
+    reps: int = 2000,
+    paired: bool = False,
+) -> Estimate:
     """Compute the difference between the changes of the IQM of two algorithms, in units of the score.
 
     :param change: scores of the algorithm before and after the change
@@ -209,16 +280,24 @@ def interaction(change: Sequence[np.ndarray], other: Sequence[np.ndarray], reps:
     """
 
     def difference(*samples: np.ndarray) -> np.ndarray:
-        before, after, other_before, other_after = map(interquartile_mean, samples)
-        return (after - before) - (other_after - other_before)
+        before, after, other_before, other_after = (interquartile_mean(sample) for sample in samples)
+        change_of_other = other_after - other_before
+        return after - before - change_of_other
 
     return estimate(difference, *change, *other, reps=reps, paired=paired)
 
 
 def _checked(samples: tuple[np.ndarray, ...], paired: bool = False) -> list[np.ndarray]:
-    arrays = [np.asarray(sample, np.float64) for sample in samples]
-    if not all(np.isfinite(array).all() for array in arrays):
-        raise ValueError("scores must be finite")
-    if len({array.shape if paired else array.shape[-1] for array in arrays}) > 1:
-        raise ValueError(f"scores of shapes {', '.join(str(array.shape) for array in arrays)} cannot be compared")
+    """Return arrays of finite scores of the same tasks, of the same seeds if they are paired."""
+    arrays = []
+    for sample in samples:
+        array = np.asarray(sample, np.float64)
+        if not np.isfinite(array).all():
+            raise ValueError("scores must be finite")
+        arrays.append(array)
+
+    compared = {array.shape if paired else array.shape[-1:] for array in arrays}
+    if len(compared) > 1:
+        shapes = ", ".join(str(array.shape) for array in arrays)
+        raise ValueError(f"scores of shapes {shapes} cannot be compared")
     return arrays

@@ -16,8 +16,8 @@ from sb3_ano.envs.atari import atari_protocol
 from sb3_ano.zoo.hyperparameters import hyperparameter_file
 
 _DIRECTORY = Path(__file__).parent / "suites"
-#: File whose settings are shared by the algorithms without a file, so that PPO and TRPO are compared at equal settings.
-SHARED_FILE = "ano"
+# File of the algorithms that have none, so that PPO and TRPO are compared at equal settings.
+_SHARED_FILE = "ano"
 # Keys of the zoo's files that experiments do not know.
 _UNSUPPORTED = ("callback", "monitor_kwargs", "vec_env_wrapper")
 _VERSION = re.compile(r"-v\d+$")
@@ -50,6 +50,17 @@ class Task(BaseModel, extra="forbid", frozen=True):
     algorithms: dict[str, dict[str, Any]] = {}
     env_kwargs: dict[str, Any] = {}
 
+    def of_algorithm(self, algorithm: Algorithm) -> dict[str, Any]:
+        """Return the changes for one algorithm; those for its options come after those for its name.
+
+        :param algorithm: algorithm with its options
+        """
+        changes: dict[str, dict[str, Any]] = {}
+        for label, values in self.algorithms.items():
+            # Options are in any order and spelling.
+            changes[parse_algorithm(label).label] = values
+        return changes.get(algorithm.name, {}) | changes.get(algorithm.label, {})
+
 
 class Suite(Task, frozen=True):
     """Group tasks that are trained together.
@@ -70,8 +81,13 @@ class Suite(Task, frozen=True):
     @field_validator("tasks", mode="before")
     @classmethod
     def _named_tasks(cls, tasks: Any) -> Any:
-        tasks = dict.fromkeys(tasks) if isinstance(tasks, list) and all(isinstance(task, str) for task in tasks) else tasks
-        return {name: settings or {} for name, settings in tasks.items()} if isinstance(tasks, dict) else tasks
+        """Take a list of names, and names without settings."""
+        if isinstance(tasks, list) and all(isinstance(task, str) for task in tasks):
+            tasks = dict.fromkeys(tasks)
+        # YAML has None for a name without settings.
+        if isinstance(tasks, dict):
+            tasks = {name: settings or {} for name, settings in tasks.items()}
+        return tasks
 
     def model_post_init(self, context: Any) -> None:
         """Check the names that pydantic does not know.
@@ -79,11 +95,18 @@ class Suite(Task, frozen=True):
         :param context: context of the validation, unused
         :raises ValueError: for an unknown algorithm or hyperparameter
         """
-        known = set().union(*(Algorithm(name).hyperparameters for name in CLASSES))
+        known = set()
+        for name in CLASSES:
+            known |= Algorithm(name).hyperparameters
+
         for settings in (self, *self.tasks.values()):
             check_names("hyperparameter", settings.hyperparameters, known)
             for label, values in settings.algorithms.items():
-                check_names(f"hyperparameter of {label}", values, parse_algorithm(label).hyperparameters)
+                check_names(
+                    f"hyperparameter of {label}",
+                    values,
+                    parse_algorithm(label).hyperparameters,
+                )
 
     def select(self, env_ids: Sequence[str]) -> "Suite":
         """Return the suite with some of its tasks.
@@ -91,12 +114,22 @@ class Suite(Task, frozen=True):
         :param env_ids: environment ids, with their version, or without it for all versions
         :raises ValueError: for a task that is not in the suite
         """
-        names = {task: {task, _VERSION.sub("", task)} for task in self.tasks}
-        check_names(f"task of suite {self.name!r}:", env_ids, set().union(*names.values()))
-        wanted = {task: settings for task, settings in self.tasks.items() if not names[task].isdisjoint(env_ids)}
-        return self.model_copy(update={"tasks": wanted})
+        known = set(self.tasks)
+        for task in self.tasks:
+            known.add(_VERSION.sub("", task))
+        check_names(f"task of suite {self.name!r}:", env_ids, known)
 
-    def resolve(self, env_id: str, algorithm: Algorithm) -> dict[str, Any]:
+        selected = {}
+        for task, settings in self.tasks.items():
+            if task in env_ids or _VERSION.sub("", task) in env_ids:
+                selected[task] = settings
+        return self.model_copy(update={"tasks": selected})
+
+    def resolve(
+        self,
+        env_id: str,
+        algorithm: Algorithm,
+    ) -> dict[str, Any]:
         """Return all settings of one algorithm on one task.
 
         :param env_id: task of the suite
@@ -109,22 +142,31 @@ class Suite(Task, frozen=True):
         steps = task.total_timesteps or self.total_timesteps or entry.get("n_timesteps")
         if steps is None:
             raise ValueError(f"suite {self.name!r}: total_timesteps of {env_id} is missing")
-        if unsupported := [key for key in _UNSUPPORTED if entry.get(key) is not None]:
+        unsupported = [key for key in _UNSUPPORTED if entry.get(key) is not None]
+        if unsupported:
             raise ValueError(f"{env_id} needs {', '.join(unsupported)} of the zoo's file, which experiments do not support")
+
+        # From the most general settings to the most special ones. An algorithm takes those that it has.
         shared = {**entry, **self.hyperparameters, **task.hyperparameters}
         known = algorithm.hyperparameters
-        hyperparameters = {name: value for name, value in shared.items() if name in known}
-        for settings in (self, task):
-            own = {parse_algorithm(label).label: values for label, values in settings.algorithms.items()}
-            hyperparameters |= own.get(algorithm.name, {}) | own.get(algorithm.label, {})
+        hyperparameters: dict[str, Any] = {"policy": "MlpPolicy", "n_envs": 1}
+        hyperparameters |= {name: value for name, value in shared.items() if name in known}
+        hyperparameters |= self.of_algorithm(algorithm) | task.of_algorithm(algorithm)
         if isinstance(hyperparameters.get("normalize"), str):
             hyperparameters["normalize"] = evaluated(hyperparameters["normalize"])
+        hyperparameters |= dict(algorithm.options)
+
+        env_kwargs = dict(entry.get("env_kwargs") or {})
+        env_kwargs |= self.env_kwargs
+        env_kwargs |= task.env_kwargs
+
         evaluation = self.evaluation.model_dump()
         if evaluation["deterministic"] is None:
+            # As in the RL Zoo and in CleanRL.
             evaluation["deterministic"] = not is_atari
         return {
-            "hyperparameters": {"policy": "MlpPolicy", "n_envs": 1, **hyperparameters, **dict(algorithm.options)},
-            "env_kwargs": {**(entry.get("env_kwargs") or {}), **self.env_kwargs, **task.env_kwargs},
+            "hyperparameters": hyperparameters,
+            "env_kwargs": env_kwargs,
             "backend": self.backend or entry.get("backend") or "auto",
             "total_timesteps": int(steps),
             "evaluation": evaluation,
@@ -137,12 +179,23 @@ def zoo_settings(algorithm: str, env_id: str) -> tuple[dict[str, Any], bool]:
     :param algorithm: name of the algorithm; one without a file, or whose file lacks the task, takes ANO's settings
     :param env_id: id of the task
     """
-    content = _zoo_file(SHARED_FILE) | (_zoo_file(algorithm) if algorithm in ALGORITHMS else {})
+    content = dict(_zoo_file(_SHARED_FILE))
+    if algorithm in ALGORITHMS:
+        content |= _zoo_file(algorithm)
+
     is_atari = env_id not in content and atari_protocol(env_id) is not None
-    settings = dict(content.get(env_id) or content.get("atari" if is_atari else "default") or {})
-    settings |= dict.fromkeys(("env_wrapper", "frame_stack") if is_atari else ())  # the protocol has them
+    general = "atari" if is_atari else "default"
+    settings = dict(content.get(env_id) or content.get(general) or {})
+
+    if is_atari:
+        # The protocol has both.
+        settings |= {"env_wrapper": None, "frame_stack": None}
+
+    # Policies with an LSTM have the name of the same policy without one.
     recurrent = str(settings.get("policy")).replace("Policy", "LstmPolicy")
-    return settings | ({"policy": recurrent} if recurrent in CLASSES[algorithm].policy_aliases else {}), is_atari
+    if recurrent in CLASSES[algorithm].policy_aliases:
+        settings["policy"] = recurrent
+    return settings, is_atari
 
 
 @functools.cache
@@ -156,19 +209,38 @@ def load_suite(name: str) -> Suite:
     :param name: ``"mujoco"``, ``"atari"``, ``"classic"``, one of these with a version such as ``"mujoco-v5"``, or a YAML file
     :raises ValueError: if there is no such suite, or the file is invalid
     """
-    path, version = _DIRECTORY / f"{_VERSION.sub('', name)}.yml", _VERSION.search(name)
+    version = _VERSION.search(name)
+    path = _DIRECTORY / f"{_VERSION.sub('', name)}.yml"
+
     if not path.is_file():
-        path, version = Path(name), None
+        version = None
+        path = Path(name)
     if not path.is_file():
         suites = sorted(file.stem for file in _DIRECTORY.glob("*.yml"))
         raise ValueError(f"unknown suite {name!r}{hint(name, suites)} (allowed are {', '.join(suites)}, and YAML files)")
+
     try:
         content = yaml.safe_load(path.read_bytes())
         suite = Suite.model_validate({"name": name if version else path.stem} | content)
     except ValidationError as error:
-        messages = [f"{'.'.join(map(str, part['loc']))} {part['msg']}".strip() for part in error.errors()]
-        raise ValueError(f"{path}: {'; '.join(messages)}") from error
+        raise ValueError(f"{path}: {describe(error)}") from error
     except (yaml.YAMLError, TypeError) as error:
         raise ValueError(f"{path} is not a suite in YAML: {error}") from error
-    tasks = {_VERSION.sub(version[0], task) if version else task: settings for task, settings in suite.tasks.items()}
+
+    # The suites of this package have one version of each task.
+    if version is None:
+        return suite
+    tasks = {_VERSION.sub(version[0], task): settings for task, settings in suite.tasks.items()}
     return suite.model_copy(update={"tasks": tasks})
+
+
+def describe(error: ValidationError) -> str:
+    """Return the errors of a validation in one line, each with its place.
+
+    :param error: error of pydantic
+    """
+    messages = []
+    for part in error.errors():
+        place = ".".join(str(key) for key in part["loc"])
+        messages.append(f"{place} {part['msg']}".strip())
+    return "; ".join(messages)

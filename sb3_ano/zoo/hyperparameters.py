@@ -40,7 +40,6 @@ _ZOO_KEYS = {
 _NOISE_KEYS = {"noise_type", "noise_std"}
 #: Arguments that may be schedules of the remaining progress.
 SCHEDULES = ("learning_rate", "clip_range", "clip_range_high", "clip_range_vf", "desired_kl")
-# Arguments that the zoo passes in addition to the hyperparameters.
 # Text of these is a schedule such as "lin_3e-4".
 _SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf", "delta_std")
 _POSITIVE = ("n_envs", "n_timesteps", "frame_stack")

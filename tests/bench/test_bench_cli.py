@@ -25,7 +25,6 @@ MISTAKES = [
     ([*RUN, "--envs", "Cartpole"], "did you mean 'CartPole'?"),
     ([*RUN, "--jobs", "0"], "argument --jobs: '0' is not allowed; allowed are positive integers"),
     ([*RUN, "--seeds", "5-3"], "seeds='5-3' is not allowed; allowed are a number such as 5, ranges such as 3-5"),
-    *(([*RUN, "--shard", shard], f"shard='{shard}' is not allowed; allowed are 1/N to N/N") for shard in ("0/2", "5/4")),
     ([*RUN, "--algos", "ano:clip_rang=1"], "unknown option of ano 'clip_rang', did you mean 'clip_range'?"),
     ([*RUN, "--grid", "ano.clip_range=wide"], "ano cannot be trained on CartPole-v1: clip_range='wide' is of type str"),
     ([*RUN, "--grid", "ano.policy_kwargs=__import__('os')"], "cannot be evaluated: name '__import__' is not defined"),
@@ -137,7 +136,7 @@ def test_the_options_of_a_report_are_its_settings(capsys, monkeypatch, tmp_path)
 def test_from_the_plan_to_the_report(tmp_path, capfd):
     out = tmp_path / "out"
     arguments = [*RUN, "--seeds", "2", "--steps", "600", "--jobs", "2", "--out", str(out)]
-    assert main([*arguments, "--shard", "1/2"]) == 0
+    assert main([*arguments, "--seeds", "1"]) == 0
     assert len(Results(out).names()) == 2
     assert main([*arguments, "--no-models"]) == 0
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from sb3_ano.bench.looks import looks
-from sb3_ano.bench.report import Settings, latex, load_chapters, shown
+from sb3_ano.bench.report import Settings, load_chapters
 from sb3_ano.bench.report.figures import draw_intervals, draw_lines, points
 from sb3_ano.bench.report.sections import make_sections
 from sb3_ano.bench.results import Results
@@ -236,24 +236,6 @@ def test_a_setting_that_was_not_selected_by_iqm_is_not_called_the_best(tmp_path)
     made = sections(tmp_path, *(runs(["Own-v0"], changed=changed) for changed in ({"n_epochs": 4}, {}, {"n_epochs": 40})))
     assert "best of" not in " ".join(made["aggregates"].text)
     assert made["hyperparameters"].table.set_index("Hyperparameter")["ANO"]["n_epochs"] == "10 (default)"
-
-
-def test_tables_in_latex_have_a_column_per_algorithm(tmp_path):
-    made = sections(tmp_path, runs([*BOTH, "Own_task-v0"], final=-1000.0), runs(changed=FAST))
-    lines = latex(made["tasks"].wide).splitlines()
-    assert lines[0] == r"\begin{tabular}{lrr}"
-    assert [lines[1], lines[3], lines[-2]] == [r"\toprule", r"\midrule", r"\bottomrule"]
-    assert lines[2] == r"Task & PPO & ANO \\"
-    assert [line.partition(" & ")[0] for line in lines[4:-2]] == ["HalfCheetah-v4", "Hopper-v4", r"Own\_task-v0"]
-    table = made["tasks"].table.set_index(["Task", "Algorithm"])
-    label = next(label for _, label in table.index if label.startswith("PPO"))
-    low, high = table.loc[("Hopper-v4", label), ["Return low", "Return high"]]
-    assert lines[5].split(" & ")[1] == rf"$-$990 ($-${-low:,.0f} to $-${-high:,.0f})"
-    assert list(shown(made["aggregates"].wide)) == ["Score", "PPO", "ANO"]
-    assert made["aggregates"].wide["Score"].tolist() == ["IQM", "Mean", "Median", "Optimality gap"]
-    rates = made["sensitivity-learning-rate"].wide
-    assert list(shown(rates)) == ["learning_rate", "PPO", "ANO"]
-    assert rates["learning_rate"].tolist() == ["0.0003", "0.001"]
 
 
 def test_an_algorithm_has_one_color_in_all_figures(monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from sb3_ano.bench.cli import main
-from sb3_ano.bench.exchange import merge_csv, safe_for_spreadsheets
+from sb3_ano.bench.export import merge_csv, safe_for_spreadsheets
 from sb3_ano.bench.plan import make_plan
 from sb3_ano.bench.results import Results
 from sb3_ano.bench.suites import load_suite
@@ -220,15 +220,6 @@ def test_rows_without_an_identity_are_merged(tmp_path):
     key = ["env", "identity"]
     (tmp_path / "runs.csv").write_text("env,value\nA,1\nB,2\n")
     assert merge_csv(pd.DataFrame({"env": ["A"], "identity": ["x"], "value": [3]}), tmp_path / "runs.csv", key) == 2
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"r,l,t\n1,2,3,4\n1\n"])
-def test_a_monitor_file_of_another_program_is_named(content, tmp_path, capsys):
-    (tmp_path / "log").mkdir()
-    (tmp_path / "log" / "0.monitor.csv").write_bytes(content)
-    assert main(f"import {tmp_path}/log --algo a --env CartPole-v1 --out {tmp_path}/out".split()) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {tmp_path / 'log' / '0.monitor.csv'} ")
 
 
 # Python's own mode for UTF-8 would hide the locale.

@@ -7,7 +7,7 @@ from torch import nn
 
 from sb3_ano.bench import suites
 from sb3_ano.bench.algorithms import CLASSES, parse_algorithm
-from sb3_ano.bench.plan import Run, make_plan, parse_grid, parse_seeds, parse_shard
+from sb3_ano.bench.plan import Run, make_plan, parse_grid, parse_seeds
 from sb3_ano.bench.runner import check_runs
 from sb3_ano.bench.scores import load_table
 from sb3_ano.bench.suites import Suite, load_suite
@@ -52,13 +52,10 @@ def test_the_identity_is_stable_the_same_for_all_seeds_and_differs_for_all_else(
     assert len({other.identity for other in others} | {run.identity}) == len(others) + 1
 
 
-def test_runs_are_ordered_seed_by_seed_and_shards_share_them():
+def test_runs_are_ordered_seed_by_seed():
     runs = plan(labels=["ppo", "ano"], seeds=parse_seeds("3-5"))
-    shards = [runs[parse_shard(f"{part}/4")] for part in (1, 2, 3, 4)]
-    assert [len(shard) for shard in shards] == [2, 2, 1, 1]
     assert [run.seed for run in runs] == [3, 3, 4, 4, 5, 5]
     assert (parse_seeds("3"), parse_seeds("0,3-4,3"), parse_seeds("7-7")) == ([0, 1, 2], [0, 3, 4], [7])
-    assert sorted(run.name for shard in shards for run in shard) == sorted(run.name for run in runs)
 
 
 def test_a_grid_varies_the_algorithms_that_have_the_hyperparameter():

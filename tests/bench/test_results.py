@@ -37,7 +37,7 @@ DAMAGES = [
     (lambda run: (run / "run.json").write_text('{"a": "' + "x" * 5_000_000 + '"}'), "is larger than 4000000 bytes"),
     (lambda run: ((run / "run.json").unlink(), os.mkfifo(run / "run.json")), "is not a regular file"),
     (lambda run: ((run / "run.json").unlink(), (run / "run.json").symlink_to("/dev/zero")), "is not a regular file"),
-    ({"seed": "0"}, "run.json has seed='0', not a value of type int"),
+    ({"seed": "0"}, "run.json has seed='0': Input should be a valid integer"),
     ({"format": 1}, "format 1; this version of sb3_ano reads format 2"),
     ({"sha256": {"../../secret": "0"}}, "'../../secret' is not a file of a run"),
 ]

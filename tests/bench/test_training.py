@@ -20,8 +20,8 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
+import sb3_ano
 from sb3_ano._arguments import constructor_parameters
-from sb3_ano._registry import ALGORITHMS
 from sb3_ano._system import commit
 from sb3_ano.bench import recording, training
 from sb3_ano.bench.algorithms import CLASSES
@@ -37,8 +37,7 @@ NORMALIZED = {"hyperparameters": {"normalize": True}}
 
 def trained_alone(run):
     """Return the model after ``learn`` without any recording."""
-    env, evaluation = wrapped(run, *(make_env(run, run.hyperparameters["n_envs"]) for _ in range(2)))
-    with contextlib.closing(env), contextlib.closing(evaluation):
+    with contextlib.closing(wrapped(run, make_env(run, run.hyperparameters["n_envs"]))) as env:
         return make_model(run, env).learn(run.total_timesteps)
 
 
@@ -74,11 +73,11 @@ def test_a_killed_run_resumes_from_its_checkpoint_as_if_nothing_had_happened(lab
     train(run, whole)
     measure, measured = recording.measure_update, []
 
-    def killing(model):
+    def killing(model, rollout):
         measured.append(model.num_timesteps)
         if measured == [128, 256, 384]:
             raise KeyboardInterrupt
-        return measure(model)
+        return measure(model, rollout)
 
     monkeypatch.setattr(recording, "measure_update", killing)
     with pytest.raises(KeyboardInterrupt):
@@ -145,7 +144,7 @@ def test_frames_are_stacked_above_the_normalization_as_in_the_zoo(tmp_path):
     assert last == pytest.approx([512, *evaluate_policy(made, env, 3)])
 
 
-@pytest.mark.parametrize("label", [name for name in ALGORITHMS if "_" in name])
+@pytest.mark.parametrize("label", [name for name in CLASSES if "_" in name])
 def test_algorithms_with_lstm_policies_and_masks_are_trained_and_evaluated(label, tmp_path, monkeypatch):
     env_id = "TwoAllowed-v0" if "mask" in label else "CartPole-v1"
     monkeypatch.setitem(gym.registry, "TwoAllowed-v0", gym.envs.registration.EnvSpec("TwoAllowed-v0", TwoAllowed))
@@ -157,6 +156,28 @@ def test_algorithms_with_lstm_policies_and_masks_are_trained_and_evaluated(label
     # Over the whole rollout it is about that of the last minibatches, if masks and states are those of the rollout.
     np.testing.assert_allclose(updates["update/kl_after"], updates["train/approx_kl"], rtol=1.0, atol=1e-5)
     assert np.isfinite(updates["update/outside_after"]).all()
+
+
+@pytest.mark.parametrize("label", ["ppo", "ppo_lstm"])
+def test_an_accelerated_run_is_another_run_with_the_same_numbers_to_rounding(label, tmp_path):
+    runs = {name: small_run(name, steps=256) for name in (label, f"{label}:accelerate=true", f"{label}:accelerate=false")}
+    plain, accelerated, default = (run.identity for run in runs.values())
+    assert plain == default != accelerated
+    if not hasattr(sb3_ano, "accelerate"):
+        pytest.skip("this version has no accelerate")
+    for run in runs.values():
+        train(run, tmp_path / run.algorithm)
+    rows = [RunFiles(tmp_path / run.algorithm, {}).updates().drop(columns="time/seconds") for run in runs.values()]
+    pd.testing.assert_frame_equal(rows[0], rows[2])
+    columns = ["train/loss", "train/approx_kl", "update/kl_after"]
+    pd.testing.assert_frame_equal(rows[0][columns], rows[1][columns], rtol=1e-3, atol=1e-4)
+
+
+def test_accelerate_is_an_option_of_algorithms_of_other_packages_and_is_true_or_false():
+    with pytest.raises(ValueError, match="unknown option of ano 'accelerate'"):
+        small_run("ano:accelerate=true")
+    with pytest.raises(ValueError, match="accelerate='fast' is not allowed; allowed are True and False"):
+        trained_alone(small_run("ppo:accelerate=fast"))
 
 
 def test_seeds_share_no_environment_and_algorithms_have_the_same():
@@ -212,7 +233,7 @@ def test_the_measure_of_an_update_is_the_closed_form_of_two_gaussians(label, mon
     after = -0.5 * ((actions - mean - shift) / (std * scale)) ** 2 - np.log(std * scale) - 0.5 * np.log(2 * np.pi)
     log_ratio = after.sum(axis=1) - old_log_prob[:, 0]
     ratio = np.exp(log_ratio)
-    found = recording.measure_update(model)
+    found = recording.measure_update(model, model.rollout_buffer)
     expected = {"kl_after": (ratio - 1 - log_ratio).mean(), "ratio_mean_after": ratio.mean(), "ratio_max_after": ratio.max()}
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4)
     outside = float((np.abs(ratio - 1) > 0.2).mean())

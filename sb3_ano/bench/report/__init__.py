@@ -1,4 +1,4 @@
-"""Reports of experiments: one HTML page, figures as PNG and PDF, tables as CSV and LaTeX.
+"""Reports of experiments: one HTML page, figures as PNG and PDF, tables as CSV.
 
 A table is a DataFrame in full precision. The interval of column ``X`` is in ``X low`` and ``X high``. For readers, numbers
 have three significant digits, and intervals are next to their values.
@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from sb3_ano._io import remove_leftovers, replace_files
 from sb3_ano._system import now
-from sb3_ano.bench.exchange import safe_for_spreadsheets
+from sb3_ano.bench.export import safe_for_spreadsheets
 from sb3_ano.bench.report.data import Chapter, Settings, load_chapters
 from sb3_ano.bench.report.figures import render
 from sb3_ano.bench.report.sections import ENDS, Section, make_sections
@@ -28,15 +28,27 @@ from sb3_ano.bench.results import Results
 __all__ = ["Settings", "write_report"]
 
 _PAGE = "index.html"
+# The page has it among its first bytes.
 _MARK = 'content="sb3_ano.bench report"'
+_MARK_BYTES = 2000
 _MISSING = "-"
-# Seconds after which the work shows a bar.
-_SILENT_SECONDS = 2.0
-_NEGATIVE = re.compile(r"-(\d)")
+# Smaller numbers are rounding errors of 0.
+_SMALLEST = 1e-12
+# Bars of work that takes a while.
+_BAR: dict[str, Any] = {
+    "unit": "part",
+    "delay": 2.0,
+    "leave": False,
+    "disable": None,
+}
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|&$~#])")
 
 
-def write_report(path: Path, out: Path, settings: Settings = Settings()) -> list[str]:  # noqa: B008  # frozen
+def write_report(
+    path: Path,
+    out: Path,
+    settings: Settings = Settings(),  # noqa: B008  # frozen
+) -> list[str]:
     """Write a report; an earlier one in the directory is replaced as soon as the new one is complete, and other files stay.
 
     :param path: directory of results
@@ -48,63 +60,117 @@ def write_report(path: Path, out: Path, settings: Settings = Settings()) -> list
     :raises OSError: if files cannot be read or written
     """
     remove_leftovers(out)
-    page = out / _PAGE
-    earlier = page.read_text(encoding="utf-8", errors="replace")[:2000] if page.is_file() else ""
-    if out.is_file() or (out.exists() and any(out.iterdir()) and _MARK not in earlier):
-        raise ValueError(f"{out} holds other files; the report needs an empty directory, or that of an earlier report")
+    _require_replaceable(out)
     results = Results(path)
     chapters = load_chapters(results, settings)
-    style: dict[str, Any] = {"unit": "part", "delay": _SILENT_SECONDS, "leave": False, "disable": None}
-    parts = [(chapter, make_sections(chapter)) for chapter in tqdm(chapters, "Comparing runs", **style)]
-    names: set[str] = set()
-    for section in (section for _, sections in parts for section in sections):
-        while section.name in names:  # of suites whose names differ in case or punctuation
-            section.name += "-2"
-        names.add(section.name)
-    loader, escape = FileSystemLoader(Path(__file__).parent), select_autoescape(["html"])
-    environment = Environment(loader=loader, autoescape=escape, undefined=StrictUndefined, trim_blocks=True)
+
+    parts = []
+    sections = []
+    notes = []
+    names = set()
+
+    for chapter in tqdm(chapters, "Comparing runs", **_BAR):
+        of_chapter = make_sections(chapter)
+        for section in of_chapter:
+            # Names of suites can differ in nothing but case or punctuation.
+            while section.name in names:
+                section.name += "-2"
+            names.add(section.name)
+            notes += [f"{chapter.name}: {note}" for note in section.notes]
+
+        parts.append((chapter, of_chapter))
+        sections += of_chapter
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=select_autoescape(["html"]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
     environment.filters |= {"escaped": escaped, "shown": shown}
+
+    # The earlier report stays until all files of the new one are written.
     with replace_files(out) as new:
         for directory in ("figures", "tables"):
             (new / directory).mkdir()
-        every = [section for _, sections in parts for section in sections]
-        images = {section.name: _write_files(new, section) for section in tqdm(every, "Drawing figures", **style)}
-        values = {"facts": _facts(results, [chapter for chapter, _ in parts], settings), "parts": parts, "images": images}
+        images = {}
+        for section in tqdm(sections, "Drawing figures", **_BAR):
+            images[section.name] = _write_files(new, section)
+
+        values = {
+            "facts": _facts(results, chapters, settings),
+            "parts": parts,
+            "images": images,
+        }
         for name in (_PAGE, "summary.md"):
-            (new / name).write_text(environment.get_template(f"template_{name}").render(values), encoding="utf-8")
-    return [f"{chapter.name}: {note}" for chapter, sections in parts for section in sections for note in section.notes]
+            page = environment.get_template(f"template_{name}").render(values)
+            (new / name).write_text(page, encoding="utf-8")
+
+    return notes
+
+
+def _require_replaceable(out: Path) -> None:
+    """Reject a directory that holds other files and no earlier report."""
+    page = out / _PAGE
+    if page.is_file():
+        begin = page.read_text(encoding="utf-8", errors="replace")[:_MARK_BYTES]
+        if _MARK in begin:
+            return
+
+    has_files = out.is_dir() and any(out.iterdir())
+    if out.is_file() or has_files:
+        raise ValueError(f"{out} holds other files; the report needs an empty directory, or that of an earlier report")
 
 
 def _write_files(out: Path, section: Section) -> str:
     """Write figure and table of a section, and return the figure as PNG in base64."""
     if not section.table.empty:
-        file = out / "tables" / section.name
-        safe_for_spreadsheets(section.table).to_csv(file.with_suffix(".csv"), index=False)
-        file.with_suffix(".tex").write_text(latex(section.wide), encoding="utf-8")
+        # Names of tasks and suites may be a stranger's.
+        safe_for_spreadsheets(section.table).to_csv(out / "tables" / f"{section.name}.csv", index=False)
     if section.figure is None:
         return ""
+
     file = out / "figures" / section.name
-    for kind in ("png", "pdf"):
-        file.with_suffix(f".{kind}").write_bytes(render(section.figure, kind))
+    image = render(section.figure, "png")
+    file.with_suffix(".png").write_bytes(image)
+    file.with_suffix(".pdf").write_bytes(render(section.figure, "pdf"))
     safe_for_spreadsheets(section.data).to_csv(file.with_suffix(".csv"), index=False)
-    return base64.b64encode(file.with_suffix(".png").read_bytes()).decode()
+    return base64.b64encode(image).decode()
 
 
-def _facts(results: Results, chapters: Sequence[Chapter], settings: Settings) -> dict[str, str]:
-    runs: list[dict[Any, Any]] = [run for chapter in chapters for run in chapter.runs.to_dict("records")]
-    actions = {"deterministic" if run["evaluation"].get("deterministic", True) else "stochastic" for run in runs}
-    kind = f"means of the last evaluations ({settings.last}; {' and '.join(sorted(actions))} actions)"
-    known = [part for run in runs for part in (run.get("versions"), run.get("machine")) if isinstance(part, dict)]
-    holds = f"95 %, Student's t with a stratified bootstrap ({settings.reps:,} resamples)"
+def _facts(
+    results: Results,
+    chapters: Sequence[Chapter],
+    settings: Settings,
+) -> dict[str, str]:
+    """Return what the first lines of the report say."""
+    counts = []
+    actions = set()
+    # Each once, in the order in which they appear.
+    made_with: dict[str, None] = {}
+
+    for chapter in chapters:
+        counts.append(f"{chapter.name}: {len(chapter.runs)}")
+        for run in chapter.runs.to_dict("records"):
+            # A suite that says nothing evaluates the mode of the policy.
+            actions.add("deterministic" if run["evaluation"].get("deterministic", True) else "stochastic")
+            for part in (run.get("versions"), run.get("machine")):
+                if isinstance(part, dict):
+                    made_with |= dict.fromkeys(f"{key} {value}" for key, value in part.items())
+
+    returns = "means of the last 100 training episodes"
+    if settings.returns == "evaluation":
+        returns = f"means of the last evaluations ({settings.last}; {' and '.join(sorted(actions))} actions)"
+    intervals = f"95 %, Student's t with a stratified bootstrap ({settings.reps:,} resamples)"
     return {
         "Results": readable(str(results.path)),
-        "Runs": "; ".join(f"{chapter.name}: {len(chapter.runs)}" for chapter in chapters),
+        "Runs": "; ".join(counts),
         "Written": now(),
         "Command": readable(settings.command) or _MISSING,
-        "Returns": kind if settings.returns == "evaluation" else "means of the last 100 training episodes",
+        "Returns": returns,
         "Reference scores": readable(", ".join(settings.tables)),
-        "Intervals": f"{holds}; they hold less if runs end at one of two levels",
-        "Made with": ", ".join(dict.fromkeys(f"{key} {value}" for part in known for key, value in part.items())),
+        "Intervals": f"{intervals}; they hold less if runs end at one of two levels",
+        "Made with": ", ".join(made_with),
     }
 
 
@@ -113,13 +179,20 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
 
     :param table: table in full precision; columns whose names end with ``%`` are changes
     """
+    texts = pd.DataFrame(index=table.index)
     ends = {f"{name}{end}" for name in table for end in ENDS[1:]}
-    texts = {}
-    for name in table.columns.difference(list(ends), sort=False):
-        parts = table[[f"{name}{end}" for end in ENDS if f"{name}{end}" in table]].itertuples(index=False, name=None)
+
+    for name in table:
+        # They are shown with their value.
+        if name in ends:
+            continue
+        columns = [f"{name}{end}" for end in ENDS if f"{name}{end}" in table]
         # More digits of a change would say more than the bootstrap knows.
-        texts[name] = [text(*cells, whole=name.endswith("%")) for cells in parts]
-    return pd.DataFrame(texts)
+        is_whole = str(name).endswith("%")
+        cells = table[columns].itertuples(index=False, name=None)
+        texts[name] = [text(*numbers, whole=is_whole) for numbers in cells]
+
+    return texts
 
 
 def text(value: Any, *interval: float, whole: bool = False) -> str:
@@ -131,29 +204,21 @@ def text(value: Any, *interval: float, whole: bool = False) -> str:
     """
     if isinstance(value, str):
         return value
+    # Infinity is shown as such.
     if pd.isna(value):
         return _MISSING
+
     numbers = [number for number in (value, *interval) if math.isfinite(number)]
-    # Rounded first: 0.9996 is 1.00. The smallest numbers are rounding errors of 0.
-    largest = float(f"{max(map(abs, numbers), default=0.0):.2e}")
-    exact = whole or largest < 1e-12 or isinstance(value, int | np.integer)
-    places = 0 if exact else max(0, 2 - math.floor(math.log10(largest)))
+    largest = max((abs(number) for number in numbers), default=0.0)
+    # Rounded first: 0.9996 is 1.00.
+    largest = float(f"{largest:.2e}")
+    places = 0
+    if not whole and largest >= _SMALLEST and not isinstance(value, int | np.integer):
+        places = max(0, 2 - math.floor(math.log10(largest)))
+
+    # Without the sign of -0.0.
     texts = [f"{number + 0.0:,.{places}f}" for number in (value, *interval)]
     return "{} ({} to {})".format(*texts) if len(numbers) == 3 else texts[0]
-
-
-def latex(table: pd.DataFrame) -> str:
-    """Return a table as LaTeX (booktabs), with numbers to the right.
-
-    :param table: table in full precision
-    """
-    texts = shown(table)
-    numeric = [name for name in texts if name in table and pd.api.types.is_numeric_dtype(table[name])]
-    columns = "".join("r" if name in numeric else "l" for name in texts)
-    styler = texts.style.hide(axis="index").format(escape="latex").format_index(axis=1, escape="latex")
-    # A hyphen is no minus sign.
-    styler = styler.format(lambda cell: _NEGATIVE.sub(r"$-$\1", str(cell)), subset=numeric)
-    return styler.to_latex(hrules=True, column_format=columns)
 
 
 def readable(path: str) -> str:

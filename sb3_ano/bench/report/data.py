@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sb3_ano.bench.algorithms import CLASSES, Algorithm, number, replaced, title
+from sb3_ano.bench.algorithms import CLASSES, Algorithm, is_linear, number, replaced, title
 from sb3_ano.bench.looks import looks
-from sb3_ano.bench.results import Results, RunFiles, require_different
+from sb3_ano.bench.results import Results, RunFiles
 from sb3_ano.bench.scores import DEFAULT_TABLES, ReferenceScores
 from sb3_ano.bench.statistics import METRICS, Estimate, estimate, interquartile_mean
 
-LENGTH, LEARNING_RATE = "total_timesteps", "learning_rate"
+LENGTH = "total_timesteps"
+LEARNING_RATE = "learning_rate"
 #: Diagnostics of an update: columns of ``progress.csv`` with their signs. SB3 logs the entropy as a loss.
 DIAGNOSTICS = {
     "KL divergence": ("update/kl_after", 1.0),
@@ -26,7 +27,8 @@ DIAGNOSTICS = {
 # Value of a setting whose suite has different values for its tasks.
 _OF_SUITE = "suite's"
 # Points of a curve of training returns, and the episodes that each point averages, as in CleanRL.
-_TRAINING_POINTS, _TRAINING_EPISODES = 50, 100
+_TRAINING_POINTS = 50
+_TRAINING_EPISODES = 100
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,10 @@ class Variant:
     @property
     def label(self) -> str:
         """Return the name of the algorithm with the settings."""
-        texts = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in self.settings]
-        return " ".join([title(self.algorithm), *texts])
+        texts = [title(self.algorithm)]
+        for name, value in self.settings:
+            texts.append(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}")
+        return " ".join(texts)
 
     def value(self, name: str) -> float | None:
         """Return the value of a setting, or None if the runs do not differ in it, or it is not a finite number.
@@ -81,49 +85,100 @@ class Variant:
 
         :param name: name of the setting to leave out
         """
-        kept = {key: value if key != name else "linear" for key, value in self.settings if key != name or "lin_" in str(value)}
-        return Variant(self.algorithm, tuple(kept.items()), ())
+        kept = dict(self.settings)
+        value = kept.pop(name, None)
+        # A schedule and a constant are two lines of a figure.
+        if is_linear(value):
+            kept[name] = "linear"
+        return Variant(self.algorithm, tuple(sorted(kept.items())), ())
 
 
 def _find_variants(runs: pd.DataFrame) -> list[Variant]:
     """Return all algorithms with all settings that were run. A run can be one of the suite's values and one of a value.
 
     :param runs: table of runs with ``name``, ``env_id``, ``seed``, ``algorithm``, ``hyperparameters`` and ``changed``
-    :raises ValueError: if two runs differ in neither
+    :raises ValueError: if two runs of a variant have the same task and seed
     """
     variants = []
     for algorithm, rows in runs.groupby("algorithm", sort=False):
-        default = Algorithm(str(algorithm).partition(":")[0]).default
-        given = rows["hyperparameters"]
-        labels: dict[str, pd.Series] = {}
-        for name in sorted(set().union(*given)):
-            column = _comparable([settings.get(name, default(name)) for settings in given], rows["env_id"])
-            if column.groupby(rows["env_id"]).nunique().max() > 1:
-                of_suite = np.array([name not in changed for changed in rows["changed"]])
-                suites, others = column[of_suite], set(column[~of_suite])
-                per_task = suites.groupby(rows["env_id"]).nunique()
-                labels[name] = column.map(lambda value: {value})
-                # Tasks may have different values in the suite, which count as one setting all the same, and also as the value
-                # if other tasks have it from the grid. If the suite was edited between the runs, its values are like others.
-                if per_task.max() == 1 < suites.nunique():
-                    always = {_OF_SUITE} if len(per_task) == rows["env_id"].nunique() else set()
-                    labels[name][of_suite] = [always | others & {value} or {_OF_SUITE} for value in suites]
+        values = _values_of_settings(str(algorithm), rows)
         groups: dict[tuple[tuple[str, Any], ...], list[int]] = {}
-        for row, *cells in zip(rows.index, *labels.values(), strict=True):
-            for values in itertools.product(*cells):
-                groups.setdefault(tuple(zip(labels, values, strict=True)), []).append(row)
-        for settings in sorted(groups, key=lambda settings: [(number(value) or 0.0, str(value)) for _, value in settings]):
-            require_different(runs.loc[groups[settings]], ["env_id", "seed"])
-            changed = frozenset(name for row in groups[settings] for name in rows["changed"][row])
+
+        for place, row in enumerate(rows.index):
+            choices = [values[name][place] for name in values]
+            for chosen in itertools.product(*choices):
+                settings = tuple(zip(values, chosen, strict=True))
+                groups.setdefault(settings, []).append(row)
+
+        for settings in sorted(groups, key=_order_of_settings):
+            members = rows.loc[groups[settings]]
+            key = ["env_id", "seed"]
+            equal = members[members.duplicated(key, keep=False)].sort_values(key)
+
+            if len(equal):
+                names = " and ".join(equal["name"].head(2))
+                raise ValueError(f"{names} have the same algorithm, hyperparameters, task and seed; move one to other results")
+            changed: frozenset[str] = frozenset().union(*members["changed"])
             variants.append(Variant(str(algorithm), settings, tuple(groups[settings]), changed))
+
     return variants
+
+
+def _order_of_settings(settings: tuple[tuple[str, Any], ...]) -> list[tuple[float, str]]:
+    return [(number(value) or 0.0, str(value)) for _, value in settings]
+
+
+def _values_of_settings(algorithm: str, rows: pd.DataFrame) -> dict[str, list[set[Any]]]:
+    """Return what the runs of an algorithm differ in: for each setting, the values that each run counts for."""
+    default = Algorithm(algorithm.partition(":")[0]).default
+    tasks = rows["env_id"]
+    found = {}
+
+    for name in sorted(set().union(*rows["hyperparameters"])):
+        given = [hyperparameters.get(name, default(name)) for hyperparameters in rows["hyperparameters"]]
+        values = _comparable(given, tasks)
+        if values.groupby(tasks).nunique().max() == 1:
+            continue
+
+        is_changed = np.array([name in changed for changed in rows["changed"]])
+        of_grid = set(values[is_changed])
+        of_suite = values[~is_changed]
+        values_per_task = of_suite.groupby(tasks[~is_changed]).nunique()
+
+        differs_by_task = values_per_task.max() == 1 < of_suite.nunique()
+        if not differs_by_task:
+            # If the suite was edited between the runs, its values are like others.
+            found[name] = [{value} for value in values]
+            continue
+
+        # Tasks may have different values in the suite, which count as one setting all the same, and also as the value if
+        # other tasks have it from the grid.
+        has_all_tasks = len(values_per_task) == tasks.nunique()
+        found[name] = []
+        for value, changed in zip(values, is_changed, strict=True):
+            counts_for = {value} if changed else {value} & of_grid
+            if not changed and (has_all_tasks or not counts_for):
+                counts_for.add(_OF_SUITE)
+            found[name].append(counts_for)
+
+    return found
 
 
 def _comparable(values: Sequence[Any], tasks: pd.Series) -> pd.Series:
     """Return numbers, as floats, and texts; of a linear schedule the number, unless a task has the constant, too."""
-    numbers = pd.Series([str(value) if number(value) is None else number(value) for value in values], tasks.index, object)
-    schedules = pd.Series(map(replaced, values, numbers), tasks.index, object)
-    return numbers if schedules.groupby([tasks, numbers], sort=False).nunique().max() == 1 else schedules
+    numbers = []
+    schedules = []
+
+    for value in values:
+        found = number(value)
+        # Texts, because lists and mappings cannot be compared with numbers.
+        numbers.append(str(value) if found is None else found)
+        schedules.append(replaced(value, numbers[-1]))
+
+    by_number = pd.Series(numbers, tasks.index, object)
+    by_schedule = pd.Series(schedules, tasks.index, object)
+    is_ambiguous = by_schedule.groupby([tasks, by_number], sort=False).nunique().max() > 1
+    return by_schedule if is_ambiguous else by_number
 
 
 class Chapter:
@@ -138,33 +193,65 @@ class Chapter:
     :param settings: settings of the report
     """
 
-    def __init__(self, name: str, files: Iterable[RunFiles], references: ReferenceScores, settings: Settings) -> None:
-        self.name, self.references, self.settings = name, references, settings
+    def __init__(
+        self,
+        name: str,
+        files: Iterable[RunFiles],
+        references: ReferenceScores,
+        settings: Settings,
+    ) -> None:
+        self.name = name
+        self.references = references
+        self.settings = settings
         #: For each run, rows of ``timesteps``, ``percent`` (of the training), ``value`` and ``score``.
-        #: For each run, rows of ``timesteps`` and :data:`DIAGNOSTICS`.
         self.curves: list[pd.DataFrame] = []
+        #: For each run, rows of ``timesteps`` and :data:`DIAGNOSTICS`.
         self.updates: list[pd.DataFrame] = []
         #: Notes on the runs.
         self.run_notes: list[str] = []
-        rows = {run.path.name: self._read(run) for run in files}
-        empty = ", ".join(name for name, row in rows.items() if row is None)
+
+        rows = []
+        empty = []
+
+        for run in files:
+            # Its rows are kept in the same order as those of the table.
+            row = self._read(run)
+            if row is None:
+                empty.append(run.path.name)
+            else:
+                rows.append(row)
+
         if empty:
-            self.run_notes.append(f"Without a finite final return of {settings.returns}, and in no figure: {empty}.")
+            names = ", ".join(empty)
+            self.run_notes.append(f"Without a finite final return of {settings.returns}, and in no figure: {names}.")
         #: ``run.json`` as columns, with ``final`` (final return), ``score`` (the same, normalized), ``steps_per_second`` and
         #: the means of :data:`DIAGNOSTICS`.
-        self.runs = pd.DataFrame([row for row in rows.values() if row is not None])
+        self.runs = pd.DataFrame(rows)
         if self.runs.empty:
             return
-        for task, runs in self.runs.groupby("env_id"):
-            if len(backends := dict.fromkeys(runs.get("backend_used", runs["env_id"]).map(str))) > 1:
-                different = f"used different backends, which may differ in protocol: {', '.join(backends)}"
-                self.run_notes.append(f"Runs of {task} {different}.")
+
+        if "backend_used" in self.runs:
+            for task, backends in self.runs.groupby("env_id")["backend_used"]:
+                # They may differ in preprocessing, or in the end of an episode.
+                different = backends.map(str).unique()
+                if len(different) > 1:
+                    protocols = f"used different backends, which may differ in protocol: {', '.join(different)}"
+                    self.run_notes.append(f"Runs of {task} {protocols}.")
+
         self.tasks = sorted(self.runs["env_id"].unique())
-        scores = {task: row for task in self.tasks if (row := references.find(task)) is not None}
         #: Tasks with reference scores, and the name of their normalized score, for axes.
-        self.scored = list(scores)
-        units = {row["unit"] for row in scores.values()}
+        self.scored: list[str] = []
+        units = set()
+
+        for task in self.tasks:
+            reference = references.find(task)
+            if reference is not None:
+                self.scored.append(task)
+                units.add(reference["unit"])
+
+        # Tasks of several tables have no common unit.
         self.unit = units.pop() if len(units) == 1 else "Normalized score"
+
         self.variants = _find_variants(self.runs)
         self.looks = looks(variant.algorithm for variant in self.variants)
         self.chosen = self._choose()
@@ -172,36 +259,67 @@ class Chapter:
 
     def _read(self, run: RunFiles) -> dict[str, object] | None:
         """Read the rows of a run, and return its row of the table, or None if it has no finite final return."""
-        settings, progress, seconds = self.settings, run.updates(), run.document.get("seconds")
-        evaluations = run.evaluations().rename(columns={"mean": "value"})[["timesteps", "value"]]
-        curve = evaluations if settings.returns == "evaluation" else _training_returns(run)
-        last = curve["value"].tail(settings.last if settings.returns == "evaluation" else 1)
-        if not np.isfinite(last.mean()):
+        task = run.document["env_id"]
+        if self.settings.returns == "evaluation":
+            evaluations = run.evaluations()
+            curve = evaluations[["timesteps", "mean"]].rename(columns={"mean": "value"})
+            final = curve["value"].tail(self.settings.last).mean()
+        else:
+            curve = _training_returns(run)
+            final = curve["value"].tail(1).mean()
+
+        # A diverged run has no score; the notes name it.
+        if not np.isfinite(final):
             return None
-        finite = np.isfinite(curve["value"].to_numpy(float))
-        if not finite.all():
-            odd = f"{(~finite).sum()} of {len(finite)} returns of {run.path.name} are not finite"
+
+        is_finite = np.isfinite(curve["value"].to_numpy(float))
+        if not is_finite.all():
+            odd = f"{(~is_finite).sum()} of {len(curve)} returns of {run.path.name} are not finite"
             self.run_notes.append(f"{odd}, and are left out of curves.")
-            curve = curve[finite].copy()
+            curve = curve[is_finite].copy()
+
         # Rounded, so that equal steps of different tasks are equal numbers.
-        curve["percent"] = (100.0 * curve["timesteps"] / run.document[LENGTH]).round(6)
-        curve["score"] = self.references.normalize(run.document["env_id"], curve["value"].to_numpy(float))
-        diagnostics = {
-            key: sign * progress.get(column, pd.Series(dtype=float)).astype(float)
-            for key, (column, sign) in DIAGNOSTICS.items()
-        }
-        update = pd.DataFrame({"timesteps": progress["time/total_timesteps"], **diagnostics})
+        percent = 100.0 * curve["timesteps"] / run.document[LENGTH]
+        curve["percent"] = percent.round(6)
+        curve["score"] = self.references.normalize(task, curve["value"].to_numpy(float))
         self.curves.append(curve)
+
+        progress = run.updates()
+        update = pd.DataFrame({"timesteps": progress["time/total_timesteps"]})
+
+        for key, (column, sign) in DIAGNOSTICS.items():
+            update[key] = np.nan
+            # Not all algorithms log all of them.
+            if column in progress:
+                update[key] = sign * progress[column].astype(float)
+
         self.updates.append(update)
+
+        seconds = run.document.get("seconds")
+        speed = np.nan
+        if seconds:
+            speed = run.document.get("timesteps", 0) / seconds
         return {
             **run.document,
-            "final": last.mean(),
-            "score": float(self.references.normalize(run.document["env_id"], last.mean())),
-            "steps_per_second": run.document.get("timesteps", 0) / seconds if seconds else float("nan"),
+            "final": final,
+            "score": float(self.references.normalize(task, final)),
+            "steps_per_second": speed,
             **update[list(DIAGNOSTICS)].mean(),
         }
 
-    def values(self, rows: pd.DataFrame | Sequence[int], column: str = "score") -> np.ndarray:
+    def rows_of(self, variant: Variant, task: str) -> list[int]:
+        """Return the row numbers of a variant's runs of a task.
+
+        :param variant: variant of an algorithm
+        :param task: id of the task
+        """
+        return [row for row in variant.rows if self.runs["env_id"][row] == task]
+
+    def values(
+        self,
+        rows: pd.DataFrame | Sequence[int],
+        column: str = "score",
+    ) -> np.ndarray:
         """Return a column of some of the runs, in the shape of their row numbers.
 
         :param rows: row numbers
@@ -209,7 +327,12 @@ class Chapter:
         """
         return self.runs[column].to_numpy(float)[np.asarray(rows, int)]
 
-    def estimate(self, metric: str, rows: pd.DataFrame | Sequence[int], column: str = "score") -> Estimate:
+    def estimate(
+        self,
+        metric: str,
+        rows: pd.DataFrame | Sequence[int],
+        column: str = "score",
+    ) -> Estimate:
         """Compute one of the metrics over some of the runs, with its interval.
 
         :param metric: key of :data:`sb3_ano.bench.statistics.METRICS`
@@ -217,10 +340,13 @@ class Chapter:
         :param column: column of the table of runs
         """
         values = self.values(rows, column)
-        return estimate(METRICS[metric], values.reshape(len(values), -1), reps=self.settings.reps)
+        scores = values.reshape(len(values), -1)
+        return estimate(METRICS[metric], scores, reps=self.settings.reps)
 
     def complete(
-        self, variants: Iterable[Variant], tasks: Sequence[str] | None = None
+        self,
+        variants: Iterable[Variant],
+        tasks: Sequence[str] | None = None,
     ) -> tuple[dict[Variant, pd.DataFrame], list[str]]:
         """Return the runs that can be aggregated, and notes on those that are left out.
 
@@ -232,28 +358,47 @@ class Chapter:
         """
         candidates = self.scored if tasks is None else tasks
         tables = {}
-        for variant in variants:
-            runs = self.runs.iloc[list(variant.rows)]
-            tables[variant] = runs.assign(row=runs.index).pivot(index="seed", columns="env_id", values="row")
 
-        missing = {task: [variant.label for variant in tables if task not in tables[variant]] for task in candidates}
-        common = [task for task in candidates if not missing[task]]
-        tables_read = ", ".join(self.references.tables)
-        reasons = {task: f"no scores in {tables_read}" for task in self.tasks if task not in candidates}
-        reasons |= {task: f"no runs of {', '.join(labels)}" for task, labels in missing.items() if labels}
-        notes = [f"{task} is not aggregated: {reason}." for task, reason in reasons.items()]
+        for variant in variants:
+            runs = self.runs.loc[list(variant.rows), ["seed", "env_id"]]
+            runs["row"] = runs.index
+            tables[variant] = runs.pivot(index="seed", columns="env_id", values="row")
+
+        common = []
+        notes = []
+
+        for task in self.tasks:
+            without = [variant.label for variant, table in tables.items() if task not in table]
+            if task not in candidates:
+                notes.append(f"{task} is not aggregated: no scores in {', '.join(self.references.tables)}.")
+            elif without:
+                notes.append(f"{task} is not aggregated: no runs of {', '.join(without)}.")
+            else:
+                common.append(task)
 
         blocks = {}
-        for variant, table in tables.items() if common else ():
-            blocks[variant] = table[common].dropna().astype(int)
-            if len(unused := table[common].drop(blocks[variant].index).stack()):
-                names = ", ".join(self.runs["name"].iloc[int(row)] for row in unused.to_numpy())
-                notes.append(f"Not aggregated, because their seed has no run of another task: {names}.")
-        blocks = {variant: rows for variant, rows in blocks.items() if len(rows)}
+        single = []
 
-        single = [variant.label for variant, rows in blocks.items() if len(rows) == 1]
-        notes += [f"One seed only, and therefore no interval: {', '.join(single)}."] if single else []
-        return blocks, notes if blocks or not tables else [*notes, "No algorithm has a seed with runs of all tasks."]
+        for variant, table in tables.items():
+            if not common:
+                break
+            # Every seed with all tasks: an aggregate over different tasks compares the tasks.
+            block = table[common].dropna().astype(int)
+            unused = table[common].drop(block.index).stack()
+
+            if len(unused):
+                names = ", ".join(self.runs["name"][unused.to_numpy(int)])
+                notes.append(f"Not aggregated, because their seed has no run of another task: {names}.")
+            if len(block):
+                blocks[variant] = block
+            if len(block) == 1:
+                single.append(variant.label)
+
+        if single:
+            notes.append(f"One seed only, and therefore no interval: {', '.join(single)}.")
+        if tables and not blocks:
+            notes.append("No algorithm has a seed with runs of all tasks.")
+        return blocks, notes
 
     def _choose(self) -> dict[Variant, int]:
         """Choose one variant of each algorithm at the suite's learning rate, or at the lowest if that was not run.
@@ -262,15 +407,25 @@ class Chapter:
         """
         chosen = {}
         for _, group in itertools.groupby(self.variants, key=lambda variant: variant.algorithm):
+            # Without a number, runs do not differ in it.
             rates = {variant: variant.value(LEARNING_RATE) or 0.0 for variant in group}
+            # All algorithms at the same rate, because it decides more than the algorithm does.
             candidates = [variant for variant in rates if LEARNING_RATE not in variant.changed]
-            candidates = candidates or [variant for variant in rates if rates[variant] == min(rates.values())]
+
+            if not candidates:
+                lowest = min(rates.values())
+                candidates = [variant for variant, rate in rates.items() if rate == lowest]
+
             blocks, _ = self.complete(candidates)
-            scores = {variant: float(interquartile_mean(self.values(rows))) for variant, rows in blocks.items()}
+            scores = {}
+            for variant, rows in blocks.items():
+                scores[variant] = float(interquartile_mean(self.values(rows)))
             if scores:
-                chosen[max(scores, key=scores.__getitem__)] = len(candidates)
+                best = max(scores, key=scores.__getitem__)
+                chosen[best] = len(candidates)
             else:
                 chosen[min(candidates, key=lambda variant: len(variant.changed))] = 1
+
         return chosen
 
 
@@ -283,26 +438,40 @@ def load_chapters(results: Results, settings: Settings) -> list[Chapter]:
     """
     references = ReferenceScores(settings.tables)
     groups: dict[str, list[RunFiles]] = {}
+
     for run in sorted(results.runs(), key=_order):
-        steps = f", {run.document[LENGTH]:,} steps" if LENGTH in run.document["changed"] else ""
-        groups.setdefault(run.document["suite"] + steps, []).append(run)
-    chapters = [Chapter(name, groups[name], references, settings) for name in sorted(groups)]
-    chapters = [chapter for chapter in chapters if len(chapter.runs)]
+        name = run.document["suite"]
+        if LENGTH in run.document["changed"]:
+            # Runs of different length are not compared.
+            name += f", {run.document[LENGTH]:,} steps"
+        groups.setdefault(name, []).append(run)
+
+    chapters = []
+    for name in sorted(groups):
+        chapter = Chapter(name, groups[name], references, settings)
+        if len(chapter.runs):
+            chapters.append(chapter)
+
     if not chapters:
-        raise ValueError(f"{results.path}: no run has {settings.returns} returns; imported runs need --returns training")
+        raise ValueError(f"{results.path}: no run has a finite final return of {settings.returns}")
     return chapters
 
 
 def _order(run: RunFiles) -> tuple[int, str, str]:
     """Sort algorithms in the order of the classes, and others by name."""
-    places, algorithm = {name: place for place, name in enumerate(CLASSES)}, run.document["algorithm"]
-    return places.get(algorithm.partition(":")[0], len(places)), algorithm, run.path.name
+    algorithm = run.document["algorithm"]
+    name = algorithm.partition(":")[0]
+    # The last place is that of all others.
+    names = [*CLASSES, name]
+    return names.index(name), algorithm, run.path.name
 
 
 def _training_returns(run: RunFiles) -> pd.DataFrame:
     """Return means of the last 100 episodes at fiftieths of the training, which are the same for all runs."""
+    length = run.document[LENGTH]
     episodes = run.episodes()
-    episodes["value"] = episodes["r"].rolling(_TRAINING_EPISODES, min_periods=1).mean()
-    fiftieth = np.ceil(_TRAINING_POINTS * episodes["timesteps"] / run.document[LENGTH]).clip(upper=_TRAINING_POINTS)
-    values = episodes["value"].groupby(fiftieth).last()
-    return pd.DataFrame({"timesteps": values.index * run.document[LENGTH] / _TRAINING_POINTS, "value": values.to_numpy()})
+    means = episodes["r"].rolling(_TRAINING_EPISODES, min_periods=1).mean()
+    fiftieth = np.ceil(_TRAINING_POINTS * episodes["timesteps"] / length).clip(upper=_TRAINING_POINTS)
+    values = means.groupby(fiftieth).last()
+    steps = values.index * length / _TRAINING_POINTS
+    return pd.DataFrame({"timesteps": steps, "value": values.to_numpy()})

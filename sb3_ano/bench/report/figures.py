@@ -23,29 +23,43 @@ from sb3_ano.bench.algorithms import title
 from sb3_ano.bench.looks import Looks
 from sb3_ano.bench.statistics import Estimate
 
-_PANEL_WIDTH, _PANEL_HEIGHT = 3.3, 2.3
-_LARGEST_SPAN, _MOST_TICKS = 1e4, 6
+# Inches.
+_PANEL_WIDTH = 3.3
+_PANEL_HEIGHT = 2.3
+_ONLY_PANEL_WIDTH = 5.6
+# Ratio of the ends of a logarithmic axis that is cut, and most values that are ticks themselves.
+_LARGEST_SPAN = 1e4
+_MOST_TICKS = 6
 # Ratios of the ends of a logarithmic axis below which powers of ten alone, or with 2 and 5, are too few ticks.
-_FEW_DECADES, _HALF_DECADE = 100.0, 3.0
+_FEW_DECADES = 100.0
+_HALF_DECADE = 3.0
+# Part of a logarithmic axis that a tick's text needs.
+_TICK_WIDTH = 0.1
 # Markers of an algorithm's lines that differ in their settings, because its color and line style are the same.
 _FILLS = ("full", "none", "left", "right", "top", "bottom")
 # Part of the range of the values by which an axis may extend beyond them, so that intervals do not set its scale.
 _ROOM_FOR_INTERVALS = 0.5
 # Part of the distance between neighboring points that is used to draw lines next to each other.
 _DODGE = 0.12
-# Most letters of a line of a panel's title.
+# Most letters of a line of a panel's title, and of the legend.
 _TITLE_LETTERS = 40
-# Most letters of a line of the legend, and inches of a letter and of what is next to the text.
-_LEGEND_LETTERS, _LETTER_WIDTH, _LEGEND_HANDLE_WIDTH = 100, 0.08, 0.6
-# Part of a logarithmic axis that a tick's text needs.
-_TICK_WIDTH = 0.1
+_LEGEND_LETTERS = 100
+# Inches of a letter of the legend, and of what is next to its text.
+_LETTER_WIDTH = 0.08
+_LEGEND_HANDLE_WIDTH = 0.6
 
 #: Decorates functions that draw: matplotlib reads its settings whenever an artist is made.
-styled = mpl.rc_context(mpl.rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=False))
+_STYLE = mpl.rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=False)
+styled = mpl.rc_context(_STYLE)
 
 
 def points(
-    algorithm: str, x: Any, estimate: Estimate, panel: str = "", line: str = "", seed: int | None = None
+    algorithm: str,
+    x: Any,
+    estimate: Estimate,
+    panel: str = "",
+    line: str = "",
+    seed: int | None = None,
 ) -> pd.DataFrame:
     """Return the points of a line, one if ``x`` is a number.
 
@@ -56,24 +70,47 @@ def points(
     :param line: text of the legend, by default the title of the algorithm
     :param seed: seed of the only run that the points come from
     """
-    numbers = {name: np.atleast_1d(part) for name, part in zip(("x", *Estimate._fields), (x, *estimate), strict=True)}
-    table = pd.DataFrame({"panel": panel, "algorithm": algorithm, "line": line or title(algorithm), **numbers})
+    columns = {
+        "panel": panel,
+        "algorithm": algorithm,
+        "line": line or title(algorithm),
+        "x": np.atleast_1d(x),
+        "value": np.atleast_1d(estimate.value),
+        "low": np.atleast_1d(estimate.low),
+        "high": np.atleast_1d(estimate.high),
+    }
+    table = pd.DataFrame(columns)
     return table.assign(seed=pd.Series(seed, table.index, "Int64"))
 
 
-def _new_figure(data: pd.DataFrame, columns: int, height: float) -> tuple[Figure, list[tuple[Axes, str, pd.DataFrame]]]:
+def _new_figure(
+    data: pd.DataFrame,
+    columns: int,
+    height: float,
+) -> tuple[Figure, list[tuple[Axes, str, pd.DataFrame]]]:
     """Return a figure, and for each panel its axes, title and points."""
     panels = [(str(name), rows) for name, rows in data.groupby("panel", sort=False)]
     columns = min(columns, len(panels))
     lines = -(-len(panels) // columns)
-    width = 5.6 if columns == 1 else _PANEL_WIDTH * columns
+    width = _ONLY_PANEL_WIDTH if columns == 1 else _PANEL_WIDTH * columns
     figure = Figure(figsize=(width, height * lines + 0.4), layout="constrained")
-    return figure, [(figure.add_subplot(lines, columns, place), *panel) for place, panel in enumerate(panels, start=1)]
+
+    parts = []
+    for place, (name, rows) in enumerate(panels, start=1):
+        axes = figure.add_subplot(lines, columns, place)
+        axes.set_title(textwrap.fill(name, _TITLE_LETTERS))
+        parts.append((axes, name, rows))
+
+    return figure, parts
 
 
 @styled
 def draw_intervals(
-    data: pd.DataFrame, looks: Looks, xlabel: str, mark: float | None = None, limits: Sequence[float] | None = None
+    data: pd.DataFrame,
+    looks: Looks,
+    xlabel: str,
+    mark: float | None = None,
+    limits: Sequence[float] | None = None,
 ) -> Figure:
     """Draw values with their intervals, one below the other, each with its text.
 
@@ -83,38 +120,67 @@ def draw_intervals(
     :param mark: position of a vertical line
     :param limits: ends of the horizontal axes, by default those of the data
     """
-    figure, panels = _new_figure(data, 2, 0.7 + 0.27 * data.groupby("panel")["line"].nunique().max())
-    figure.set_figwidth(figure.get_figwidth() + 0.07 * max(0, data["line"].str.len().max() - 12))
-    for index, (axis, panel, rows) in enumerate(panels):
+    most_lines = data.groupby("panel")["line"].nunique().max()
+    figure, panels = _new_figure(data, 2, 0.7 + 0.27 * most_lines)
+    longest = data["line"].str.len().max()
+    figure.set_figwidth(figure.get_figwidth() + 0.07 * max(0, longest - 12))
+
+    for index, (axes, _, rows) in enumerate(panels):
         together = rows[rows["seed"].isna()]
         for height, row in enumerate(together.to_dict("records")):
             color, _, marker = looks[row["algorithm"]]
-            axis.plot(row["value"], height, color=color, marker=marker)
-
+            axes.plot(row["value"], height, color=color, marker=marker)
             seeds = _seeds_of(rows, row["algorithm"], row["line"])
-            if len(seeds):
-                axis.plot(seeds["value"], np.full(len(seeds), height), "|", color=color, markersize=9)
-            else:
-                axis.hlines(height, row["low"], row["high"], color=color, linewidth=2.2)
 
-        axis.set_yticks(range(len(together)), together["line"] if index % 2 == 0 else [""] * len(together))
-        axis.set(ylim=(len(together) - 0.5, -0.5), title=textwrap.fill(panel, _TITLE_LETTERS), xlabel=xlabel)
-        axis.xaxis.set_major_locator(MaxNLocator(5))
+            if len(seeds):
+                # Each seed is a stroke at the height of its algorithm.
+                heights = np.full(len(seeds), height)
+                axes.plot(seeds["value"], heights, "|", color=color, markersize=9)
+            else:
+                axes.hlines(
+                    height,
+                    row["low"],
+                    row["high"],
+                    color=color,
+                    linewidth=2.2,
+                )
+
+        # Texts only at the left panels, whose lines are those of the right ones, too.
+        texts = together["line"] if index % 2 == 0 else [""] * len(together)
+        axes.set_yticks(range(len(together)), texts)
+        axes.set_ylim(len(together) - 0.5, -0.5)
+        axes.set_xlabel(xlabel)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+
         if limits is None:
-            _limit_by_values(axis, "x", rows, room=3.0)
+            # Wide, because a line of this figure is its interval.
+            _limit_by_values(axes, "x", rows, room=3.0)
         else:
-            axis.set_xlim(*limits)
+            axes.set_xlim(*limits)
+
         if mark is not None:
-            axis.axvline(mark, color="black", linewidth=0.8, linestyle="--", zorder=1)
+            axes.axvline(mark, color="black", linewidth=0.8, linestyle="--", zorder=1)
+
     return figure
 
 
-def _seeds_of(rows: pd.DataFrame, algorithm: str, line: str) -> pd.DataFrame:
+def _seeds_of(
+    rows: pd.DataFrame,
+    algorithm: str,
+    line: str,
+) -> pd.DataFrame:
     """Return the points of the single seeds of a line."""
-    return rows[rows["seed"].notna() & (rows["algorithm"] == algorithm) & (rows["line"] == line)]
+    of_seeds = rows[rows["seed"].notna()]
+    is_of_line = (of_seeds["algorithm"] == algorithm) & (of_seeds["line"] == line)
+    return of_seeds[is_of_line]
 
 
-def _limit_by_values(axes: Axes, which: str, rows: pd.DataFrame, room: float = _ROOM_FOR_INTERVALS) -> None:
+def _limit_by_values(
+    axes: Axes,
+    which: str,
+    rows: pd.DataFrame,
+    room: float = _ROOM_FOR_INTERVALS,
+) -> None:
     """Limit a linear axis to the values, and to their intervals as far as these leave the values a readable scale.
 
     :param axes: axes of the panel
@@ -132,9 +198,11 @@ def _limit_by_values(axes: Axes, which: str, rows: pd.DataFrame, room: float = _
 
     # Intervals of lines with points of single seeds are not drawn.
     with_seeds = rows.loc[rows["seed"].notna(), "line"].unique()
-    intervals = rows.loc[~rows["line"].isin(with_seeds), ["low", "high"]].replace([np.inf, -np.inf], np.nan)
-    low = max(np.nanmin([lowest, intervals["low"].min()]), lowest - room * span)
-    high = min(np.nanmax([highest, intervals["high"].max()]), highest + room * span)
+    drawn = rows.loc[~rows["line"].isin(with_seeds), ["low", "high"]]
+    ends = drawn.to_numpy(float)
+    ends = ends[np.isfinite(ends)]
+    low = max(ends.min(initial=lowest), lowest - room * span)
+    high = min(ends.max(initial=highest), highest + room * span)
     margin = 0.05 * (high - low) or 0.5 * span
     axes.set(**{f"{which}lim": (low - margin, high + margin)})
 
@@ -170,47 +238,68 @@ def draw_lines(
     """
     figure, panels = _new_figure(data, columns, _PANEL_HEIGHT)
     handles: dict[str, Any] = {}
-    looks_of_lines = _looks_of_lines(data, looks)
-    for axis, name, rows in panels:
+    styles = _styles_of_lines(data, looks)
+
+    for axes, name, rows in panels:
         is_logarithmic = markers and bool((rows["x"] > 0).all())
         offsets = _offsets(rows, is_logarithmic) if dodge else {}
-        for (algorithm, text), line in rows[rows["seed"].isna()].groupby(["algorithm", "line"], sort=False):
-            line = line.sort_values("x")
-            style = dict(looks_of_lines[str(algorithm), str(text)])
+        together = rows[rows["seed"].isna()]
+
+        for (algorithm, text), line in together.groupby(["algorithm", "line"], sort=False):
+            style = dict(styles[algorithm, text])
             if not markers:
+                # Curves have too many points for markers.
                 style["marker"] = ""
             if not joined:
                 style["linestyle"] = "none"
-            drawstyle = "steps-post" if steps else "default"
-            x = _moved(line["x"], offsets.get(str(text), 0.0), is_logarithmic)
-            handles.setdefault(str(text), axis.plot(x, line["value"], drawstyle=drawstyle, **style)[0])
-
             color = style["color"]
+            offset = offsets.get(str(text), 0.0)
+
+            line = line.sort_values("x")
+            x = _moved(line["x"], offset, is_logarithmic)
+            if steps:
+                style["drawstyle"] = "steps-post"
+            (handle,) = axes.plot(x, line["value"], **style)
+            # One entry of the legend for all panels.
+            handles.setdefault(str(text), handle)
+
             seeds = _seeds_of(rows, str(algorithm), str(text))
             if len(seeds) and markers:
-                moved = _moved(seeds["x"], offsets.get(str(text), 0.0), is_logarithmic)
-                axis.plot(moved, seeds["value"], "_", color=color, markersize=6)
+                moved = _moved(seeds["x"], offset, is_logarithmic)
+                axes.plot(moved, seeds["value"], "_", color=color, markersize=6)
             elif len(seeds):
-                for _, one in seeds.groupby("seed"):
-                    axis.plot(one["x"], one["value"], color=color, linestyle=style["linestyle"], linewidth=0.7, alpha=0.6)
+                for _, of_seed in seeds.groupby("seed"):
+                    # So that the mean stays the most visible line.
+                    thin = {
+                        "color": color,
+                        "linestyle": style["linestyle"],
+                        "linewidth": 0.7,
+                        "alpha": 0.6,
+                    }
+                    axes.plot(of_seed["x"], of_seed["value"], **thin)
             elif markers:
-                axis.vlines(x, line["low"], line["high"], color=color, linewidth=1.3)
+                axes.vlines(x, line["low"], line["high"], color=color, linewidth=1.3)
             else:
-                band = {"color": color, "alpha": 0.15, "linewidth": 0, "step": "post" if steps else None}
-                axis.fill_between(x, line["low"], line["high"], **band)
+                band = {
+                    "color": color,
+                    "alpha": 0.15,
+                    "linewidth": 0,
+                    "step": "post" if steps else None,
+                }
+                axes.fill_between(x, line["low"], line["high"], **band)
 
-        axis.set(title=textwrap.fill(name, _TITLE_LETTERS), ylabel=ylabel)
+        axes.set_ylabel(ylabel)
         if is_logarithmic:
-            _make_logarithmic(axis, "x", rows["x"], ticks_at_values=joined)
+            _make_logarithmic(axes, "x", rows["x"], ticks_at_values=joined)
         if name.startswith(tuple(logarithmic_y)):
-            _make_logarithmic(axis, "y", rows["value"])
+            _make_logarithmic(axes, "y", rows["value"])
         elif limits is None:
-            _limit_by_values(axis, "y", rows)
+            _limit_by_values(axes, "y", rows)
         else:
-            axis.set_ylim(*limits)
-    for axis, _, _ in panels[-columns:]:
-        axis.set_xlabel(xlabel)
+            axes.set_ylim(*limits)
 
+    for axes, _, _ in panels[-columns:]:
+        axes.set_xlabel(xlabel)
     _add_legend(figure, handles)
     return figure
 
@@ -222,57 +311,76 @@ def _add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
     width = _LEGEND_HANDLE_WIDTH + _LETTER_WIDTH * longest
     figure.set_figwidth(max(figure.get_figwidth(), width))
     fitting = max(1, int(figure.get_figwidth() / width))
-    figure.legend(list(handles.values()), texts, loc="outside upper center", ncols=min(3, len(texts), fitting))
+    columns = min(3, len(texts), fitting)
+    figure.legend(
+        list(handles.values()),
+        texts,
+        loc="outside upper center",
+        ncols=columns,
+    )
 
 
-def _looks_of_lines(data: pd.DataFrame, looks: Looks) -> dict[tuple[str, str], dict[str, Any]]:
+def _styles_of_lines(data: pd.DataFrame, looks: Looks) -> dict[tuple[Any, Any], dict[str, Any]]:
     """Return the style of each line: the look of its algorithm, and a fill of the markers that tells its lines apart."""
     styles = {}
-    pairs = data[["algorithm", "line"]].drop_duplicates().sort_values("algorithm", kind="stable")
-    for algorithm, lines in pairs.groupby("algorithm", sort=False)["line"]:
+    for algorithm, lines in data.groupby("algorithm")["line"]:
         color, linestyle, marker = looks[str(algorithm)]
-        for index, text in enumerate(lines):
-            fill = _FILLS[index % len(_FILLS)]
-            styles[str(algorithm), str(text)] = {
+        for index, text in enumerate(lines.unique()):
+            styles[algorithm, text] = {
                 "color": color,
                 "linestyle": linestyle,
                 "marker": marker,
-                "fillstyle": fill,
+                "fillstyle": _FILLS[index % len(_FILLS)],
                 "markerfacecoloralt": "white",
             }
+
     return styles
 
 
 def _offsets(rows: pd.DataFrame, is_logarithmic: bool) -> dict[str, float]:
     """Return by how much each line is moved to the right, in decades on a logarithmic axis, so that none hides another."""
-    lines = rows["line"].drop_duplicates().tolist()
+    lines = rows["line"].unique()
     places = np.unique(np.log10(rows["x"]) if is_logarithmic else rows["x"])
     distance = np.diff(places).min() if len(places) > 1 else 1.0
     step = _DODGE * distance / len(lines)
-    return {line: step * (index - (len(lines) - 1) / 2) for index, line in enumerate(lines)}
+    middle = (len(lines) - 1) / 2
+    return {line: step * (index - middle) for index, line in enumerate(lines)}
 
 
-def _moved(x: pd.Series, offset: float, is_logarithmic: bool) -> pd.Series:
+def _moved(
+    x: pd.Series,
+    offset: float,
+    is_logarithmic: bool,
+) -> pd.Series:
     """Return places on an axis, moved by an offset."""
     return x * 10.0**offset if is_logarithmic else x + offset
 
 
-def _make_logarithmic(axes: Axes, which: str, column: pd.Series, ticks_at_values: bool = False) -> None:
+def _make_logarithmic(
+    axes: Axes,
+    which: str,
+    column: pd.Series,
+    ticks_at_values: bool = False,
+) -> None:
     """Make an axis logarithmic, with plain numbers at its ticks, which are the values themselves if their texts fit."""
     values = np.unique(column[(column > 0) & np.isfinite(column)])
     if not len(values):
         return
-    axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
+    axes.set(**{f"{which}scale": "log"})
     ratio = values[-1] / values[0]
     if ratio < _FEW_DECADES:
+        # Otherwise the axis would have one number or none.
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter("{x:g}" if ratio < _HALF_DECADE else NullFormatter())
 
     distances = np.diff(np.log(values))
-    if ticks_at_values and len(values) <= _MOST_TICKS and np.all(distances > _TICK_WIDTH * np.log(ratio)):
+    has_room = np.all(distances > _TICK_WIDTH * np.log(ratio))
+
+    if ticks_at_values and has_room and len(values) <= _MOST_TICKS:
         axis.set_ticks(values.tolist(), [f"{value:.3g}" for value in values])
+        # Ticks between the values would look like values.
         axis.set_minor_locator(NullLocator())
     # A learning rate that ends at 0 leaves rounding errors, which would take up most of the axis.
     if ratio > _LARGEST_SPAN:
@@ -286,10 +394,13 @@ def render(figure: Figure, kind: str) -> bytes:
     :param figure: figure to render
     :param kind: ``"png"`` or ``"pdf"``
     """
+    # The page needs the bytes, too.
     file = io.BytesIO()
     metadata = {"Software": None} if kind == "png" else {"CreationDate": None}
+
     with warnings.catch_warnings():
         # A name of a task may have letters that the font lacks.
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         figure.savefig(file, format=kind, dpi=200, metadata=metadata)
+
     return file.getvalue()
