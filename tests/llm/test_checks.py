@@ -21,7 +21,19 @@ from sb3_ano._secrets import MASK
 from sb3_ano.llm import ANOTrainer, GANOConfig, GANOTrainer, PPOTrainer, ShapedGRPOConfig, ShapedGRPOTrainer, ShapedPPOConfig
 from sb3_ano.llm.grpo import disable_dropout, random_parts
 from tests.common import ROOT
-from tests.llm.tiny import SMALL, SMALL_CRITIC, classifier, critic_trainer, make, model, parameters, prompts, reward, rollout, tokenizer
+from tests.llm.tiny import (
+    SMALL,
+    SMALL_CRITIC,
+    classifier,
+    critic_trainer,
+    make,
+    model,
+    parameters,
+    prompts,
+    reward,
+    rollout,
+    tokenizer,
+)
 
 TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1}
 #: Models with dropout in modules, in functions, in the attention, over layers, and read from the configuration.
@@ -283,7 +295,7 @@ def test_reward_functions_that_do_not_take_what_they_get_are_named_before_anythi
 
     with pytest.raises(ValueError, match=r"'narrow': got an unexpected keyword argument 'completion_ids'; it gets"):
         make(tmp_path, GANOTrainer, GANOConfig, reward=narrow)
-    with pytest.raises(ValueError, match="'solved': missing a required argument: 'solution'; it gets completion_ids, completions, "):
+    with pytest.raises(ValueError, match="'solved': missing a required argument: 'solution'; it gets completion_ids, "):
         make(tmp_path, GANOTrainer, GANOConfig, reward=solved)
     data = prompts().add_column("solution", ["x"] * len(prompts()))
     make(tmp_path, GANOTrainer, GANOConfig, reward=solved, data=data)
