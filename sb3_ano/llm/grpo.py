@@ -105,7 +105,7 @@ class ShapedGRPOTrainer(GRPOTrainer):
         reward_funcs: Reward | Sequence[Reward] | None = None,
         args: ShapedGRPOConfig | None = None,
         train_dataset: Dataset | IterableDataset | None = None,
-        eval_dataset: Dataset | IterableDataset | dict[str, Dataset | IterableDataset] | None = None,
+        eval_dataset: Dataset | IterableDataset | dict[str, Dataset] | dict[str, IterableDataset] | None = None,
         processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
         *,
         shaping: ShapingLike | None = None,

@@ -413,7 +413,7 @@ def parse_reply(reply: str) -> str | None:
     if verdict is not None:
         return verdict
 
-    # Without the fences of Markdown
+    # Without the marks and fences of Markdown
     lines = []
     for line in answer.splitlines():
         line = re.sub(r"[*_`]", "", line.strip()[-_LONGEST_LINE:])
@@ -423,22 +423,22 @@ def parse_reply(reply: str) -> str | None:
         return None
 
     # The last line, or else the only verdict in any line
-    last = lines[-1]
-    verdict = _verdict_of_line(last)
-    if verdict is not None or _is_undecided(last):
-        return verdict
-    return _only_verdict([_bare(line) or _labeled(line) for line in lines])
+    verdicts = [_verdict_of_line(line) for line in lines]
+    if verdicts[-1] is not None or _is_undecided(lines[-1]):
+        return verdicts[-1]
+    return _only_verdict(verdicts)
 
 
 def _verdict_of_line(line: str) -> str | None:
-    """Return the verdict in the last line of a reply."""
-    verdict = _bare(line) or _labeled(line)
+    """Return the verdict in a line of a reply."""
+    verdict = _bare(line)
     if verdict is not None or _is_undecided(line):
         return verdict
 
-    compared = _COMPARED.match(line)
-    if compared is not None:
-        return _bare(compared[1])
+    # After a label, or before a comparison
+    found = _LABELED.search(line) or _COMPARED.match(line)
+    if found is not None:
+        return _bare(found[1])
     return "tie" if _TIES.match(line) else None
 
 
@@ -449,14 +449,6 @@ def _bare(text: str) -> str | None:
     text = re.sub(rf"(?i)^\W*{_NOUNS}\b", "", text)
     text = re.sub(r"[\W_]", "", text)
     return _ANSWERS.get(text.upper())
-
-
-def _labeled(line: str) -> str | None:
-    """Return the verdict that follows a label."""
-    found = _LABELED.search(line)
-    if found is None or _is_undecided(line):
-        return None
-    return _bare(found[1])
 
 
 def _is_undecided(line: str) -> bool:

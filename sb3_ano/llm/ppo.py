@@ -84,7 +84,7 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
         reward_funcs: Reward | Sequence[Reward] | None = None,
         args: ShapedPPOConfig | None = None,
         train_dataset: Dataset | IterableDataset | None = None,
-        eval_dataset: Dataset | IterableDataset | dict[str, Dataset | IterableDataset] | None = None,
+        eval_dataset: Dataset | IterableDataset | dict[str, Dataset] | dict[str, IterableDataset] | None = None,
         processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
         *,
         shaping: ShapingLike | None = None,

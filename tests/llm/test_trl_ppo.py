@@ -105,5 +105,5 @@ def test_the_total_loss_is_that_of_trl_1_12(tmp_path):
     trainer.train()
     assert losses == pytest.approx(expected, rel=1e-6)
     assert len(losses) == 4
-    for name in ("clip_ratio/region_mean", "critic/clip_ratio"):
+    for name in ("ratio/outside_high", "critic/clip_ratio"):
         assert 0.05 < max(entry.get(name, 0.0) for entry in trainer.state.log_history) < 0.95, name
