@@ -149,7 +149,7 @@ def enjoy(values: argparse.Namespace) -> None:
 
     :param values: options of the zoo's ``enjoy``
     """
-    render_mode = "human"
+    render_mode: str | None = "human"
     if values.no_render:
         render_mode = None
     agent = load_agent(values, render_mode=render_mode, monitor_dir=values.reward_log or None)

@@ -80,7 +80,8 @@ class Manager(ExperimentManager):
         super().__init__(*args, **options)
         self._is_accelerated = accelerated and self.algo not in ALGORITHMS
         # The zoo has read its options, and stores them as they are.
-        vars(self.args).update(hide(vars(self.args)))
+        options_as_typed: dict[str, Any] = self.args.__dict__
+        options_as_typed.update(hide(options_as_typed))
         self.backend: Backend | None = None
         self.record: dict[str, Any] = {}
         if record:
