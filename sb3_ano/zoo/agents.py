@@ -84,7 +84,7 @@ def load_agent(
 
     :param values: options of ``enjoy``, ``record_video`` or ``push_to_hub``
     :param render_mode: gymnasium's render mode; None does not render
-    :param for_acting: whether the model only acts; otherwise it has its environments and schedules, too
+    :param for_acting: whether the model only acts; otherwise it has its environments, schedules and the training's seed, too
     :param monitor_dir: directory for monitor files; None writes none
     :raises ValueError: if there is no such agent, or its settings would run code
     """
@@ -129,11 +129,11 @@ def load_agent(
         # The memory of a training is not needed, and not all settings of a buffer go together with a small one.
         options.update(buffer_size=1, optimize_memory_usage=False)
     if for_acting:
-        options["custom_objects"] = _NOT_FOR_ACTING
+        options.update(seed=values.seed, custom_objects=_NOT_FOR_ACTING)
     if not for_acting or "HerReplayBuffer" in str(hyperparams.get("replay_buffer_class")):
         options["env"] = env
     try:
-        model = algorithm.load(file, seed=values.seed, **options)
+        model = algorithm.load(file, **options)
     except BaseException:
         env.close()
         raise
@@ -149,12 +149,7 @@ def enjoy(values: argparse.Namespace) -> None:
 
     :param values: options of the zoo's ``enjoy``
     """
-    if "rl-trained-agents" in values.folder and not any(run_of(values).glob("*.zip")):
-        from sb3_ano.zoo.hub_commands import load_from_sb3  # imports what only the Hub needs
-
-        load_from_sb3(values.algo, values.env, values.folder, values.exp_id, values.gym_packages)
-
-    render_mode = "human"
+    render_mode: str | None = "human"
     if values.no_render:
         render_mode = None
     agent = load_agent(values, render_mode=render_mode, monitor_dir=values.reward_log or None)

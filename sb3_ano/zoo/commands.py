@@ -188,6 +188,12 @@ def _enjoy(options: Options) -> None:
     if not (_has_display() or values.no_render):
         print("There is no display to show the agent on, so only its returns are printed; record_video makes a video")
         values.no_render = True
+
+    # As in the zoo, only to the directory of its own agents.
+    if "rl-trained-agents" in values.folder and not any(agents.run_of(values).glob("*.zip")):
+        from sb3_ano.zoo.hub_commands import load_from_sb3  # imports what only the Hub needs
+
+        load_from_sb3(values.algo, values.env, values.folder, values.exp_id, values.gym_packages)
     agents.enjoy(values)
 
 

@@ -32,7 +32,7 @@ def push(values: argparse.Namespace) -> None:
     :raises ValueError: if there is no such agent
     :raises OSError: if the Hub cannot be reached or rejects the files
     """
-    render_mode = "rgb_array"
+    render_mode: str | None = "rgb_array"
     if values.no_render:
         render_mode = None
     try:

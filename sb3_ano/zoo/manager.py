@@ -7,6 +7,7 @@ the zoo draws if none is given; ``checkpoint_freq``; and whether it has ``finish
 import argparse
 import contextlib
 import copy
+import importlib
 import os
 import re
 import shutil
@@ -79,7 +80,8 @@ class Manager(ExperimentManager):
         super().__init__(*args, **options)
         self._is_accelerated = accelerated and self.algo not in ALGORITHMS
         # The zoo has read its options, and stores them as they are.
-        vars(self.args).update(hide(vars(self.args)))
+        options_as_typed: dict[str, Any] = self.args.__dict__
+        options_as_typed.update(hide(options_as_typed))
         self.backend: Backend | None = None
         self.record: dict[str, Any] = {}
         if record:
@@ -127,9 +129,9 @@ class Manager(ExperimentManager):
         if not self._is_accelerated:
             return model
 
-        from sb3_ano import accelerate
-
-        return accelerate(model)
+        # The package's own name is that of no layer, so modules do not import from it.
+        accelerated: BaseAlgorithm = importlib.import_module("sb3_ano").accelerate(model)
+        return accelerated
 
     def _set_up(self) -> tuple[BaseAlgorithm, Hyperparameters] | None:
         """Set up as the zoo does; an error that begins with the name of a hyperparameter says where that comes from."""

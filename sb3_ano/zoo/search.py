@@ -279,7 +279,7 @@ class Search(ExperimentManager):
 
         if not self.no_optim_plots:
             for name, plot in (("history", plot_optimization_history), ("importances", plot_param_importances)):
-                plot(study, target_name="return")  # type: ignore[operator]
+                plot(study, target_name="return")
                 write_figure(directory / f"{name}.png", plt.gcf(), dpi=150, bbox_inches="tight")
                 plt.close()
 

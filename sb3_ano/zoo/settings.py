@@ -150,7 +150,7 @@ def _names(called: Any) -> list[Any]:
         return []
     parts = called if isinstance(called, list) else [called]
 
-    names = []
+    names: list[Any] = []
     for part in parts:
         if isinstance(part, dict):
             names.extend(part)

@@ -249,7 +249,7 @@ def test_the_modules_of_a_run_are_imported_only_for_an_unknown_environment(packa
 def test_a_downloaded_run_names_the_users_packages_only(typed, zoo, monkeypatch):
     def download(repo_id, run, algo, name):
         (run / name).mkdir(parents=True)
-        (run / name / "args.yml").write_text(yaml.dump({"env": name, "gym_packages": ["of_a_stranger"]}))
+        (run / name / "args.yml").write_text(yaml.dump({"env": str(name), "gym_packages": ["of_a_stranger"]}))
 
     monkeypatch.setattr(hub_commands, "download_pickle", download)
     for number in (1, 2):
