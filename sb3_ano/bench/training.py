@@ -124,7 +124,7 @@ def make_model(
 
     if accelerated:
         # Imported here, because other runs need no engine for algorithms of other packages.
-        model = importlib.import_module("sb3_ano").accelerate(model)
+        model = accelerate(model)
     # The constructor has seeded them, too close to those of other runs.
     env.seed(_SEEDS_APART * run.seed)
     # Without outputs: the recorder reads what is logged.

@@ -7,7 +7,6 @@ the zoo draws if none is given; ``checkpoint_freq``; and whether it has ``finish
 import argparse
 import contextlib
 import copy
-import importlib
 import os
 import re
 import shutil
@@ -130,7 +129,7 @@ class Manager(ExperimentManager):
             return model
 
         # The package's own name is that of no layer, so modules do not import from it.
-        accelerated: BaseAlgorithm = importlib.import_module("sb3_ano").accelerate(model)
+        accelerated = accelerate(model)
         return accelerated
 
     def _set_up(self) -> tuple[BaseAlgorithm, Hyperparameters] | None:
