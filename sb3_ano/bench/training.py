@@ -22,6 +22,7 @@ from sb3_ano.bench.recording import EpisodeRecorder, UpdateRecorder, make_evalua
 from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
 from sb3_ano.checkpoints.files import remove_checkpoints
 from sb3_ano.envs import VecNormalize, make_vec_env
+from sb3_ano.fast import accelerate
 
 FORMAT = 2
 RUN = "run.json"
@@ -123,7 +124,6 @@ def make_model(
     model = CLASSES[algorithm.name](env=env, seed=run.seed, device=device, **arguments)
 
     if accelerated:
-        # Imported here, because other runs need no engine for algorithms of other packages.
         model = accelerate(model)
     # The constructor has seeded them, too close to those of other runs.
     env.seed(_SEEDS_APART * run.seed)

@@ -30,6 +30,7 @@ from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
 from sb3_ano.checkpoints.files import remove_checkpoints
 from sb3_ano.envs import VecNormalize
 from sb3_ano.envs.make import prepare_env
+from sb3_ano.fast import accelerate
 from sb3_ano.zoo.backends import Backend, take_backend
 from sb3_ano.zoo.hyperparameters import (
     SCHEDULES,
@@ -128,9 +129,7 @@ class Manager(ExperimentManager):
         if not self._is_accelerated:
             return model
 
-        # The package's own name is that of no layer, so modules do not import from it.
-        accelerated = accelerate(model)
-        return accelerated
+        return accelerate(model)
 
     def _set_up(self) -> tuple[BaseAlgorithm, Hyperparameters] | None:
         """Set up as the zoo does; an error that begins with the name of a hyperparameter says where that comes from."""
