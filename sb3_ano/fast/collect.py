@@ -16,7 +16,6 @@ from stable_baselines3.common.callbacks import (
     EveryNTimesteps,
     LogEveryNTimesteps,
     ProgressBarCallback,
-    StopTrainingOnMaxEpisodes,
     StopTrainingOnNoModelImprovement,
     StopTrainingOnRewardThreshold,
 )
@@ -73,7 +72,14 @@ class FastCollection(Accelerated):
         check = self._rollout_check(env)
         changes_nothing = _changes_nothing(callback)
         if not changes_nothing:
-            self.engine.decide(self, self.engine_options())
+            decisions, _ = self.engine.decide(self, self.engine_options())
+        if decisions.device is None and changes_nothing:
+            if not self.engine.collect_on_device(self, env, callback, check, n_rollout_steps, use_masking):
+                return False
+            callback.update_locals(locals())
+            callback.on_rollout_end()
+            return True
+
         actor = self._make_actor(env, use_masking)
         snapshot = None if changes_nothing else Snapshot(self.policy, actor.holds_copies)
         values: Any
@@ -176,15 +182,18 @@ def _needs_no_locals(callback: BaseCallback) -> bool:
     return type(callback) is ProgressBarCallback or (type(callback) is ConvertCallback and callback.callback is None)
 
 
-# Callbacks of SB3, which only read the policy, unless they call a function or callback of the user's.
+# Callbacks of SB3 that only read the policy, and no local variables, unless they call a function or callback of the user's.
 _READING = {
     *(CheckpointCallback, EvalCallback, EventCallback, EveryNTimesteps, LogEveryNTimesteps, ProgressBarCallback),
-    *(StopTrainingOnMaxEpisodes, StopTrainingOnNoModelImprovement, StopTrainingOnRewardThreshold, ConvertCallback),
+    *(StopTrainingOnNoModelImprovement, StopTrainingOnRewardThreshold, ConvertCallback),
 }
 
 
 def _changes_nothing(callback: BaseCallback | None) -> bool:
-    """Tell whether a callback is known to leave the policy alone; then the policy need not be compared at each step."""
+    """Tell whether a callback is known to leave the policy alone, and not to read local variables.
+
+    Then the policy need not be compared at each step, and the rollout can stay on a device.
+    """
     if type(callback) is CallbackList:
         return all(map(_changes_nothing, callback.callbacks))
     if callback is None or _needs_no_locals(callback):

@@ -64,8 +64,8 @@ class Vectors(NamedTuple):
 class FlatVectors:
     """Copy parameters and Adam's state to vectors before the compiled steps of an update, and back after them.
 
-    The vectors take memory between :meth:`attach` and :meth:`detach` only. Outside of an update, parameters and optimizer are
-    as without them.
+    On the CPU, the vectors take memory between :meth:`attach` and :meth:`detach` only. Outside of an update, parameters and
+    optimizer are as without them.
 
     :param optimizer: plain Adam
     """
@@ -96,7 +96,10 @@ class FlatVectors:
         """Copy parameters, moments and numbers of the optimizer to the vectors."""
         parameters, _, first, second, steps, *_ = self.vectors
         for vector in (parameters, first, second):
-            vector.untyped_storage().resize_(self._bytes)
+            storage = vector.untyped_storage()
+            # On CUDA, even the same size would give it another address, which recorded graphs do not follow.
+            if storage.nbytes() != self._bytes:
+                storage.resize_(self._bytes)
             vector.zero_()  # the gaps between tensors, too
 
         views = zip(self.tensors, self.views(parameters), self.views(first), self.views(second), strict=True)
@@ -129,8 +132,9 @@ class FlatVectors:
             state["step"].fill_(count)
 
         self._is_attached = False
-        for vector in (parameters, first, second):
-            vector.untyped_storage().resize_(0)
+        if parameters.device.type == "cpu":
+            for vector in (parameters, first, second):
+                vector.untyped_storage().resize_(0)
 
     def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """Split a vector of all parameters into tensors of their shapes."""

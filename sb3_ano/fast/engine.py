@@ -1,6 +1,7 @@
 """The state of the engine between the updates of a model, and one update."""
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -8,21 +9,27 @@ from typing import Any, Self
 import numpy as np
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano.fast.act import Actor, make_actor
+from sb3_ano.fast.buffer import DeviceBuffer
 from sb3_ano.fast.compiled import CompilationError, CompiledStep, FlatVectors, compiler_options, make_step
+from sb3_ano.fast.device import DeviceRollout, Replayed
 from sb3_ano.fast.policy import PolicyEvaluation, RecurrentEvaluation, is_recurrent
 from sb3_ano.fast.private import compiler_obstacle, tracing
-from sb3_ano.fast.rules import Decisions, Options, decide
+from sb3_ano.fast.rules import Decisions, Options, decide, device_of
 from sb3_ano.fast.step import (
     EagerStep,
     Numbers,
     PolicyLoss,
     Settings,
     StepResult,
+    StepSummary,
     UpdateStatistics,
     rollout_tensors,
+    summarize,
     trained_parameters,
     without_padding,
 )
@@ -45,6 +52,7 @@ class Engine:
         # Evaluation of the policy for the next update.
         self._evaluation: PolicyEvaluation | None = None
         self._compiled: _CompiledUpdate | None = None
+        self._device_rollout: DeviceRollout | None = None
         #: Reason for which compilation was given up.
         self.obstacle: str | None = None
         self._is_warned = False
@@ -57,6 +65,7 @@ class Engine:
         self.decisions = None
         self._evaluation = None
         self._compiled = None
+        self._device_rollout = None
         self.obstacle = None
 
     def decide(self, model: Any, options: Options) -> tuple[Decisions, PolicyEvaluation]:
@@ -116,10 +125,28 @@ class Engine:
         elif decisions.compilation_is_changeable:
             self._warn(decisions.compilation)
 
+        buffer = model.rollout_buffer
         rollout = None
-        if decisions.rollout is None:
-            rollout = rollout_tensors(model.rollout_buffer, decisions.channels_last, with_td_errors)
+        if isinstance(buffer, DeviceBuffer) and buffer.held:
+            rollout = buffer.samples(with_td_errors)
+        elif decisions.rollout is None:
+            rollout = rollout_tensors(buffer, decisions.channels_last, with_td_errors)
         return Update(self, model, evaluation, settings, numbers, decisions, rollout, compiled)
+
+    def collect_on_device(
+        self, model: Any, env: VecEnv, callback: BaseCallback, check: Any, n_steps: int, use_masking: bool
+    ) -> bool:
+        """Collect a rollout as tensors on the device, and hand it to the buffer; see :class:`DeviceRollout`.
+
+        :return: False if a callback ended the training
+        """
+        decisions = self.decisions
+        evaluation = self._evaluation
+        if decisions is None or evaluation is None:
+            decisions, evaluation = self.decide(model, model.engine_options())
+        if self._device_rollout is None or not self._device_rollout.fits(env, n_steps):
+            self._device_rollout = DeviceRollout(model, env, n_steps)
+        return self._device_rollout.collect(callback, check, evaluation, decisions, use_masking)
 
     def _compiled_update(
         self,
@@ -183,6 +210,10 @@ class _CompiledUpdate:
         self._library_code = library_code
         self._known_code = known_code
         self._steps: dict[tuple[int, bool], CompiledStep] = {}
+        # Code that is not known may wait for the device, which cannot be recorded.
+        self._is_recordable = policy.device.type == "cuda" and library_code
+        # By length of the minibatch and place of the rollout: the indices and numbers that a graph reads, and the graph.
+        self._replayed: dict[tuple[int, int], tuple[torch.Tensor, Numbers, Replayed]] = {}
 
     def start_epoch(self) -> None:
         """Check again what compiled code depends on."""
@@ -198,6 +229,28 @@ class _CompiledUpdate:
             # Custom modules may change at every call, and minibatches of a custom buffer may differ in their types.
             self._steps[variant] = CompiledStep(self._step, options, self._library_code and indices is not None)
         return self._steps[variant](self.flat.vectors, rollout, indices, numbers)
+
+    def summarized_step(self, rollout: Any, indices: torch.Tensor, numbers: Numbers) -> StepSummary:
+        """Make one step on a rollout whose tensors stay in their places; on CUDA, it is recorded as a graph and replayed."""
+        if not self._is_recordable:
+            return summarize(self.step(rollout, indices, numbers), numbers)
+
+        key = (len(indices), rollout.advantages.data_ptr())
+        if key not in self._replayed:
+            places = indices.clone()
+            values = Numbers(*[number.clone() for number in numbers])
+            function = functools.partial(self._step_and_summary, rollout, places, values)
+            self._replayed[key] = (places, values, Replayed(function, self._policy.device))
+        places, values, replayed = self._replayed[key]
+        places.copy_(indices)
+        for value, number in zip(values, numbers, strict=True):
+            value.copy_(number)
+        summary = replayed()
+        # The next replay overwrites it.
+        return StepSummary(summary.numbers.clone(), summary.log_ratio, summary.stop)
+
+    def _step_and_summary(self, rollout: Any, indices: torch.Tensor, numbers: Numbers) -> StepSummary:
+        return summarize(self.step(rollout, indices, numbers), numbers)
 
 
 class Update:
@@ -231,6 +284,10 @@ class Update:
         self._batch_size = model.batch_size
         self._rollout = rollout
         self._compiled = compiled
+        # Then the results of minibatches are not read before the end of the update.
+        self._is_on_device = isinstance(self._buffer, DeviceBuffer) and bool(self._buffer.held)
+        # The order of SB3 is drawn on the host, for environments that are there, too.
+        self._draws_on_device = self._is_on_device and device_of(model.env) is not None and policy.device.type == "cuda"
         self._numbers = Numbers(*torch.tensor(numbers, dtype=torch.float32, device=policy.device).unbind())
         is_fused = decisions.update is None and policy.device.type == "cpu"
         self._eager = EagerStep(policy, evaluation, settings, self._numbers, is_fused)
@@ -257,7 +314,11 @@ class Update:
 
         rollout = self._rollout
         if rollout is not None:
-            order = torch.from_numpy(np.random.permutation(len(rollout.advantages))).to(rollout.advantages.device)
+            n_samples = len(rollout.advantages)
+            if self._draws_on_device:
+                order = torch.randperm(n_samples, device=rollout.advantages.device)
+            else:
+                order = torch.from_numpy(np.random.permutation(n_samples)).to(rollout.advantages.device)
             for indices in order.split(int(self._batch_size)):
                 yield rollout, indices
             return
@@ -268,12 +329,15 @@ class Update:
             else:
                 yield samples, None
 
-    def step(self, rollout: Any, indices: torch.Tensor | None) -> StepResult:
+    def step(self, rollout: Any, indices: torch.Tensor | None) -> StepResult | StepSummary:
         """Make one step on a minibatch of :meth:`epoch`, and record it."""
-        result = None
+        result: StepResult | StepSummary | None = None
         if self._compiled is not None:
             try:
-                result = self._compiled.step(rollout, indices, self._numbers)
+                if self._is_on_device and indices is not None:
+                    result = self._compiled.summarized_step(rollout, indices, self._numbers)
+                else:
+                    result = self._compiled.step(rollout, indices, self._numbers)
             except CompilationError as error:
                 self._compiled.flat.detach()
                 self._compiled = None
@@ -281,6 +345,8 @@ class Update:
 
         if result is None:
             result = self._eager(rollout, indices)
+            if self._is_on_device:
+                result = summarize(result, self._numbers)
         self.statistics.add(result)
         return result
 

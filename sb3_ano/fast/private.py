@@ -5,11 +5,12 @@ import functools
 import itertools
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributions import Distribution
 from torch.nn.modules import module as _modules
 from torch.optim import Optimizer
 from torch.optim import optimizer as _optimizers
@@ -175,6 +176,17 @@ def products_by_onednn(at_least: int) -> Any:
             return get_hash_for_files((__file__,), str(at_least))
 
     return Products()
+
+
+@contextlib.contextmanager
+def without_validation() -> Iterator[None]:
+    """Let distributions take their parameters unseen, because looking at them waits for the device."""
+    before = getattr(Distribution, "_validate_args", True)
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
 
 
 def _norms(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -20,6 +20,9 @@ from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtr
 from torch import nn
 from torch.optim import Adam
 
+from sb3_ano.envs.tensor import TensorVecEnv
+from sb3_ano.envs.vec_normalize import VecNormalize
+from sb3_ano.fast.buffer import DeviceBuffer
 from sb3_ano.fast.policy import base_of, contrib_class, has_library_distribution, is_maskable, is_recurrent
 from sb3_ano.fast.private import has_hooks
 
@@ -67,7 +70,8 @@ class Rule(NamedTuple):
     """One reason to leave the fast path of a part.
 
     :param part: ``"policy"``: the engine computes what SB3's methods do; ``"acting"``: in NumPy; ``"rollout"``: arrays are
-        written directly; ``"update"``: a fused step of Adam; ``"compilation"``: the compiled update
+        written directly; ``"device"``: all of it as tensors on the device; ``"update"``: a fused step of Adam;
+        ``"compilation"``: the compiled update
     :param name: short name of the rule
     :param reason: function of the model and the options that returns the reason, or None; or a part whose reason it is
     :param changeable: whether the user can change it, and is told about it
@@ -257,7 +261,10 @@ def _wide_layers(model: Any, options: Options) -> str | None:
 
 def _custom_buffer(model: Any, options: Options) -> str | None:
     buffer = model.rollout_buffer
-    kind = type(buffer)
+    kind: Any = type(buffer)
+    if issubclass(kind, DeviceBuffer):
+        # The engine has put it in front of the class of the buffer.
+        kind = kind.__mro__[kind.__mro__.index(DeviceBuffer) + 1]
     masked = contrib_class("maskable.buffers", "MaskableRolloutBuffer")
     dict_masked = contrib_class("maskable.buffers", "MaskableDictRolloutBuffer")
     known = [base for base in (RolloutBuffer, DictRolloutBuffer, masked, dict_masked) if base is not None]
@@ -326,6 +333,30 @@ def _frozen_gradient(model: Any, options: Options) -> str | None:
     return None
 
 
+# Device
+
+
+def device_of(env: Any) -> torch.device | None:
+    """Return the device of environments that can be stepped on it, as they are or in a VecNormalize of this package."""
+    inner = env.venv if type(env) is VecNormalize else env
+    return inner.device if isinstance(inner, TensorVecEnv) else None
+
+
+def _other_device(model: Any, options: Options) -> str | None:
+    device = device_of(model.env)
+    if device is None and model.device.type != "cuda":
+        return "the environments are not a TensorVecEnv, and the policy is on the CPU"
+    if device is not None and device.type != model.device.type:
+        return f"the environments are on {device}, and the policy is on {model.device}"
+    return None
+
+
+def _new_noise(model: Any, options: Options) -> str | None:
+    if model.use_sde:
+        return "gSDE makes new noise matrices"
+    return "the policy squashes its actions" if model.policy.squash_output else None
+
+
 # Compilation
 
 
@@ -387,6 +418,11 @@ RULES = [
     Rule("acting", "wide layers", _wide_layers, changeable=False),
     Rule("rollout", "LSTM", _has_lstm, changeable=False),
     Rule("rollout", "buffer", _custom_buffer),
+    Rule("device", "device", _other_device, changeable=False),
+    Rule("device", "LSTM", _has_lstm, changeable=False),
+    Rule("device", "noise", _new_noise, changeable=False),
+    Rule("device", "policy", "policy"),
+    Rule("device", "rollout", "rollout"),
     Rule("update", "optimizer", _other_optimizer),
     Rule("update", "options of Adam", _adam_options),
     Rule("update", "hooks of the optimizer", _optimizer_hooks),
@@ -430,6 +466,7 @@ class Decisions:
     :param policy: reason to call the policy's own methods
     :param acting: reason not to act in NumPy
     :param rollout: reason to call the methods of the rollout buffer
+    :param device: reason to collect in NumPy, and not as tensors on the device
     :param update: reason to call the optimizer's own step
     :param compilation: reason not to compile the update
     :param compilation_is_changeable: whether that reason is one that the user can change
@@ -441,6 +478,7 @@ class Decisions:
     policy: str | None
     acting: str | None
     rollout: str | None
+    device: str | None
     update: str | None
     compilation: str | None
     compilation_is_changeable: bool

@@ -151,6 +151,46 @@ class StepResult(NamedTuple):
     stop: torch.Tensor
 
 
+class StepSummary(NamedTuple):
+    """The numbers of a minibatch that are kept, computed on the device.
+
+    :param numbers: those of ``_COLUMNS``, ``(14,)``
+    :param log_ratio: logarithms of the probability ratios, ``(batch,)``
+    :param stop: 0-d bool, as of :class:`StepResult`
+    """
+
+    numbers: torch.Tensor
+    log_ratio: torch.Tensor
+    stop: torch.Tensor
+
+
+def summarize(result: StepResult, numbers: Numbers) -> StepSummary:
+    """Compute the numbers of a minibatch without waiting for the device.
+
+    :param result: outcome of the minibatch
+    :param numbers: numbers of the update, 0-d tensors
+    """
+    log_ratio = result.log_ratio
+    ratio = log_ratio.exp()
+    above = (ratio > 1.0 + numbers.clip_range_high).float()
+    below = (ratio < 1.0 - numbers.clip_range).float()
+    clipped = torch.where(result.advantages >= 0.0, above, below)
+    gradient = result.log_ratio_grad.abs()
+
+    columns = [
+        result.skipped.float(),
+        result.stop.float(),
+        (ratio - 1.0 - log_ratio).mean(),
+        ratio.mean(),
+        ratio.max(),
+        above.mean(),
+        below.mean(),
+        (clipped * gradient).sum(),
+        gradient.sum(),
+    ]
+    return StepSummary(torch.cat([result.scalars, torch.stack(columns)]), log_ratio, result.stop)
+
+
 def approximate_kl(log_ratio: torch.Tensor) -> torch.Tensor:
     """Compute Schulman's estimate ``mean(r - 1 - log r)`` of the KL divergence from the rollout's policy, a scalar."""
     return (log_ratio.exp() - 1.0 - log_ratio).mean()
@@ -477,16 +517,20 @@ class UpdateStatistics:
     def __init__(self, numbers: Numbers) -> None:
         self._numbers = numbers
         self._results: list[StepResult] = []
+        self._summaries: list[torch.Tensor] = []
         self._n_samples = 0
         self._rows: list[np.ndarray] = []
         self._length = 0
         #: First minibatch of the current epoch, because SB3's ``approx_kl`` is the mean of the last one.
         self.epoch_start = 0
 
-    def add(self, result: StepResult) -> None:
+    def add(self, result: StepResult | StepSummary) -> None:
         """Record a minibatch."""
-        self._results.append(result)
         self._length += 1
+        if isinstance(result, StepSummary):
+            self._summaries.append(result.numbers)
+            return
+        self._results.append(result)
         self._n_samples += len(result.log_ratio)
         if self._n_samples >= _SAMPLES:
             self._summarize_minibatches()
@@ -530,6 +574,9 @@ class UpdateStatistics:
         """Return the numbers of all minibatches by name, each ``(len(self),)``."""
         if self._results:
             self._summarize_minibatches()
+        if self._summaries:
+            self._rows.append(_read(torch.stack(self._summaries)))
+            self._summaries = []
         return dict(zip(_COLUMNS, np.concatenate(self._rows).T, strict=True))
 
     def epoch_kl(self) -> float:

@@ -9,12 +9,10 @@ import torch
 from stable_baselines3 import PPO
 
 from sb3_ano import ANO, MaskableANO, RecurrentANO, explain
-from sb3_ano.bench.training import RUN, train
 from sb3_ano.checkpoints import TrainingCheckpoints
 from tests.algorithms import test_equals_sb3_contrib as contrib
 from tests.algorithms import test_equals_sb3_ppo as stock
-from tests.algorithms.comparison import relative_difference
-from tests.bench.common import small_run
+from tests.algorithms.comparison import ACCELERATED_PPO, relative_difference
 from tests.common import parameters
 
 pytestmark = [
@@ -46,6 +44,13 @@ def test_parameters_are_those_of_ppo(case, compiled):
     assert relative_difference(ppo(case), found) <= 10 * stock.tolerance(case)
     different = stock.after_three_rollouts(ANO, case, shaping="spo", torch_compile=compiled, **GPU)
     assert relative_difference(ppo(case), different) > 20 * stock.tolerance(case)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_accelerated_ppo_is_ppo(compiled):
+    found = stock.after_three_rollouts(ACCELERATED_PPO, "CartPole", torch_compile=compiled, **GPU)
+    assert (explain(found).compilation.path == "compiled") == compiled
+    assert relative_difference(ppo("CartPole"), found) <= 10 * stock.tolerance("CartPole")
 
 
 @pytest.mark.parametrize(("ours", "compiled"), [(MaskableANO, False), (MaskableANO, True), (RecurrentANO, False)])
@@ -89,5 +94,9 @@ def test_a_resumed_training_equals_the_uninterrupted_one(tmp_path):
 
 @pytest.mark.parametrize("label", ["ppo", "ano:desired_kl=0.01"])
 def test_a_run_of_the_benchmark(label, tmp_path):
+    pytest.importorskip("rl_zoo3")
+    from sb3_ano.bench.training import RUN, train
+    from tests.bench.common import small_run
+
     train(small_run(label), tmp_path, **GPU)
     assert json.loads((tmp_path / RUN).read_text())["device"] == "cuda"

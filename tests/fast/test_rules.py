@@ -152,8 +152,9 @@ EXAMPLES: dict[tuple[str, str], tuple[Callable[[int], Any], str]] = {
     ("compilation", "uneven steps"): (ppo(change=train_longer), "some of its parameters were trained longer than others"),
     ("compilation", "tied parameters"): (ppo(change=tie), "several of its layers share parameters"),
 }
-# They need a GPU, or say what the user asked for.
+# They need a GPU or environments on a device, as in test_device.py, or say what the user asked for.
 WITHOUT_EXAMPLE = {("acting", "device"), ("compilation", "not wanted"), ("compilation", "short run")}
+WITHOUT_EXAMPLE |= {("device", name) for name in ("device", "LSTM", "noise", "policy", "rollout")}
 
 
 def test_every_rule_has_an_example():

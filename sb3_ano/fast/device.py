@@ -1,0 +1,313 @@
+"""Collect rollouts and update on the device of the environments: tensors from the observation to the step of Adam.
+
+Between the first step of a rollout and its end, nothing waits for the device. On CUDA, acting, advantages and minibatches are
+recorded as graphs, of which one call replays all kernels.
+"""
+
+import operator
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_ano.envs.tensor import HostedVecEnv, TensorObs, TensorStep, to_numpy
+from sb3_ano.fast.buffer import copy_to, hold_on_device
+from sb3_ano.fast.compiled import compiler_options
+from sb3_ano.fast.policy import PolicyEvaluation, mapped
+from sb3_ano.fast.private import without_validation
+from sb3_ano.fast.rules import Decisions, device_of
+
+# Calls of a function before it is recorded: compilation, the check of what was compiled, and one as it will be.
+_WARMUP = 3
+
+
+class Replayed:
+    """Call a function of tensors that stay in their places; on CUDA, record it as a graph and replay that.
+
+    :param function: function without arguments, whose results stay in their places, too
+    :param device: device of the tensors
+    """
+
+    def __init__(self, function: Callable[[], Any], device: torch.device) -> None:
+        self._function = function
+        self._records = device.type == "cuda"
+        self._calls = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._result: Any = None
+
+    def __call__(self) -> Any:
+        self._calls += 1
+        if not self._records or self._calls <= _WARMUP:
+            return self._function()
+        if self._graph is None and not self._record():
+            return self._function()
+        assert self._graph is not None
+        self._graph.replay()
+        return self._result
+
+    def _record(self) -> bool:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._result = self._function()
+        except RuntimeError as error:
+            self._records = False
+            torch.cuda.synchronize()
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(f"no CUDA graph could be recorded, and kernels are launched one by one: {reason}", stacklevel=3)
+            return False
+        self._graph = graph
+        return True
+
+
+class DeviceRollout:
+    """The tensors of a rollout, and the policy that fills them.
+
+    :param model: on-policy algorithm to which no rule for ``"device"`` applies
+    :param env: training environment
+    :param n_steps: steps of a rollout
+    """
+
+    def __init__(self, model: Any, env: VecEnv, n_steps: int) -> None:
+        self.model = model
+        self.given_env = env
+        self.n_steps = n_steps
+        self.n_envs = env.num_envs
+        self.device = model.device
+        self.is_hosted = device_of(env) is None
+        self.env: Any = HostedVecEnv(env, model.device, self._see) if self.is_hosted else env
+        self._check: Any = None
+
+        # Tensors like the arrays of the buffer, by their names.
+        buffer = hold_on_device(model.rollout_buffer)
+        buffer.reset()
+        self.tensors: dict[str, Any] = {}
+        for name in ("observations", "actions", "rewards", "episode_starts", "values", "log_probs", "action_masks"):
+            if hasattr(buffer, name):
+                self.tensors[name] = mapped(self._zeros, getattr(buffer, name))
+        for name in ("advantages", "returns", "td_errors"):
+            self.tensors[name] = self._zeros(buffer.advantages)
+        self._final = mapped(torch.zeros_like, self.tensors["observations"])
+        self._terminated = torch.zeros(n_steps, self.n_envs, dtype=torch.bool, device=self.device)
+        self._truncated = torch.zeros_like(self._terminated)
+
+        # Where a recorded graph reads and writes: the current observations and masks, and the number of the step.
+        self._current: TensorObs = mapped(lambda rows: rows[0].clone(), self.tensors["observations"])
+        self._masks: torch.Tensor | None = None
+        if "action_masks" in self.tensors:
+            self._masks = torch.ones_like(self.tensors["action_masks"][0])
+        self._bounds: tuple[torch.Tensor, torch.Tensor] | None = None
+        space = model.action_space
+        if isinstance(space, spaces.Box):
+            self._bounds = torch.from_numpy(space.low).to(self.device), torch.from_numpy(space.high).to(self.device)
+        self._last_values = torch.zeros(self.n_envs, device=self.device)
+        self._position = torch.zeros(1, dtype=torch.long, device=self.device)
+        self._last_obs: Any = None
+        self._made_for: Any = None
+
+    def _zeros(self, array: np.ndarray) -> torch.Tensor:
+        # Environment by environment in memory, which is the order of samples in SB3.
+        n_steps, n_envs, *shape = array.shape
+        dtype = torch.from_numpy(array).dtype
+        return torch.zeros(n_envs, n_steps, *shape, dtype=dtype, device=self.device).transpose(0, 1)
+
+    def fits(self, env: VecEnv, n_steps: int) -> bool:
+        """Tell whether this is for these environments and this number of steps."""
+        return env is self.given_env and n_steps == self.n_steps and self.device == self.model.device
+
+    def _see(self, actions: Any, observations: Any, rewards: Any, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
+        """Look at a step of environments on the host, as SB3 does."""
+        if self._check is not None:
+            self._check.step(actions, observations, rewards)
+            self._check.ends(dones, infos)
+        self.model._update_info_buffer(infos, dones)
+
+    def collect(
+        self, callback: BaseCallback, check: Any, evaluation: PolicyEvaluation, decisions: Decisions, use_masking: bool
+    ) -> bool:
+        """Collect a rollout and hand it to the buffer.
+
+        :param callback: callback of the training
+        :param check: check for NaN and Inf of environments on the host, or None
+        :param evaluation: evaluation of the policy
+        :param decisions: decisions for the rollout
+        :param use_masking: whether to ask the environments for masks
+        :return: False if a callback ended the training
+        """
+        model = self.model
+        first = model.num_timesteps
+        self._check = check
+        self._prepare(evaluation, decisions)
+
+        with torch.no_grad(), without_validation():
+            for position in range(self.n_steps):
+                if self._masks is not None and use_masking:
+                    self._masks.copy_(self.env.action_masks())
+                actions = self._act()
+                model.num_timesteps += self.n_envs
+                step = self.env.step_tensors(actions)
+
+                if not callback.on_step():
+                    self.env.end_rollout()
+                    return False
+                self._store(position, step)
+
+            copy_to(self._last_values, self.evaluation.values(self._current))
+            self._bootstrap_truncations()
+            self._compute_advantages()
+
+        self._hand_over(first)
+        return True
+
+    def _prepare(self, evaluation: PolicyEvaluation, decisions: Decisions) -> None:
+        """Take the policy as it is now, and the observations that the rollout starts with."""
+        model = self.model
+        is_compiled = decisions.compilation is None
+        made_for = (evaluation.policy, evaluation.is_bfloat16, is_compiled, decisions.library_code, decisions.channels_last)
+        if made_for != self._made_for:
+            self._made_for = made_for
+            self.evaluation = evaluation
+            self._select_functions(is_compiled, decisions.library_code)
+        if model._last_obs is not self._last_obs:
+            copy_to(self._current, model._last_obs)
+        self._starts = torch.as_tensor(model._last_episode_starts, dtype=torch.float32, device=self.device)
+        self._position.zero_()
+
+    def _select_functions(self, is_compiled: bool, library_code: bool) -> None:
+        """Compile the policy if the update is compiled, and make functions that can be recorded."""
+        self._policy_step: Callable[[], tuple[torch.Tensor, ...]] = self._evaluate
+        if is_compiled and library_code:
+            parameters = sum(parameter.numel() for parameter in self.model.policy.parameters())
+            # The C++ wrapper does not know all random numbers that policies draw.
+            options = {**compiler_options(self.device, self.n_envs * parameters, library_code), "cpp_wrapper": False}
+            self._compiled = torch.compile(self._evaluate, fullgraph=True, dynamic=False, options=options)
+            self._policy_step = self._evaluate_compiled
+
+        # Code that is not known may wait for the device, which cannot be recorded.
+        recordable = self.device if library_code else torch.device("cpu")
+        self._act = Replayed(self._act_and_store, recordable)
+        self._compute_advantages = Replayed(self._advantages, self.device)
+
+    def _evaluate(self) -> tuple[torch.Tensor, ...]:
+        """Return actions of the policy, those for the environments, values and log-probabilities."""
+        actions, values, log_probs = self.evaluation.act(self._current, self._masks)
+        if torch.compiler.is_compiling():
+            # The distribution belongs to the policy: no tensor of the graph may stay behind in it.
+            self.evaluation.policy.action_dist.distribution = None
+        in_bounds = actions
+        if self._bounds is not None:
+            low, high = self._bounds
+            in_bounds = torch.maximum(torch.minimum(actions, high), low)
+        return actions, in_bounds, values.flatten(), log_probs
+
+    def _evaluate_compiled(self) -> tuple[torch.Tensor, ...]:
+        """Do the same in compiled code, or without it if that fails."""
+        try:
+            return self._compiled()
+        except Exception as error:  # a missing compiler, or code that cannot be traced
+            self._policy_step = self._evaluate
+            reason = (str(error).strip().splitlines() or [""])[0]
+            warnings.warn(f"torch_compile: acting cannot be compiled and runs without ({reason})", stacklevel=3)
+            return self._evaluate()
+
+    def _act_and_store(self) -> torch.Tensor:
+        """Act on the current observations, store all that is known of the step, and return the actions to take."""
+        actions, in_bounds, values, log_probs = self._policy_step()
+        stored = {"actions": actions, "values": values, "log_probs": log_probs, "observations": self._current}
+        if self._masks is not None:
+            stored["action_masks"] = self._masks
+        for name, value in stored.items():
+            self._put(self.tensors[name], value)
+        self._position.add_(1)
+        return in_bounds
+
+    def _put(self, rows: Any, value: Any) -> None:
+        if isinstance(rows, dict):
+            for key, part in rows.items():
+                self._put(part, value[key])
+        else:
+            rows.index_copy_(0, self._position, value.reshape(1, *rows.shape[1:]).to(rows.dtype))
+
+    def _store(self, position: int, step: TensorStep) -> None:
+        """Store what the environments returned."""
+        self.tensors["rewards"][position].copy_(step.rewards)
+        self._terminated[position].copy_(step.terminated)
+        self._truncated[position].copy_(step.truncated)
+        self._has_final = step.final_observations is not None
+        if step.final_observations is not None:
+            copy_to(mapped(lambda rows: rows[position], self._final), step.final_observations)
+        copy_to(self._current, step.observations)
+
+    def _bootstrap_truncations(self) -> None:
+        """Add the discounted values of the last observations of episodes that were truncated, not terminated."""
+        rewards = self.tensors["rewards"]
+        truncated = self._truncated & ~self._terminated
+        if not self._has_final:
+            rewards.addcmul_(self.tensors["values"], truncated.float(), value=self.model.gamma)
+            return
+
+        # Waits for the device once, so that only those values are computed that are needed.
+        indices = truncated.nonzero(as_tuple=True)
+        if len(indices[0]) > 0:
+            last = mapped(lambda rows: rows[indices], self._final)
+            values = self.evaluation.values(last).flatten()
+            rewards.index_put_(tuple(indices), self.model.gamma * values, accumulate=True)
+
+    def _advantages(self) -> None:
+        """Compute advantages, lambda-returns and TD errors as the buffer does."""
+        tensors = self.tensors
+        gamma = self.model.gamma
+        ends = (self._terminated | self._truncated).float()
+        tensors["episode_starts"][1:].copy_(ends[:-1])
+
+        following = torch.cat([tensors["values"][1:], self._last_values[None]])
+        errors = following.mul_(gamma).mul_(1.0 - ends).add_(tensors["rewards"]).sub_(tensors["values"])
+        tensors["td_errors"].copy_(errors)
+        decay = (1.0 - ends) * (gamma * self.model.gae_lambda)
+        advantages = tensors["advantages"]
+        advantages[-1].copy_(errors[-1])
+        for position in range(self.n_steps - 2, -1, -1):
+            torch.addcmul(errors[position], decay[position], advantages[position + 1], out=advantages[position])
+        torch.add(advantages, tensors["values"], out=tensors["returns"])
+
+    def _hand_over(self, first: int) -> None:
+        """Give the rollout to the buffer, and what SB3 keeps between rollouts to the model.
+
+        :param first: number of steps before the rollout
+        """
+        model = self.model
+        self.tensors["episode_starts"][0].copy_(self._starts)
+        if getattr(model, "check_finite", False):
+            self._require_finite(first)
+
+        model.ep_info_buffer.extend([episode for _, episode in self.env.end_rollout()])
+        self._last_obs = to_numpy(self._current)
+        model._last_obs = self._last_obs
+        model._last_episode_starts = to_numpy(self._terminated[-1] | self._truncated[-1])
+        hold_on_device(model.rollout_buffer).hold(self.tensors)
+
+    def _require_finite(self, first: int) -> None:
+        """Look at the whole rollout at once, and find environment and step if there is NaN or Inf."""
+        observations = self.tensors["observations"]
+        parts = dict(observations) if isinstance(observations, dict) else {"observation": observations}
+        parts |= {"reward": self.tensors["rewards"], "action of the policy": self.tensors["actions"]}
+        finite = [torch.isfinite(part.sum(dtype=torch.float32)) for part in parts.values()]
+        if bool(torch.stack(finite).all()):
+            return
+
+        found = []
+        for name, part in parts.items():
+            for step, environment in (~torch.isfinite(part)).reshape(self.n_steps, self.n_envs, -1).any(-1).nonzero().tolist():
+                found.append((step, environment, name))
+        # The first step, and there the observation, which is the reason for the others.
+        step, environment, name = min(found, key=operator.itemgetter(0))
+        raise ValueError(
+            f"NaN or Inf in the {name} of environment {environment} at step {first // self.n_envs + step} of the training "
+            "(environments count from 0, steps for each environment); observations and rewards must be finite, or "
+            "check_finite=False leaves them to the policy"
+        )
