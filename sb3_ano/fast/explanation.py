@@ -31,12 +31,14 @@ class Explanation:
 
     :param acting: who computes actions, values and log-probabilities in a rollout
     :param rollout: who writes the rollout buffer
+    :param device: whether rollouts stay on the device as tensors
     :param update: who computes loss, gradient and step of a minibatch
     :param compilation: whether the update is compiled
     """
 
     acting: Path
     rollout: Path
+    device: Path
     update: Path
     compilation: Path
 
@@ -44,6 +46,7 @@ class Explanation:
         parts = {
             "acting": self.acting,
             "rollout": self.rollout,
+            "device": self.device,
             "update": self.update,
             "compilation": self.compilation,
         }
@@ -60,7 +63,7 @@ def explain(model: OnPolicyAlgorithm) -> Explanation:
         raise TypeError(f"{type(model).__name__} is no on-policy algorithm; allowed are PPO, ANO and their variants")
     if not isinstance(model, Accelerated):
         plain = Path("as in SB3", "the model is not accelerated; accelerate(model) does that for PPO and its variants")
-        return Explanation(plain, plain, plain, plain)
+        return Explanation(plain, plain, plain, plain, plain)
 
     options = model.engine_options()
     decisions = decide(model, options)
@@ -78,6 +81,10 @@ def explain(model: OnPolicyAlgorithm) -> Explanation:
     if decisions.rollout is not None:
         rollout = Path("the methods of the buffer", decisions.rollout)
 
+    device = Path("tensors on the device of the policy")
+    if decisions.device is not None:
+        device = Path("arrays on the CPU", decisions.device)
+
     if decisions.policy is not None:
         update = Path("the policy's own methods", decisions.policy)
     elif decisions.update is not None:
@@ -93,7 +100,7 @@ def explain(model: OnPolicyAlgorithm) -> Explanation:
         compilation = Path("not compiled", decisions.compilation)
     if options.torch_compile == "auto" and not _is_learning(model) and decisions.is_short_run:
         compilation = Path(f"compiled in trainings from {steps_to_pay(model):,.0f} steps on")
-    return Explanation(acting, rollout, update, compilation)
+    return Explanation(acting, rollout, device, update, compilation)
 
 
 def _is_learning(model: Any) -> bool:

@@ -34,6 +34,12 @@ def contrib_class(module: str, name: str) -> Any:
     return None if imported is None else getattr(imported, name)
 
 
+def contrib_policies() -> list[Any]:
+    """Return the modules of sb3-contrib's policies that were imported."""
+    names = ("sb3_contrib.common.maskable.policies", "sb3_contrib.common.recurrent.policies")
+    return [sys.modules[name] for name in names if name in sys.modules]
+
+
 def is_maskable(policy: Any) -> bool:
     """Tell whether a policy is one of sb3-contrib's maskable policies."""
     kind = contrib_class("maskable.policies", "MaskableActorCriticPolicy")

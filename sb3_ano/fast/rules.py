@@ -23,7 +23,7 @@ from torch.optim import Adam
 from sb3_ano.envs.tensor import TensorVecEnv
 from sb3_ano.envs.vec_normalize import VecNormalize
 from sb3_ano.fast.buffer import DeviceBuffer
-from sb3_ano.fast.policy import base_of, contrib_class, has_library_distribution, is_maskable, is_recurrent
+from sb3_ano.fast.policy import base_of, contrib_class, contrib_policies, has_library_distribution, is_maskable, is_recurrent
 from sb3_ano.fast.private import has_hooks
 
 #: Seconds that a compilation takes: about 10 on two cores with an empty cache.
@@ -107,7 +107,7 @@ def is_library_code(module: nn.Module) -> bool:
     """Tell whether a module and those in it are of PyTorch's and SB3's classes, which keep only tensors between calls."""
     for part in module.modules():
         kind = solid_class(type(part))
-        if kind not in _LIBRARY_CLASSES and not (part is module and kind is base_of(module)):
+        if kind not in _LIBRARY_CLASSES and kind not in _classes(*contrib_policies()):
             return False
     return True
 

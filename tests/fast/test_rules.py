@@ -18,10 +18,10 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import nn
 
 from sb3_ano import ANO, accelerate, explain
-from sb3_ano.fast.rules import RULES, Options, first_rule
+from sb3_ano.fast.rules import RULES, Options, decide, first_rule
 from tests.algorithms.comparison import relative_difference, traced_only, with_some_seed
 from tests.algorithms.custom_policies import Overriding, Unused
-from tests.tiny_envs import BOX_OBSERVATIONS, IMAGE_OBSERVATIONS, masked_vec_env, tiny_vec_env
+from tests.tiny_envs import BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, masked_vec_env, tiny_vec_env
 
 SETTINGS = {"n_steps": 32, "batch_size": 32, "n_epochs": 2, "device": "cpu"}
 Change = Callable[[Any], Any]
@@ -221,17 +221,11 @@ def test_empty_subclasses_in_a_users_module_change_no_decision(make):
 
 
 def test_the_explanation_is_text_with_a_line_per_part():
-    text = str(explain(accelerate(ppo()(0))))
-    assert (
-        text.splitlines()
-        == [
-            "acting: NumPy",
-            "rollout: the arrays of SB3's buffer",
-            "update: layers of SB3, and a fused step of Adam",
-            "compilation: compiled in trainings from 88,000 steps on",
-        ]
-        or "compilation: compiled in trainings from" in text
-    )
+    lines = str(explain(accelerate(ppo()(0)))).splitlines()
+    assert lines[:2] == ["acting: NumPy", "rollout: the arrays of SB3's buffer"]
+    assert lines[2].startswith("device: arrays on the CPU, because the environments are not a TensorVecEnv")
+    assert lines[3] == "update: layers of SB3, and a fused step of Adam"
+    assert lines[4].startswith("compilation: compiled in trainings from ")
 
 
 def test_a_model_that_is_not_accelerated_says_so():
@@ -243,3 +237,10 @@ def test_a_model_that_is_not_accelerated_says_so():
 def test_values_of_the_buffer_are_finite_numbers():
     model = accelerate(ppo()(0)).learn(32)
     assert np.isfinite(model.rollout_buffer.returns).all()
+
+
+@pytest.mark.parametrize("kind", ["MlpPolicy", "MultiInputPolicy", "CnnPolicy"])
+def test_policies_of_sb3_contrib_are_library_code(kind):
+    spaces_of_kind = {"MlpPolicy": BOX_OBSERVATIONS, "MultiInputPolicy": DICT_OBSERVATIONS, "CnnPolicy": IMAGE_OBSERVATIONS}
+    model = MaskablePPO(kind, masked_vec_env(spaces_of_kind[kind], spaces.Discrete(4)), **SETTINGS)
+    assert decide(model, Options()).library_code
