@@ -38,8 +38,14 @@ from sb3_ano.bench.scores import ReferenceScores
 from sb3_ano.checkpoints import Checkpoint, TrainingCheckpoints, newest_checkpoint, read_checkpoint
 from sb3_ano.envs.atari import AtariProtocol
 from sb3_ano.envs.evaluation import evaluate_policy
-from sb3_ano.fast import MaskablePPO, RecurrentPPO
+from sb3_ano.envs.tensor import TensorStep
+from sb3_ano.fast import Explanation, MaskablePPO, RecurrentPPO
+from sb3_ano.fast.engine import Accelerated
+from sb3_ano.fast.explanation import Path as Path_
 from sb3_ano.fast.step import ClipRange, RolloutSamples
+from sb3_ano.llm.grpo import TrainerOptions
+from sb3_ano.reference import ReferenceANO, shape
+from sb3_ano.reference import surrogate as ano_surrogate
 
 
 def bump(x: torch.Tensor) -> torch.Tensor:
@@ -92,7 +98,13 @@ actions, states = model.predict(cart_pole.observation_space.sample(), determinis
 model.save("model")
 loaded: ANO = ANO.load(Path("model"), env="CartPole-v1", device="cpu", shaping=bump, learning_rate=1e-4)
 fast_model: PPO = accelerate(PPO("MlpPolicy", "CartPole-v1"), torch_compile=False, precision="float32").learn(64)
-print(explain(fast_model).update.reason, MaskablePPO, RecurrentPPO)
+explanation: Explanation = explain(fast_model)
+path: Path_ = explanation.update
+print(path.reason, MaskablePPO, RecurrentPPO, Accelerated)
+simulator: envs.TensorVecEnv = envs.from_tensor_env(object())
+step: TensorStep = simulator.step_tensors(torch.zeros(1))
+reference: ReferenceANO = ReferenceANO("MlpPolicy", "CartPole-v1", clip_range=0.2).learn(64)
+objective: torch.Tensor = ano_surrogate(torch.zeros(3), torch.ones(3), shape, 0.2)
 version: str = sb3_ano.__version__
 missing: type[ImportError] = MissingExtraError
 
@@ -142,8 +154,9 @@ converted: ANO = rllib.to_sb3(Algorithm(), env="CartPole-v1", device="cpu")
 grpo = llm.GANOConfig(output_dir="gano", learning_rate=1e-6, num_generations=4, epsilon=0.2, shaping="ano")
 shaped = llm.ShapedGRPOConfig(output_dir="grpo", shaping="spo", kl_in="reward", beta=0.05, missing_eos_penalty=1.0)
 critic = llm.ShapedPPOConfig(output_dir="ppo", gamma=0.99, lam=0.9, vf_coef=0.2, cliprange_value=0.1, push_critic=False)
+trainer_options: TrainerOptions = {}
 trainers = [
-    llm.GANOTrainer("gpt2", score, args=grpo),
+    llm.GANOTrainer("gpt2", score, args=grpo, **trainer_options),
     llm.ShapedGRPOTrainer("gpt2", score, args=shaped, shaping=bump),
     llm.ShapedPPOTrainer("gpt2", score, args=critic, value_model="critic", shaping="ano"),
     *(trainer("gpt2", "reward", args=critic) for trainer in (llm.ANOTrainer, llm.SPOTrainer, llm.PPOTrainer)),

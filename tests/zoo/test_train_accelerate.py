@@ -9,13 +9,12 @@ import yaml
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import PPO
 
-import sb3_ano
 from sb3_ano._io import write_json
+from sb3_ano.fast import accelerate
+from sb3_ano.zoo import manager
 from tests.common import parameters
 from tests.zoo.conftest import rejected
 
-HAS_ACCELERATE = hasattr(sb3_ano, "accelerate")
-needs_accelerate = pytest.mark.skipif(not HAS_ACCELERATE, reason="this version has no accelerate")
 SHORT = "-n 256 --eval-freq 128 --eval-episodes 2 --seed 1 --device cpu -params n_envs:2 n_steps:32 batch_size:32"
 # The zoo's settings for environments without an entry name a policy that RecurrentPPO does not have.
 RECURRENT = '"policy:\'MlpLstmPolicy\'" policy_kwargs:"dict(lstm_hidden_size=8, net_arch=[8])"'
@@ -24,15 +23,14 @@ KINDS = [("ppo", PPO, ""), ("ppo_lstm", RecurrentPPO, RECURRENT)]
 
 @pytest.fixture
 def accelerated(monkeypatch):
-    """The models that are accelerated."""
+    """The classes of the models that are accelerated, before it."""
     models = []
-    accelerate = getattr(sb3_ano, "accelerate", lambda model: model)
 
     def recorded(model):
-        models.append(model)
+        models.append(type(model))
         return accelerate(model)
 
-    monkeypatch.setattr(sb3_ano, "accelerate", recorded, raising=False)
+    monkeypatch.setattr(manager, "accelerate", recorded)
     return models
 
 
@@ -44,7 +42,7 @@ def test_an_accelerated_run_is_an_ordinary_one_for_all_commands(algo, algorithm,
         output = zoo(f"train {which} {SHORT} {params} {option}").output
         assert f"rl_zoo3/hyperparams/{algo}.yml" in output
         assert len(accelerated) == (option != "")
-    assert type(accelerated[0]) is algorithm
+    assert accelerated[0] is algorithm
 
     files = []
     loaded = []
@@ -79,7 +77,6 @@ def test_a_resumed_run_is_accelerated_as_it_was_or_as_the_user_wants(option, zoo
     assert (run.parent / "CartPole-v1.zip").is_file()
 
 
-@needs_accelerate
 def test_a_killed_accelerated_run_resumes_as_if_it_had_not_been(run_until, tmp_path):
     command = f"train --algo ppo --accelerate --checkpoint-freq 64 {SHORT.replace('-n 256', '-n 512')}"
     whole = run_until(command, tmp_path / "whole", None)
