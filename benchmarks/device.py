@@ -447,6 +447,8 @@ def measure(options: argparse.Namespace) -> tuple[list[dict[str, Any]], str]:
         for variant in CASES[case]:
             if variant == "leanrl" and options.peers is None:
                 continue
+            if options.variants and variant not in options.variants:
+                continue
             workers[case].append(Worker(case, variant, options))
 
     rows: list[dict[str, Any]] = []
@@ -506,11 +508,12 @@ def train_and_move(options: argparse.Namespace) -> str:
     from sb3_ano import ANO
 
     start = time.perf_counter()
-    settings = {"n_steps": 32, "batch_size": 8192, "n_epochs": 5, "learning_rate": 1e-3, "gamma": 0.95}
+    settings = {"n_steps": 32, "batch_size": 1024, "n_epochs": 10, "learning_rate": 1e-3, "gamma": 0.9}
     model = ANO(
         "MlpPolicy", TensorPendulum(1024, options.device), device=options.device, seed=0, torch_compile=True, **settings
     )
-    model.learn(50_000 if options.quick else 3_000_000)
+    steps = 2_000_000 if options.device == "cuda" else 500_000
+    model.learn(50_000 if options.quick else steps)
     seconds = time.perf_counter() - start
     model.save(options.out / "pendulum")
 
@@ -530,6 +533,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("device"), help="directory of the results")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--cases", nargs="+", choices=CASES, metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--variants", nargs="+", metavar="VARIANT", help="only these variants of the cases")
     parser.add_argument("--pairs", type=int, default=3, help="blocks of each variant")
     parser.add_argument("--block-seconds", type=float, default=1.5, help="length of a block")
     parser.add_argument("--deadline", type=float, default=330.0, help="seconds after which no process is waited for")

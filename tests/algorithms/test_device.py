@@ -29,8 +29,10 @@ from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, tiny_vec_env
 
 SETTINGS = {"n_steps": 32, "batch_size": 64, "n_epochs": 4, "learning_rate": 1e-3, "seed": 3, "device": "cpu"}
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
-pytestmark = pytest.mark.filterwarnings("ignore:You are trying to run .* on the GPU", "ignore:torch_compile")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:You are trying to run .* on the GPU"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch.*"),  # of the compiler
+]
 
 
 def pendulum(device="cpu"):

@@ -20,7 +20,6 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import load_results
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
-import sb3_ano
 from sb3_ano._arguments import constructor_parameters
 from sb3_ano._system import commit
 from sb3_ano.bench import recording, training
@@ -163,8 +162,6 @@ def test_an_accelerated_run_is_another_run_with_the_same_numbers_to_rounding(lab
     runs = {name: small_run(name, steps=256) for name in (label, f"{label}:accelerate=true", f"{label}:accelerate=false")}
     plain, accelerated, default = (run.identity for run in runs.values())
     assert plain == default != accelerated
-    if not hasattr(sb3_ano, "accelerate"):
-        pytest.skip("this version has no accelerate")
     for run in runs.values():
         train(run, tmp_path / run.algorithm)
     rows = [RunFiles(tmp_path / run.algorithm, {}).updates().drop(columns="time/seconds") for run in runs.values()]

@@ -94,7 +94,7 @@ def test_trials_of_a_search_are_accelerated(zoo, accelerated):
         "--eval-episodes 1 --device cpu --sampler random"
     ).output
     assert len(accelerated) == 2
-    assert {type(model) for model in accelerated} == {PPO}
+    assert set(accelerated) == {PPO}
     assert " --accelerate --conf-file logs/ppo/searches/CartPole-v1/best.yml\n" in output
     best = yaml.safe_load(Path("logs/ppo/searches/CartPole-v1/best.yml").read_text())
     assert best["CartPole-v1"]["policy"] == "MlpPolicy"
