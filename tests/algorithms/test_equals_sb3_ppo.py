@@ -61,10 +61,17 @@ def tolerance(case: str) -> float:
     return 1e-5 if case == "image" else 1e-6
 
 
+# The fast tests have all options with two cases, and all cases with two options.
+PAIRS = []
+for one_case in CASES:
+    for one_option in OPTIONS:
+        is_fast = one_case in ("CartPole", "Pendulum") or one_option in ("plain", "target_kl")
+        PAIRS.append(pytest.param(one_case, one_option, marks=[] if is_fast else pytest.mark.slow))
+
+
 @pytest.mark.filterwarnings("ignore:batch_size=96 does not divide")
 @pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "options"), PAIRS)
 def test_parameters_and_actions_are_those_of_ppo_after_three_rollouts(case, options):
     with_some_seed(lambda seed: compare_after_three_rollouts(case, options, seed))
 

@@ -87,6 +87,7 @@ def test_step_sizes_are_compared_on_the_seeds_that_both_have(tmp_path):
     assert (tmp_path / f"{tmp_path.name}.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_tables_of_step_sizes_are_those_of_the_committed_rows(tmp_path):
     texts = ""
     for study in ("step_size", "held_out", "confirmation", "long"):
@@ -128,6 +129,7 @@ def test_shipped_settings_are_compared_with_ppo(tmp_path):
     assert (tmp_path / f"{tmp_path.name}.png").stat().st_size > 5_000
 
 
+@pytest.mark.slow
 def test_tables_of_shipped_settings_are_those_of_the_committed_rows(tmp_path):
     texts = ""
     for study in ("zoo", "zoo_packages"):

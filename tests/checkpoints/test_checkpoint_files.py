@@ -60,6 +60,7 @@ def write_and_die(directory: Path, steps: int, after: int) -> bool:
     return os.WIFSIGNALED(status)
 
 
+@pytest.mark.slow
 def test_a_process_killed_at_any_line_leaves_the_old_checkpoints_or_also_the_new_one(tmp_path):
     seen = set()
     for after in range(1000):

@@ -51,6 +51,7 @@ def test_code_that_comes_with_models_may_run_if_that_is_asked_for(data, monkeypa
     assert asked == [True, True, False, False]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_policies_are_trained_against_a_reward_model_and_a_function(data, capsys, monkeypatch):
     """Without an accelerator, no option has to say so."""

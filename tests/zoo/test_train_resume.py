@@ -44,7 +44,7 @@ def final_state(directory: Path, env_id: str) -> dict:
 
 
 @pytest.mark.parametrize("when", ["checkpoints", pytest.param("moments", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("env_id", "params"), [("CartPole-v1", SMALL), CHEETAH])  # rollouts have 256 steps
+@pytest.mark.parametrize(("env_id", "params"), [pytest.param("CartPole-v1", SMALL), CHEETAH])  # rollouts have 256 steps
 def test_a_killed_training_resumes_as_if_it_had_not_been(env_id, params, when, run_until, tmp_path):
     command = f"train --algo ano --env {env_id} {COMMON} -n 2560 --checkpoint-freq 300 -params n_epochs:4 {params}"
     whole = run_until(command, tmp_path / "whole", None)
@@ -67,7 +67,7 @@ def test_a_killed_training_resumes_as_if_it_had_not_been(env_id, params, when, r
 
 RUNS = [
     ("ppo", "", "-params"),
-    pytest.param("ano", "EnvPoolVecEnv", "-params backend:\\'envpool\\'", marks=needs_envpool),
+    pytest.param("ano", "EnvPoolVecEnv", "-params backend:\\'envpool\\'", marks=[needs_envpool, pytest.mark.slow]),
     pytest.param("ano", "SubprocVecEnv", "--vec-env subproc -params monitor_kwargs:{}", marks=pytest.mark.slow),
 ]
 
