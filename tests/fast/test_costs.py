@@ -107,3 +107,26 @@ def allocated(make: Callable[..., Any], **options: Any) -> int:
 @pytest.mark.parametrize("make", [ANO, accelerated_ppo], ids=["ANO", "accelerated PPO"])
 def test_memory_is_that_of_sb3(make):
     assert allocated(make, torch_compile=False) <= 1.1 * allocated(PPO) + 100_000
+
+
+def test_an_update_of_one_minibatch_runs_few_functions_in_few_modules():
+    model = ANO("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=64, n_epochs=1, torch_compile=False, device="cpu")
+    functions = set()
+    train = model.train
+
+    def remember(frame: Any, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event == "call" and "/sb3_ano/" in code.co_filename:
+            functions.add((code.co_filename, code.co_qualname))
+
+    def watched() -> None:
+        sys.setprofile(remember)
+        try:
+            train()
+        finally:
+            sys.setprofile(None)
+
+    model.train = watched
+    model.learn(64)
+    assert 20 < len(functions) <= 45
+    assert len({path for path, _ in functions}) <= 5
