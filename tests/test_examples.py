@@ -92,7 +92,8 @@ def test_the_demo_trains_evaluates_and_plots(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "learning_curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", ["first_agent", pytest.param("step_size", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["first_agent", "step_size"])
 def test_the_notebook_runs(name, tmp_path, monkeypatch):
     """In a kernel of its own; what its cells call ``shortened`` is replaced as in the blocks above."""
     notebook = nbformat.read(ROOT / f"examples/notebooks/{name}.ipynb", as_version=4)

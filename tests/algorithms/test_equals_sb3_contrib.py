@@ -87,7 +87,14 @@ def taken(model: Any) -> np.ndarray:
 
 @pytest.mark.filterwarnings("ignore:batch_size=24 does not divide")
 @pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        "plain",
+        "target_kl",
+        *[pytest.param(name, marks=pytest.mark.slow) for name in OPTIONS if name not in ("plain", "target_kl")],
+    ],
+)
 @every_pair
 def test_parameters_actions_and_log_are_theirs_after_three_rollouts(ours, case, options):
     with_some_seed(lambda seed: compare_after_three_rollouts(ours, case, options, seed))

@@ -37,12 +37,12 @@ def compiled(config: Configuration) -> None:
     assert_equals_sb3(config, torch_compile=True)
 
 
-@pytest.mark.parametrize("examples", [40, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [24, pytest.param(300, marks=pytest.mark.slow)])
 def test_updates_and_rollouts_are_those_of_sb3(examples):
     run(examples, eager)
 
 
-@pytest.mark.parametrize("examples", [4, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [2, pytest.param(100, marks=pytest.mark.slow)])
 def test_traced_updates_are_those_of_sb3(examples):
     run(examples, traced, COMPILED)
 
@@ -77,8 +77,14 @@ ALONE = [
 ]
 
 
+# Every third one is fast; tests/fast/test_rules.py has the others that lead to another path.
+MARKED = []
+for number, one in enumerate(ALONE):
+    MARKED.append(pytest.param(*one, marks=[] if number % 3 == 0 else pytest.mark.slow))
+
+
 # Networks and methods of an instance, hooks of gradients and optimizers, attributes, callbacks with side effects, draws.
-@pytest.mark.parametrize(("axis", "value"), ALONE)
+@pytest.mark.parametrize(("axis", "value"), MARKED)
 def test_each_value_of_each_axis_acts_as_in_sb3(axis, value):
     expected = assert_equals_sb3({**PLAIN, axis: value}, torch_compile=False)
     acts = expected.after.shape != unchanged().shape or (expected.after - unchanged()).norm() > 1e-3 * expected.moved

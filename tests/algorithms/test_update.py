@@ -289,6 +289,7 @@ def test_a_new_radius_is_that_of_the_next_update(load, tmp_path):
         assert [first["clip_range"], second["clip_range"]] == pytest.approx([expected, 1.25 * expected], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_target_may_be_a_schedule():
     schedules = (0.0005, LinearSchedule(0.0005, 0.0005, 1.0), lambda progress: 0.0005, "lin_0.0005")
     constant, *same, falling = (logged_updates(desired(target), 8)[-1]["clip_range"] for target in schedules)

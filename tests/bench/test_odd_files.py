@@ -227,6 +227,7 @@ LOCALES = [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYT
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the locales are those of Linux")
+@pytest.mark.slow
 @pytest.mark.parametrize("variables", LOCALES)
 def test_paths_and_tasks_that_a_locale_lacks_are_reported(variables, tmp_path):
     directory = tmp_path / "результаты 実験"

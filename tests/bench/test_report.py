@@ -220,6 +220,7 @@ def test_runs_of_different_length_are_chapters_of_their_own(tmp_path):
     assert [chapter.name for chapter in load_chapters(Results(tmp_path), SETTINGS)] == ["mujoco", "mujoco, 5,000 steps"]
 
 
+@pytest.mark.slow
 def test_suites_whose_names_differ_in_case_have_figures_of_their_own(tmp_path):
     for suite, algorithm in (("Team A", "ppo"), ("team-a", "ano")):
         write_results(tmp_path / "results", runs(algorithms=[algorithm], seeds=[0, 1], suite=suite))

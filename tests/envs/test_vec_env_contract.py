@@ -96,6 +96,7 @@ def test_the_time_limit_truncates(make):
     assert np.abs(ends[0]["terminal_observation"]).max() > np.abs(observations[0]).max()
 
 
+@pytest.mark.slow
 @every_backend
 def test_environment_i_plays_by_the_seed_plus_i(make, case):
     env_id = "SpaceInvaders-v5" if case.atari else case.env_id  # where every frame differs
@@ -134,6 +135,7 @@ def test_a_lost_life_ends_the_learners_episode_and_only_game_over_or_the_frame_l
     assert all(30 <= info["episode"]["l"] <= 40 and info["TimeLimit.truncated"] for info in ends)
 
 
+@pytest.mark.slow
 @atari_backends
 def test_the_score_is_the_games_although_rewards_are_clipped(make, case):
     learner = make(2, "SpaceInvaders-v5", seed=1)

@@ -66,7 +66,7 @@ def test_a_killed_training_resumes_as_if_it_had_not_been(env_id, params, when, r
 
 
 RUNS = [
-    ("ppo", "", "-params"),
+    pytest.param("ppo", "", "-params", marks=pytest.mark.slow),
     pytest.param("ano", "EnvPoolVecEnv", "-params backend:\\'envpool\\'", marks=[needs_envpool, pytest.mark.slow]),
     pytest.param("ano", "SubprocVecEnv", "--vec-env subproc -params monitor_kwargs:{}", marks=pytest.mark.slow),
 ]
