@@ -186,7 +186,12 @@ def _complete(container: Path) -> None:
     if aside.is_dir():
         for old in aside.iterdir():
             if not os.path.lexists(parent / old.name):
-                os.rename(old, parent / old.name)
+                try:
+                    os.rename(old, parent / old.name)
+                except OSError as error:
+                    # Another writer has put a directory there since.
+                    if error.errno not in _OCCUPIED:
+                        raise
         # Nor restored
         os.rename(aside, container / "outdated")
 
@@ -240,13 +245,22 @@ def _exchange(one: Path, other: Path) -> bool:
     return function is not None and function(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
 
 
+def _stat_of(path: Path) -> os.stat_result | None:
+    """Return what there is to know of a file or directory, in one call: another writer may move it at any time."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
 def _require_replaceable(target: Path) -> None:
     """Check that a directory can be renamed.
 
     :raises NotADirectoryError: if it is a file
     :raises OSError: if it is a mount point, or a process with the current directory in it would be left in a removed one
     """
-    if target.exists() and not target.is_dir():
+    found = _stat_of(target)
+    if found is not None and not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, "a file is in the place of the directory", str(target))
     with contextlib.suppress(FileNotFoundError):  # the current directory was removed
         if Path.cwd().is_relative_to(target):
@@ -443,7 +457,8 @@ def replace_directory(path: Path, *, keep_others: bool = False) -> Iterator[Path
 
     temporary = _Temporary()
     try:
-        mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o777
+        before = _stat_of(target)
+        mode = 0o777 if before is None else stat.S_IMODE(before.st_mode)
         container = temporary.create_directory(target.parent, target.name, mode)
         new = container / "new"
         new.mkdir()
@@ -451,8 +466,9 @@ def replace_directory(path: Path, *, keep_others: bool = False) -> Iterator[Path
         yield new
 
         _finish_files(new, allowed)
-        if target.exists():
-            _copy_owner(target.stat(), new)
+        old = _stat_of(target)
+        if old is not None:
+            _copy_owner(old, new)
             if keep_others:
                 _link_others(target, new)
         _put(new, target)
