@@ -115,7 +115,9 @@ def compare_after_three_rollouts(ours: type, case: str, options: str, seed: int)
             assert logged == pytest.approx(expected_log, rel=1e-3, abs=1e-5), name
 
 
-@pytest.mark.parametrize("different", [{"clip_range": 0.201}, {"shaping": "spo"}], ids=["0.201", "spo"])
+@pytest.mark.parametrize(
+    "different", [pytest.param({"clip_range": 0.201}, marks=pytest.mark.slow), {"shaping": "spo"}], ids=["0.201", "spo"]
+)
 @every_pair
 def test_that_test_tells_another_radius_and_another_shape_apart(ours, case, different):
     if case == "image" and "clip_range" in different:

@@ -97,7 +97,7 @@ def compare_after_three_rollouts(case: str, options: str, seed: int) -> None:
 
 
 # Not with target_kl, which ends an update before the clip acts on many samples.
-@pytest.mark.parametrize("options", ["plain", "clip_range_vf"])
+@pytest.mark.parametrize("options", ["plain", pytest.param("clip_range_vf", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("different", [{"clip_range": 0.201}, {"shaping": "spo"}], ids=["0.201", "spo"])
 @pytest.mark.parametrize("case", CASES)
 def test_that_test_tells_another_radius_and_another_shape_apart(case, different, options):
