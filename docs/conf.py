@@ -36,7 +36,11 @@ if os.environ.get("READTHEDOCS") == "True":
         "sb3_contrib": ("https://sb3-contrib.readthedocs.io/en/master", None),
     }
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(?!sb3_ano).*")]
+nitpick_ignore_regex = [
+    # A type variable.
+    ("py:class", "sb3_ano.fast.ppo.Algorithm"),
+    ("py:.*", r"(?!sb3_ano).*"),
+]
 
 html_theme = "sphinx_rtd_theme"
 html_title = project
