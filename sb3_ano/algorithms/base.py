@@ -346,6 +346,10 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         is_own = "policy_loss" not in vars(self) and type(self).policy_loss is ShapedPolicyAlgorithm.policy_loss
         return is_own and all(shape in SHAPINGS.values() for shape in self._shape)
 
+    def _loss_constants(self) -> tuple[float, ...]:
+        """Return the numbers that :meth:`policy_loss` reads in addition to its arguments."""
+        return ()
+
     def train(self) -> None:
         """Update the policy on the current rollout (the optimization epochs of Algorithm 1 of the paper)."""
         self.policy.set_training_mode(True)
@@ -354,7 +358,12 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
 
         # The engine makes the steps: gather, loss, gradient, clip by norm, Adam. See sb3_ano.fast.
         update = self.engine.update(
-            self, self.policy_loss, numbers, is_known_loss=self._has_known_loss, with_td_errors=self._reads_td_errors
+            self,
+            self.policy_loss,
+            numbers,
+            is_known_loss=self._has_known_loss,
+            loss_constants=self._loss_constants(),
+            with_td_errors=self._reads_td_errors,
         )
         statistics = update.statistics
         is_last_epoch = False

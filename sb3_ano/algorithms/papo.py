@@ -113,6 +113,9 @@ class PAPO(ShapedPolicyAlgorithm):
     def _has_known_loss(self) -> bool:
         return "policy_loss" not in vars(self) and type(self).policy_loss is PAPO.policy_loss
 
+    def _loss_constants(self) -> tuple[float, ...]:
+        return (self.k, self.omega1, self.omega2, self.gamma)
+
     def policy_loss(
         self, log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange, samples: RolloutSamples
     ) -> torch.Tensor:

@@ -93,6 +93,7 @@ class Engine:
         numbers: Numbers,
         *,
         is_known_loss: Callable[[], bool] = lambda: True,
+        loss_constants: tuple[float, ...] = (),
         skips_non_finite: bool = True,
         with_td_errors: bool = False,
     ) -> "Update":
@@ -102,6 +103,7 @@ class Engine:
         :param policy_loss: surrogate of the algorithm, a function of tensors
         :param numbers: numbers of the update, floats
         :param is_known_loss: function that tells whether the surrogate is this package's code, with a shape of this package
+        :param loss_constants: further numbers that the surrogate reads
         :param skips_non_finite: whether a minibatch whose loss or gradient is NaN or Inf changes nothing
         :param with_td_errors: whether the surrogate reads ``samples.td_errors``
         """
@@ -121,7 +123,7 @@ class Engine:
         )
         compiled = None
         if decisions.compilation is None and self.obstacle is None:
-            compiled = self._compiled_update(model, evaluation, settings, decisions, options, is_known_loss())
+            compiled = self._compiled_update(model, evaluation, settings, decisions, options, is_known_loss(), loss_constants)
         elif decisions.compilation_is_changeable:
             self._warn(decisions.compilation)
 
@@ -156,11 +158,13 @@ class Engine:
         decisions: Decisions,
         options: Options,
         has_known_loss: bool,
+        loss_constants: tuple[float, ...],
     ) -> "_CompiledUpdate | None":
         """Return compiled code that fits the model, that of the last update if possible; None if there can be none."""
         made_for = (
             [id(model.policy), id(model.policy.optimizer), *map(id, trained_parameters(model.policy.optimizer))],
-            (settings, options.precision, has_known_loss, decisions.library_code, decisions.channels_last),
+            (settings, options.precision, has_known_loss, loss_constants),
+            (decisions.library_code, decisions.channels_last),
             (model.policy.normalize_images, model.policy.observation_space),
         )
         if self._compiled is not None and self._compiled.made_for == made_for:
@@ -210,8 +214,8 @@ class _CompiledUpdate:
         self._library_code = library_code
         self._known_code = known_code
         self._steps: dict[tuple[int, bool], CompiledStep] = {}
-        # Code that is not known may wait for the device, which cannot be recorded.
-        self._is_recordable = policy.device.type == "cuda" and library_code
+        # Code that is not known may wait for the device, and may change from call to call. A recorded graph does not notice.
+        self._is_recordable = policy.device.type == "cuda" and known_code
         # By length of the minibatch and place of the rollout: the indices and numbers that a graph reads, and the graph.
         self._replayed: dict[tuple[int, int], tuple[torch.Tensor, Numbers, Replayed]] = {}
 

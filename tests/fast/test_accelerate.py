@@ -15,7 +15,8 @@ from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from sb3_ano import ANO, accelerate, explain, fast
+from sb3_ano import ANO, PAPO, accelerate, explain, fast
+from tests.algorithms.comparison import traced_only
 from tests.common import SMALL, parameters, python
 from tests.tiny_envs import BOX_OBSERVATIONS, masked_vec_env
 
@@ -169,3 +170,30 @@ def test_masks_can_be_switched_off():
     model = accelerate(made(MaskablePPO))
     model.learn(64, use_masking=False)
     assert (model.rollout_buffer.action_masks == 1.0).all()
+
+
+def test_only_a_known_loss_is_recorded_as_a_graph():
+    """A graph would not notice that a custom loss reads an attribute that has changed."""
+
+    class Custom(ANO):
+        def policy_loss(self, log_ratio, advantages, clip_range, samples):
+            return super().policy_loss(log_ratio, advantages, clip_range, samples) * (1.0 + self._n_updates)
+
+    known = {}
+    for kind in (ANO, PAPO, Custom):
+        with traced_only():
+            model = kind("MlpPolicy", "CartPole-v1", **SMALL, torch_compile=True, device="cpu").learn(32)
+        known[kind] = model.engine._compiled._known_code
+    assert known == {ANO: True, PAPO: True, Custom: False}
+
+
+def test_another_constant_of_a_loss_needs_other_code():
+    with traced_only() as graphs:
+        model = PAPO("MlpPolicy", "CartPole-v1", **SMALL, torch_compile=True, device="cpu").learn(32)
+        first = model.engine._compiled
+        model.learn(32)
+        assert model.engine._compiled is first
+        model.omega1 = 0.01
+        model.learn(32)
+    assert model.engine._compiled is not first
+    assert len(graphs) == 2
