@@ -7,7 +7,8 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from sb3_ano import ANO, _compat, explain
+from sb3_ano import ANO, explain
+from sb3_ano.envs import batched
 from sb3_ano.fast import private
 from sb3_ano.fast.act import NumpyActor, Snapshot
 from tests.common import ROOT, SMALL, parameters
@@ -48,11 +49,11 @@ def test_without_the_registries_of_modules_a_policy_may_have_changed(monkeypatch
 
 
 def test_threads_go_on_without_openmps_pause(monkeypatch):
-    monkeypatch.setattr(_compat.ctypes, "CDLL", lambda name: object())
-    _compat._pause_of_openmp.cache_clear()
-    _compat.end_idle_threads()
-    assert _compat._pause_of_openmp() is None
-    _compat._pause_of_openmp.cache_clear()
+    monkeypatch.setattr(batched.ctypes, "CDLL", lambda name: object())
+    batched._pause_of_openmp.cache_clear()
+    batched.end_idle_threads()
+    assert batched._pause_of_openmp() is None
+    batched._pause_of_openmp.cache_clear()
 
 
 def test_hooks_are_found():

@@ -14,7 +14,7 @@ HUB |= {"sb3_contrib"}
 ZOO = HUB | {"rl_zoo3", "optuna", "huggingface_sb3"}
 SCIENCE = {"numpy", "pandas", "scipy", "matplotlib", "tqdm"}
 LLM = SCIENCE | {"torch", "trl", "transformers", "datasets", "safetensors", "peft", "openai"}
-BASE = {"_arguments", "_compat", "_io", "_secrets", "_system", "extras"}
+BASE = {"_arguments", "_io", "_secrets", "_system", "extras"}
 AGENTS = BASE | {"_registry", "algorithms", "fast", "shaping", "envs", "checkpoints"}
 
 # Layer: (other layers, and other distributions, that it may import).
@@ -22,7 +22,6 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "_arguments": (set(), set()),
     "_io": ({"_secrets"}, set()),
     "_system": ({"_secrets"}, set()),
-    "_compat": (set(), {"torch"}),
     "_secrets": (set(), set()),
     "extras": (set(), set()),
     "cli": ({"_secrets", "extras"}, set()),

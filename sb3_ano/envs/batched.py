@@ -1,5 +1,7 @@
 """SB3's contract for vectorized environments, over environments that another library steps as one batch."""
 
+import ctypes
+import functools
 import os
 import time
 import weakref
@@ -15,7 +17,6 @@ from stable_baselines3.common.monitor import Monitor, ResultsWriter
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from sb3_ano._compat import end_idle_threads
 from sb3_ano._system import cores
 from sb3_ano.envs.atari import AtariProtocol
 
@@ -303,3 +304,19 @@ class BatchedVecEnv(VecEnv):
 
     def _needs_single_envs(self, what: str) -> NoSingleEnvError:
         return NoSingleEnvError(f"backend {self.backend!r} cannot {what}; backend='gymnasium' can")
+
+
+def end_idle_threads() -> None:
+    """End PyTorch's threads on the CPU until the next operation that is worth several; nothing happens if OpenMP cannot."""
+    pause = _pause_of_openmp()
+    if pause is not None:
+        pause(1)  # omp_pause_soft
+
+
+@functools.cache
+def _pause_of_openmp() -> Any:
+    # Of the library that PyTorch's own is linked with: there may be others in the process.
+    try:
+        return ctypes.CDLL(torch._C.__file__).omp_pause_resource_all
+    except (OSError, AttributeError):
+        return None
