@@ -168,7 +168,12 @@ class DeviceRollout:
         """Take the policy as it is now, and the observations that the rollout starts with."""
         model = self.model
         is_compiled = decisions.compilation is None
-        made_for = (evaluation.policy, evaluation.is_bfloat16, is_compiled, decisions.library_code, decisions.channels_last)
+        buffer = model.rollout_buffer
+        made_for = (
+            (evaluation.policy, evaluation.is_bfloat16, is_compiled, decisions.library_code, decisions.channels_last),
+            # Recorded graphs hold these numbers.
+            (buffer.gamma, buffer.gae_lambda),
+        )
         if made_for != self._made_for:
             self._made_for = made_for
             self.evaluation = evaluation
@@ -261,14 +266,14 @@ class DeviceRollout:
     def _advantages(self) -> None:
         """Compute advantages, lambda-returns and TD errors as the buffer does."""
         tensors = self.tensors
-        gamma = self.model.gamma
+        gamma = self.model.rollout_buffer.gamma
         ends = (self._terminated | self._truncated).float()
         tensors["episode_starts"][1:].copy_(ends[:-1])
 
         following = torch.cat([tensors["values"][1:], self._last_values[None]])
         errors = following.mul_(gamma).mul_(1.0 - ends).add_(tensors["rewards"]).sub_(tensors["values"])
         tensors["td_errors"].copy_(errors)
-        decay = (1.0 - ends) * (gamma * self.model.gae_lambda)
+        decay = (1.0 - ends) * (gamma * self.model.rollout_buffer.gae_lambda)
         advantages = tensors["advantages"]
         advantages[-1].copy_(errors[-1])
         for position in range(self.n_steps - 2, -1, -1):
