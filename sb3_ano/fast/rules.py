@@ -440,28 +440,33 @@ RULES = [
 ]
 
 
-def first_rule(model: Any, options: Options, part: str) -> tuple[Rule, str] | None:
-    """Return the first rule of a part that gives a reason, and the reason."""
+def apply_rules(model: Any, options: Options) -> dict[str, tuple[Rule, str] | None]:
+    """Return, for each part, the first rule that gives a reason, and the reason; None where the fast path is taken."""
+    found: dict[str, tuple[Rule, str] | None] = {}
     for rule in RULES:
-        if rule.part == part:
-            if isinstance(rule.reason, str):
-                reason = first_reason(model, options, rule.reason)
-            else:
-                reason = rule.reason(model, options)
-            if reason is not None:
-                return rule, reason
-    return None
+        if found.setdefault(rule.part, None) is not None:
+            continue
+        if isinstance(rule.reason, str):
+            # The reason of a part whose rules stand before.
+            other = found[rule.reason]
+            reason = None if other is None else other[1]
+        else:
+            reason = rule.reason(model, options)
+        if reason is not None:
+            found[rule.part] = (rule, reason)
+
+    return found
 
 
 def first_reason(model: Any, options: Options, part: str) -> str | None:
     """Return the reason for which a model leaves the fast path of a part, or None."""
-    found = first_rule(model, options, part)
+    found = apply_rules(model, options)[part]
     return None if found is None else found[1]
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """What was decided for one rollout and its update. A reason is None where the fast path is taken.
+    """Hold the decisions for one rollout and its update. A reason is None if the fast path is taken.
 
     :param policy: reason to call the policy's own methods
     :param acting: reason not to act in NumPy
@@ -489,17 +494,7 @@ class Decisions:
 
 def decide(model: Any, options: Options) -> Decisions:
     """Apply the rules to a model as it is now."""
-    found: dict[str, tuple[Rule, str] | None] = {}
-    # The loop of first_rule for all parts at once, because some rules take their reason from an earlier part.
-    for rule in RULES:
-        if found.setdefault(rule.part, None) is None:
-            if isinstance(rule.reason, str):
-                other = found[rule.reason]
-                reason = None if other is None else other[1]
-            else:
-                reason = rule.reason(model, options)
-            if reason is not None:
-                found[rule.part] = (rule, reason)
+    found = apply_rules(model, options)
     reasons = {part: None if pair is None else pair[1] for part, pair in found.items()}
     compilation = found["compilation"]
 

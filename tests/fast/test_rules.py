@@ -18,7 +18,7 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from torch import nn
 
 from sb3_ano import ANO, accelerate, explain
-from sb3_ano.fast.rules import RULES, Options, decide, first_rule
+from sb3_ano.fast.rules import RULES, Options, apply_rules, decide
 from tests.algorithms.comparison import relative_difference, traced_only, with_some_seed
 from tests.algorithms.custom_policies import Overriding, Unused
 from tests.tiny_envs import BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, masked_vec_env, tiny_vec_env
@@ -173,7 +173,7 @@ def test_each_rule_gives_its_reason_and_trains_as_sb3(part, name):
         expected = make(seed)
         expected.learn(2 * expected.n_steps * expected.n_envs)
         model = accelerate(make(seed), torch_compile=compiled)
-        rule, found = first_rule(model, Options(torch_compile=compiled), part)
+        rule, found = apply_rules(model, Options(torch_compile=compiled))[part]
         assert rule.name == name
         assert reason in found
         explanation = explain(model)
