@@ -7,6 +7,7 @@ import functools
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import secrets
@@ -570,6 +571,21 @@ def write_figure(path: Path, figure: Any, **options: Any) -> None:
     content = io.BytesIO()
     figure.savefig(content, format=path.suffix[1:].lower() or None, **options)
     write_file(path, content.getvalue())
+
+
+def strict(value: Any, *, named: bool = True) -> Any:
+    """Replace NaN and infinity, which JSON lacks, in a plain value.
+
+    :param value: plain value
+    :param named: whether their names take their place, instead of None
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value) if named else None
+    if isinstance(value, dict):
+        return {str(key): strict(item, named=named) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(item, named=named) for item in value]
+    return value
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -210,7 +210,7 @@ def make_evaluator(
     def evaluate(model: OnPolicyAlgorithm, number: int) -> tuple[list[float], list[int]]:
         ours = unwrap_vec_normalize(env)
         theirs = model.get_vec_normalize_env()
-        # The statistics of the training, which goes on with them; they are only read here.
+        # The training continues with these statistics. They are only read here.
         if ours is not None and theirs is not None and theirs.norm_obs:
             ours.obs_rms = theirs.obs_rms
 
@@ -287,10 +287,9 @@ def _log_ratios(model: OnPolicyAlgorithm, samples: Any) -> torch.Tensor:
 
     old_log_prob = samples.old_log_prob
     if hasattr(samples, "mask"):
-        # Sequences of a recurrent policy are padded to the same length; some buffers leave out the padding of numbers.
+        # Sequences of a recurrent policy are padded to the same length.
         present = samples.mask > 1e-8
         log_prob = log_prob[present]
-        if len(old_log_prob) == len(present):
-            old_log_prob = old_log_prob[present]
+        old_log_prob = old_log_prob[present]
 
     return log_prob - old_log_prob

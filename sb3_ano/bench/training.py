@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 
-from sb3_ano._io import write_json
+from sb3_ano._io import strict, write_json
 from sb3_ano._system import commit, machine, now, versions
 from sb3_ano.bench.algorithms import ACCELERATE, CLASSES, parse_algorithm
 from sb3_ano.bench.plan import Run
@@ -244,18 +243,7 @@ def write_run(
     document |= dataclasses.asdict(run)
     document |= details
     document["sha256"] = sha256
-    write_json(directory / RUN, _strict(document))
-
-
-def _strict(value: Any) -> Any:
-    """Return a value that JSON has: infinity, such as that of ``max_grad_norm``, is the text that a suite can have for it."""
-    if isinstance(value, Mapping):
-        return {str(key): _strict(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(part) for part in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    write_json(directory / RUN, strict(document))
 
 
 def checksum(file: Path) -> str:

@@ -12,13 +12,13 @@ import gymnasium as gym
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from sb3_ano._io import write_file
+from sb3_ano._io import strict, write_file
 from sb3_ano._registry import zoo_name
 from sb3_ano._system import versions
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.envs.atari import atari_protocol
 from sb3_ano.hub.evaluation import Task
-from sb3_ano.hub.recipe import ATARI_WRAPPER, Part, hyperparameters, import_path, is_plain, literal, strict, without_paths
+from sb3_ano.hub.recipe import ATARI_WRAPPER, Part, hyperparameters, import_path, is_plain, literal, without_paths
 from sb3_ano.hub.safe_format import PACKAGES, SAFE_FILES
 
 CARD = "README.md"

@@ -34,7 +34,7 @@ class Task:
     :param env_kwargs: settings of the task, as ``make_vec_env`` takes them
     :param backend: backend of the environment that ``make`` returns
     :param additions: wrappers and settings of the agent's environment that ``make`` does not reproduce
-    :param settings: how the training's environments were built, in the keys of the zoo's hyperparameter files
+    :param settings: settings of the training's environments, in the keys of the zoo's hyperparameter files
     :param missing: what ``settings`` leave out
     :param packages: packages that register the environment, if the author's run tells them
     """

@@ -22,7 +22,7 @@ import yaml
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ano._io import write_file, write_json
+from sb3_ano._io import strict, write_file, write_json
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano._secrets import hide, is_surely_secret, remember
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
@@ -30,7 +30,7 @@ from sb3_ano.hub import card
 from sb3_ano.hub.connection import require_no_secrets, safe_errors, without_login
 from sb3_ano.hub.documents import new_folder, one_line
 from sb3_ano.hub.evaluation import Task, evaluate, loaded_agent, task_of
-from sb3_ano.hub.recipe import custom_parts, strict, without_machine
+from sb3_ano.hub.recipe import custom_parts, without_machine
 from sb3_ano.hub.safe_format import DOCUMENT, SAFE_FILES, describe, require_algorithm, save_safe
 from sb3_ano.hub.video import record
 

@@ -1,4 +1,4 @@
-"""How a reader repeats a training: settings in the RL Zoo's keys, and the parts that only the author's code defines."""
+"""Describe a training so that a reader can repeat it: settings in the RL Zoo's keys, and parts that only the author has."""
 
 import dataclasses
 import inspect
@@ -350,7 +350,7 @@ def hyperparameters(
     """Return what a training needs in the keys of the zoo's hyperparameter files.
 
     :param document: description from :func:`~sb3_ano.hub.safe_format.describe`
-    :param settings: how the environments are built, from :func:`environment_settings`
+    :param settings: settings of the environments, from :func:`environment_settings`
     :param env_kwargs: settings of the task
     :param parts: parts of the agent that are not built in
     :return: plain values
@@ -392,18 +392,3 @@ def _normalization(stored: Mapping[str, Any] | None) -> dict[str, Any] | bool:
         if value is not None:
             arguments[name] = value
     return arguments
-
-
-def strict(value: Any, *, named: bool = True) -> Any:
-    """Replace NaN and infinity, which JSON lacks, in a plain value.
-
-    :param value: plain value
-    :param named: whether their names take their place, instead of None
-    """
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value) if named else None
-    if isinstance(value, dict):
-        return {str(key): strict(item, named=named) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [strict(item, named=named) for item in value]
-    return value
