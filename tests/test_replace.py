@@ -335,7 +335,7 @@ class Interrupted:
         self.distances, self.error = list(distances), error
 
     def __call__(self, frame, event, argument):
-        # Python prints errors of a destructor, and goes on.
+        # Python prints errors of a destructor, and continues.
         if frame.f_code.co_filename != _io.__file__ or "__del__" in (frame.f_code.co_name, frame.f_back.f_code.co_name):
             return None
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
@@ -456,7 +456,7 @@ def kill_at_random(kind: str, directory: Path, kills: int) -> int:
         os.kill(child, number)
         if number != signal.SIGKILL:
             time.sleep(0.01)
-            os.kill(child, signal.SIGKILL)  # Python goes on after an error in a destructor
+            os.kill(child, signal.SIGKILL)  # Python continues after an error in a destructor
         os.waitpid(child, 0)
 
         _io.restore(path)

@@ -444,7 +444,7 @@ class ShapedGRPOTrainer(GRPOTrainer):
         return rewards.masked_fill(unscored, torch.nan)
 
     def _warn_of_equal_rewards(self, scores: Tensor) -> None:
-        """Warn once if a generation teaches nothing, because all rewards that are compared are equal, or there are none."""
+        """Warn once if all rewards of a comparison are equal, or missing, so that the advantages are zero."""
         if self._has_warned or not self.model.training:
             return
 

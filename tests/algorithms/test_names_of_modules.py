@@ -1,4 +1,4 @@
-"""Where code lies, and what it is called, decides about no path and no option."""
+"""Check that the names of modules and classes have no influence on paths and options."""
 
 import types
 from typing import Any
