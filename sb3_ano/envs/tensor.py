@@ -1,9 +1,7 @@
 """SB3's contract for environments that are stepped as tensors on one device, such as those of robot simulators on a GPU."""
 
-import copy
 import time
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium as gym
@@ -206,65 +204,6 @@ class TensorVecEnv(VecEnv):
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         """Return True for Monitor, whose statistics are computed here, so that SB3 reads ``infos[i]["episode"]``."""
         return [issubclass(Monitor, wrapper_class) for _ in self._get_indices(indices)]
-
-
-class HostedVecEnv(TensorVecEnv):
-    """Step ordinary environments on the host for a policy on another device, through pinned memory.
-
-    A step waits for the actions, and for nothing else.
-
-    :param venv: environments
-    :param device: device of the policy
-    :param report: called with actions, observations, rewards, dones and infos of each step
-    """
-
-    def __init__(self, venv: VecEnv, device: torch.device, report: Callable[..., None]) -> None:
-        super().__init__(venv.num_envs, venv.observation_space, venv.action_space, device)
-        self.venv = venv
-        self._report = report
-
-    def begin(self, seed: int | None) -> TensorObs:
-        observations: TensorObs = self._to_device(self.venv.reset())
-        return observations
-
-    def step_tensors(self, actions: torch.Tensor) -> TensorStep:
-        return self.advance(actions)
-
-    def advance(self, actions: torch.Tensor) -> TensorStep:
-        taken = actions.cpu().numpy()
-        observations, rewards, dones, infos = self.venv.step(taken)
-        self._report(taken, observations, rewards, dones, infos)
-
-        truncated = np.zeros_like(dones)
-        arrived = final = self._to_device(observations)
-        for index in np.flatnonzero(dones):
-            truncated[index] = infos[index].get("TimeLimit.truncated", False) and "terminal_observation" in infos[index]
-        if truncated.any():
-            last: Any = copy.deepcopy(observations)
-            for index in np.flatnonzero(truncated):
-                row = infos[index]["terminal_observation"]
-                parts = last.items() if isinstance(last, dict) else [(..., last)]
-                for key, part in parts:
-                    part[index] = row[key]
-            final = self._to_device(last)
-        numbers = np.asarray(rewards, dtype=np.float32)
-        ends = self._to_device(np.stack([dones & ~truncated, truncated]))
-        return TensorStep(arrived, self._to_device(numbers), ends[0], ends[1], final)
-
-    def action_masks(self) -> torch.Tensor:
-        """Return the masks of the environments, ``(n_envs, n)``."""
-        masks = np.stack(self.venv.env_method("action_masks"))
-        allowed: torch.Tensor = self._to_device(masks.reshape(self.num_envs, -1).astype(bool))
-        return allowed
-
-    def _to_device(self, values: Any) -> Any:
-        """Copy arrays to the device through pinned memory, without waiting for it."""
-        if isinstance(values, dict):
-            return {key: self._to_device(part) for key, part in values.items()}
-        tensor = torch.from_numpy(values)
-        if self.device.type == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(self.device, non_blocking=True)
 
 
 def to_numpy(values: TensorObs, index: Any = ...) -> Any:

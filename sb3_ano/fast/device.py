@@ -6,7 +6,7 @@ recorded as graphs, of which one call replays all kernels.
 
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ano.envs.tensor import HostedVecEnv, TensorObs, TensorStep, to_numpy
+from sb3_ano.envs.tensor import TensorObs, TensorStep, to_numpy
 from sb3_ano.fast.buffer import copy_to, hold_on_device
 from sb3_ano.fast.compiled import compiler_options
 from sb3_ano.fast.policy import PolicyEvaluation, mapped
@@ -75,13 +75,10 @@ class DeviceRollout:
 
     def __init__(self, model: Any, env: VecEnv, n_steps: int) -> None:
         self.model = model
-        self.given_env = env
+        self.env: Any = env
         self.n_steps = n_steps
         self.n_envs = env.num_envs
         self.device = model.device
-        self.is_hosted = device_of(env) is None
-        self.env: Any = HostedVecEnv(env, model.device, self._see) if self.is_hosted else env
-        self._check: Any = None
 
         # Tensors like the arrays of the buffer, by their names.
         buffer = hold_on_device(model.rollout_buffer)
@@ -92,7 +89,6 @@ class DeviceRollout:
                 self.tensors[name] = mapped(self._zeros, getattr(buffer, name))
         for name in ("advantages", "returns", "td_errors"):
             self.tensors[name] = self._zeros(buffer.advantages)
-        self._final = mapped(torch.zeros_like, self.tensors["observations"])
         self._terminated = torch.zeros(n_steps, self.n_envs, dtype=torch.bool, device=self.device)
         self._truncated = torch.zeros_like(self._terminated)
 
@@ -109,6 +105,13 @@ class DeviceRollout:
         self._position = torch.zeros(1, dtype=torch.long, device=self.device)
         self._last_obs: Any = None
         self._made_for: Any = None
+        self._prepare_steps()
+
+    def _prepare_steps(self) -> None:
+        """Make room for what only these environments return."""
+        # Observations before resets, and whether the environments told them at a step.
+        self._final: TensorObs = mapped(torch.zeros_like, self.tensors["observations"])
+        self._is_told = np.zeros(self.n_steps, dtype=bool)
 
     def _zeros(self, array: np.ndarray) -> torch.Tensor:
         # Environment by environment in memory, which is the order of samples in SB3.
@@ -118,14 +121,7 @@ class DeviceRollout:
 
     def fits(self, env: VecEnv, n_steps: int) -> bool:
         """Tell whether this is for these environments and this number of steps."""
-        return env is self.given_env and n_steps == self.n_steps and self.device == self.model.device
-
-    def _see(self, actions: Any, observations: Any, rewards: Any, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
-        """Look at a step of environments on the host, as SB3 does."""
-        if self._check is not None:
-            self._check.step(actions, observations, rewards)
-            self._check.ends(dones, infos)
-        self.model._update_info_buffer(infos, dones)
+        return env is self.env and n_steps == self.n_steps and self.device == self.model.device
 
     def collect(
         self, callback: BaseCallback, check: Any, evaluation: PolicyEvaluation, decisions: Decisions, use_masking: bool
@@ -141,21 +137,19 @@ class DeviceRollout:
         """
         model = self.model
         first = model.num_timesteps
-        self._check = check
         self._prepare(evaluation, decisions)
 
         with torch.no_grad(), without_validation():
             for position in range(self.n_steps):
                 if self._masks is not None and use_masking:
-                    self._masks.copy_(self.env.action_masks())
+                    copy_to(self._masks, self._allowed())
                 actions = self._act()
                 model.num_timesteps += self.n_envs
-                step = self.env.step_tensors(actions)
+                self._step(position, actions, check)
 
                 if not callback.on_step():
-                    self.env.end_rollout()
+                    self._end_episodes()
                     return False
-                self._store(position, step)
 
             copy_to(self._last_values, self.evaluation.values(self._current))
             self._bootstrap_truncations()
@@ -238,30 +232,41 @@ class DeviceRollout:
         else:
             rows.index_copy_(0, self._position, value.reshape(1, *rows.shape[1:]).to(rows.dtype))
 
-    def _store(self, position: int, step: TensorStep) -> None:
-        """Store what the environments returned."""
+    def _allowed(self) -> Any:
+        """Return the masks of the environments."""
+        return self.env.action_masks()
+
+    def _step(self, position: int, actions: torch.Tensor, check: Any) -> None:
+        """Step the environments, and store what they return."""
+        step: TensorStep = self.env.step_tensors(actions)
         self.tensors["rewards"][position].copy_(step.rewards)
         self._terminated[position].copy_(step.terminated)
         self._truncated[position].copy_(step.truncated)
-        self._has_final = step.final_observations is not None
+        self._is_told[position] = step.final_observations is not None
         if step.final_observations is not None:
             copy_to(mapped(lambda rows: rows[position], self._final), step.final_observations)
         copy_to(self._current, step.observations)
 
+    def _end_episodes(self) -> None:
+        """Give the episodes that ended to the model."""
+        self.model.ep_info_buffer.extend([episode for _, episode in self.env.end_rollout()])
+
     def _bootstrap_truncations(self) -> None:
         """Add the discounted values of the last observations of episodes that were truncated, not terminated."""
-        rewards = self.tensors["rewards"]
         truncated = self._truncated & ~self._terminated
-        if not self._has_final:
-            rewards.addcmul_(self.tensors["values"], truncated.float(), value=self.model.gamma)
-            return
+        is_told = torch.from_numpy(self._is_told).to(self.device)[:, None]
+        untold = (truncated & ~is_told).float()
+        self.tensors["rewards"].addcmul_(self.tensors["values"], untold, value=self.model.gamma)
 
         # Waits for the device once, so that only those values are computed that are needed.
-        indices = truncated.nonzero(as_tuple=True)
+        indices = (truncated & is_told).nonzero(as_tuple=True)
         if len(indices[0]) > 0:
-            last = mapped(lambda rows: rows[indices], self._final)
-            values = self.evaluation.values(last).flatten()
-            rewards.index_put_(tuple(indices), self.model.gamma * values, accumulate=True)
+            self._bootstrap(mapped(lambda rows: rows[indices], self._final), indices)
+
+    def _bootstrap(self, final: TensorObs, indices: Sequence[torch.Tensor]) -> None:
+        """Add the discounted values of observations to the rewards of some steps and environments."""
+        values = self.evaluation.values(final).flatten()
+        self.tensors["rewards"].index_put_(tuple(indices), self.model.gamma * values, accumulate=True)
 
     def _advantages(self) -> None:
         """Compute advantages, lambda-returns and TD errors as the buffer does."""
@@ -290,7 +295,7 @@ class DeviceRollout:
         if getattr(model, "check_finite", False):
             self._require_finite(first)
 
-        model.ep_info_buffer.extend([episode for _, episode in self.env.end_rollout()])
+        self._end_episodes()
         self._last_obs = to_numpy(self._current)
         model._last_obs = self._last_obs
         model._last_episode_starts = to_numpy(self._terminated[-1] | self._truncated[-1])
@@ -316,3 +321,70 @@ class DeviceRollout:
             "(environments count from 0, steps for each environment); observations and rewards must be finite, or "
             "check_finite=False leaves them to the policy"
         )
+
+
+class HostedRollout(DeviceRollout):
+    """The rollout of ordinary environments on the host, with a policy on a device.
+
+    A step waits for the actions, and copies observations through one buffer in pinned memory. Rewards and ends are copied at
+    the end of the rollout.
+    """
+
+    def _prepare_steps(self) -> None:
+        is_cuda = self.device.type == "cuda"
+
+        def on_host(rows: torch.Tensor) -> torch.Tensor:
+            return torch.empty(rows.shape, dtype=rows.dtype, pin_memory=is_cuda)
+
+        self._staged: TensorObs = mapped(on_host, self._current)
+        self._rewards = np.zeros((self.n_steps, self.n_envs), dtype=np.float32)
+        self._ended = np.zeros((self.n_steps, self.n_envs), dtype=bool)
+        # Steps, environments and last observations of truncated episodes.
+        self._truncations: list[tuple[int, int, Any]] = []
+
+    def _allowed(self) -> Any:
+        return np.stack(self.env.env_method("action_masks"))
+
+    def _step(self, position: int, actions: torch.Tensor, check: Any) -> None:
+        # This waits for everything before it, so that the staged observations have been copied, too.
+        taken = actions.cpu().numpy()
+        observations, rewards, dones, infos = self.env.step(taken)
+        if check is not None:
+            check.step(taken, observations, rewards)
+            check.ends(dones, infos)
+        self.model._update_info_buffer(infos, dones)
+
+        self._rewards[position] = rewards
+        self._ended[position] = dones
+        for index in np.flatnonzero(dones).tolist():
+            final = infos[index].get("terminal_observation")
+            if final is not None and infos[index].get("TimeLimit.truncated", False):
+                self._truncations.append((position, index, final))
+
+        copy_to(self._staged, observations)
+        copy_to(self._current, self._staged)
+
+    def _end_episodes(self) -> None:
+        self._truncations = []
+
+    def _bootstrap_truncations(self) -> None:
+        copy_to(self.tensors["rewards"], self._rewards)
+        # Both kinds of ends are equal from here on.
+        copy_to(self._terminated, self._ended)
+        if not self._truncations:
+            return
+
+        steps, environments, finals = zip(*self._truncations, strict=True)
+        final: Any
+        if isinstance(finals[0], dict):
+            final = {key: np.stack([observation[key] for observation in finals]) for key in finals[0]}
+        else:
+            final = np.stack(finals)
+        indices = [torch.tensor(rows, device=self.device) for rows in (steps, environments)]
+        self._bootstrap(mapped(lambda rows: torch.from_numpy(rows).to(self.device), final), indices)
+
+
+def make_rollout(model: Any, env: VecEnv, n_steps: int) -> DeviceRollout:
+    """Make the rollout for environments on the device, or on the host."""
+    kind = HostedRollout if device_of(env) is None else DeviceRollout
+    return kind(model, env, n_steps)

@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb3_ano.fast.act import Actor, make_actor
 from sb3_ano.fast.buffer import DeviceBuffer
 from sb3_ano.fast.compiled import CompilationError, CompiledStep, FlatVectors, compiler_options, make_step
-from sb3_ano.fast.device import DeviceRollout, Replayed
+from sb3_ano.fast.device import DeviceRollout, Replayed, make_rollout
 from sb3_ano.fast.policy import PolicyEvaluation, RecurrentEvaluation, is_recurrent
 from sb3_ano.fast.private import compiler_obstacle, tracing
 from sb3_ano.fast.rules import Decisions, Options, decide, device_of
@@ -147,7 +147,7 @@ class Engine:
         if decisions is None or evaluation is None:
             decisions, evaluation = self.decide(model, model.engine_options())
         if self._device_rollout is None or not self._device_rollout.fits(env, n_steps):
-            self._device_rollout = DeviceRollout(model, env, n_steps)
+            self._device_rollout = make_rollout(model, env, n_steps)
         return self._device_rollout.collect(callback, check, evaluation, decisions, use_masking)
 
     def _compiled_update(

@@ -19,7 +19,6 @@ from stable_baselines3.common.vec_env import VecMonitor
 
 from sb3_ano import ANO, PAPO, MaskableANO, RecurrentANO
 from sb3_ano.envs import VecNormalize, from_tensor_env
-from sb3_ano.envs.tensor import HostedVecEnv
 from sb3_ano.fast import device, engine
 from sb3_ano.fast.rules import decide
 from tests.algorithms.comparison import accelerated, relative_difference
@@ -196,6 +195,23 @@ def test_without_final_observations_the_value_before_the_step_is_taken():
     np.testing.assert_allclose(buffer.rewards, plain + model.gamma * buffer.values * truncated, rtol=1e-4, atol=1e-4)
 
 
+def test_final_observations_may_be_told_only_at_ends():
+    """As by ManiSkill."""
+
+    class OnlyAtEnds(Simulator):
+        def step(self, actions):
+            *step, extras = super().step(actions)
+            return *step, extras if bool((step[2] | step[3]).any()) else {}
+
+    always, at_ends = (
+        ANO("MlpPolicy", from_tensor_env(kind(), group="place"), **SETTINGS, torch_compile=False).learn(32 * 4)
+        for kind in (Simulator, OnlyAtEnds)
+    )
+    assert always.engine._device_rollout._is_told.all()
+    assert 0 < at_ends.engine._device_rollout._is_told.sum() < 32
+    assert relative_difference(always, at_ends) == 0.0
+
+
 def test_callbacks_read_and_change_the_rollout(in_numpy):
     def halve(model):
         buffer = model.rollout_buffer
@@ -281,17 +297,33 @@ def test_what_is_not_collected_on_the_device_trains_in_numpy():
     RecurrentANO("MlpLstmPolicy", pendulum(), **SETTINGS).learn(256)
 
 
-def test_ordinary_environments_are_hosted(monkeypatch, in_numpy):
+@pytest.mark.parametrize(
+    ("policy", "observations"),
+    [
+        ("MlpPolicy", BOX_OBSERVATIONS),
+        ("MultiInputPolicy", spaces.Dict({"place": BOX_OBSERVATIONS, "kind": spaces.Discrete(3)})),
+    ],
+)
+def test_ordinary_environments_are_hosted(policy, observations, monkeypatch):
     """As on a GPU, with the CPU as the device."""
     settings = {**SETTINGS, "torch_compile": False}
 
     def make():
-        return ANO("MlpPolicy", tiny_vec_env(BOX_OBSERVATIONS, BOX_ACTIONS, 4), **settings)
+        return ANO(policy, tiny_vec_env(observations, BOX_ACTIONS, 4), **settings)
 
     expected = make().learn(3 * 128)
     monkeypatch.setattr(engine, "decide", lambda *given: dataclasses.replace(decide(*given), device=None))
-    found = make().learn(3 * 128)
-    assert isinstance(found.engine._device_rollout.env, HostedVecEnv)
+    found = make()
+    truncations = []
+    bootstrap = device.HostedRollout._bootstrap
+
+    def spied(self, final, indices):
+        truncations.append(len(indices[0]))
+        return bootstrap(self, final, indices)
+
+    monkeypatch.setattr(device.HostedRollout, "_bootstrap", spied)
+    found.learn(3 * 128)
+    assert sum(truncations) > 0
     assert relative_difference(expected, found) <= 1e-6
     assert [episode["r"] for episode in found.ep_info_buffer] == [episode["r"] for episode in expected.ep_info_buffer]
 
