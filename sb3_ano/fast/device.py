@@ -180,7 +180,9 @@ class DeviceRollout:
     def _select_functions(self, is_compiled: bool, library_code: bool) -> None:
         """Compile the policy if the update is compiled, and make functions that can be recorded."""
         self._policy_step: Callable[[], tuple[torch.Tensor, ...]] = self._evaluate
-        if is_compiled and library_code:
+        # Compiled code draws other random numbers for Bernoulli distributions than PyTorch does.
+        draws_the_same = not isinstance(self.model.action_space, spaces.MultiBinary)
+        if is_compiled and library_code and draws_the_same:
             parameters = sum(parameter.numel() for parameter in self.model.policy.parameters())
             # The C++ wrapper does not know all random numbers that policies draw.
             options = {**compiler_options(self.device, self.n_envs * parameters, library_code), "cpp_wrapper": False}
