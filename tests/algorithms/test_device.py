@@ -17,9 +17,9 @@ from stable_baselines3.common.callbacks import (
 )
 from stable_baselines3.common.vec_env import VecMonitor
 
-from sb3_ano import ANO, PAPO, MaskableANO, RecurrentANO
+from sb3_ano import ANO, PAPO, MaskableANO, RecurrentANO, explain
 from sb3_ano.envs import VecNormalize, from_tensor_env
-from sb3_ano.fast import device, engine
+from sb3_ano.fast import device, engine, explanation
 from sb3_ano.fast.rules import decide
 from tests.algorithms.comparison import accelerated, relative_difference
 from tests.common import needs_compiler, parameters
@@ -322,6 +322,8 @@ def test_ordinary_environments_are_hosted(policy, observations, monkeypatch):
         return bootstrap(self, final, indices)
 
     monkeypatch.setattr(device.HostedRollout, "_bootstrap", spied)
+    monkeypatch.setattr(explanation, "decide", engine.decide)
+    assert ("a CPU is usually faster" in str(explain(found))) == (policy == "MlpPolicy")
     found.learn(3 * 128)
     assert sum(truncations) > 0
     assert relative_difference(expected, found) <= 1e-6
