@@ -1,10 +1,12 @@
 """Facts about this process that results depend on: time, processor, versions of packages, and whether a cluster answers."""
 
 import contextlib
+import inspect
 import os
 import platform
 import socket
 import subprocess
+import warnings
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib import metadata
@@ -16,11 +18,23 @@ from sb3_ano._secrets import hide
 #: Packages whose versions decide about results.
 PACKAGES = ("sb3-ano", "stable-baselines3", "sb3-contrib", "torch", "numpy", "gymnasium", "mujoco", "envpool", "ale-py")
 _CONNECT_SECONDS = 10.0
+# Packages between a user's line and a warning of this one.
+_BETWEEN = {"sb3_ano", "stable_baselines3", "sb3_contrib", "rl_zoo3", "torch"}
 
 
 def now() -> str:
     """Return the date and time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def warn_user(message: str) -> None:
+    """Warn at the line of the user's code, from which ``learn`` or a constructor may be any number of calls away."""
+    level = 1
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, stacklevel=level)
 
 
 def cores() -> int:

@@ -1,6 +1,5 @@
 """Anchored Neighborhood Optimization."""
 
-import warnings
 from typing import Any, Literal
 
 import numpy as np
@@ -9,6 +8,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
+from sb3_ano._system import warn_user
 from sb3_ano.algorithms.base import ShapedPolicyAlgorithm
 from sb3_ano.algorithms.loading import SavedModel
 from sb3_ano.shaping import ShapingLike, as_pair, fingerprint, is_importable, name_of, require_trainable
@@ -17,7 +17,10 @@ from sb3_ano.shaping import ShapingLike, as_pair, fingerprint, is_importable, na
 class ANO(ShapedPolicyAlgorithm):
     """Anchored Neighborhood Optimization: PPO with a smooth, redescending surrogate instead of the clip.
 
-    Paper: "ANO: A Principled Approach to Robust Policy Optimization", Section 4 and Algorithm 1.
+    Paper: "ANO: A Principled Approach to Robust Policy Optimization", Section 4 and Algorithm 1. The objective is
+    ``A + |A| eps h(x)`` with ``x = sign(A) (r - 1) / eps``; ``sb3_ano.shaping.ano`` is ``h``, and ``sb3_ano/reference.py``
+    has the algorithm on one page.
+
     The arguments are those of :class:`~sb3_ano.algorithms.base.ShapedPolicyAlgorithm`, and the following.
 
     :param shaping: the shaping function: ``"ano"``, ``"spo"``, ``"ppo"``, ``"identity"``, ``"module:function"``, a
@@ -111,7 +114,7 @@ class ANO(ShapedPolicyAlgorithm):
     def shaping(self, shaping: ShapingLike) -> None:
         shape = as_pair(shaping)
         for complaint in require_trainable(shape):
-            warnings.warn(f"{complaint}; the objective is not a lower bound of r A there", stacklevel=3)
+            warn_user(f"{complaint}; the objective is not a lower bound of r A there")
         self._shaping = shaping
         self._shape = shape
         #: ``"ano"``, ``"module:function"``, or two of those for a pair
@@ -121,10 +124,9 @@ class ANO(ShapedPolicyAlgorithm):
         # Compiled code holds the former shape.
         self.engine.forget()
         if not is_importable(shaping):
-            warnings.warn(
+            warn_user(
                 f"shaping={self.shaping_name!r} cannot be imported by its name: the model is saved as usual, but loads "
-                "only with shaping= given. A function at the top level of a module, or 'module:name', has no such limit",
-                stacklevel=3,
+                "only with shaping= given. A function at the top level of a module, or 'module:name', has no such limit"
             )
 
     def _setup_model(self) -> None:
@@ -154,7 +156,5 @@ class ANO(ShapedPolicyAlgorithm):
                     f"{saved.path} was trained with shaping={name!r}, but the function of that name is another one now; "
                     "pass the one to continue with as shaping="
                 )
-            warnings.warn(
-                f"{saved.path} was trained with shaping={name!r}; the given shaping= is another function", stacklevel=3
-            )
+            warn_user(f"{saved.path} was trained with shaping={name!r}; the given shaping= is another function")
         return {"_shaping": shaping}

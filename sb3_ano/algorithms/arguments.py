@@ -2,7 +2,6 @@
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Collection, Iterable
 from numbers import Integral, Real
 from types import NoneType
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from gymnasium import spaces
 
+from sb3_ano._system import warn_user
 from sb3_ano.extras import hint
 
 
@@ -92,13 +92,19 @@ def require_arguments(model: Any) -> None:
     :raises TypeError: if one is of the wrong type
     :raises ValueError: if one is out of range
     """
-    present = [(name, rule) for names, rule in _RULES.items() for name in names if name in vars(model)]
-    for attribute, rule in present:
-        name, value = attribute.lstrip("_"), vars(model)[attribute]
-        if not isinstance(value, rule.types) or (isinstance(value, bool) and bool not in rule.types):
-            raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; allowed are {rule.allowed}")
-        if not rule.accepts(value):
-            raise ValueError(f"{name}={value!r} is not allowed; allowed are {rule.allowed}")
+    attributes = vars(model)
+    for names, rule in _RULES.items():
+        for attribute in names:
+            if attribute not in attributes:
+                continue
+
+            name = attribute.lstrip("_")
+            value = attributes[attribute]
+            is_stray_bool = isinstance(value, bool) and bool not in rule.types
+            if not isinstance(value, rule.types) or is_stray_bool:
+                raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; allowed are {rule.allowed}")
+            if not rule.accepts(value):
+                raise ValueError(f"{name}={value!r} is not allowed; allowed are {rule.allowed}")
 
 
 def require_batches(model: Any) -> None:
@@ -112,11 +118,12 @@ def require_batches(model: Any) -> None:
             f"batch_size={model.batch_size} with a rollout of {size} samples (n_steps={model.n_steps}) leaves nothing to "
             "normalize; allowed are 2 and more, or normalize_advantage=False"
         )
+
+    # SB3 loads models without an environment.
     if model.env is not None and size % model.batch_size > 0:
-        warnings.warn(
+        warn_user(
             f"batch_size={model.batch_size} does not divide the rollout of {size} samples (n_steps={model.n_steps} x "
-            f"{model.n_envs} environments): each epoch ends with a minibatch of {size % model.batch_size}",
-            stacklevel=3,
+            f"{model.n_envs} environments): each epoch ends with a minibatch of {size % model.batch_size}"
         )
 
 

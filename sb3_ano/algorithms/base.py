@@ -3,7 +3,6 @@
 import io
 import math
 import pathlib
-import warnings
 from typing import Any, ClassVar, Literal, Self
 
 import gymnasium as gym
@@ -22,6 +21,7 @@ from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, expl
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano._arguments import constructor_parameters
+from sb3_ano._system import warn_user
 from sb3_ano.algorithms import arguments, schedules
 from sb3_ano.algorithms.finite import FiniteCheck, statistics_of
 from sb3_ano.algorithms.loading import SavedModel, read_saved_model
@@ -192,6 +192,8 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
             env = make_env(env, verbose)
         if isinstance(env, gym.Env | VecEnv):
             arguments.require_env(env)
+
+        # Like SB3's DummyVecEnv, without its copies of each step.
         if isinstance(env, gym.Env):
             single = env if is_wrapped(env, Monitor) or not monitor_wrapper else Monitor(env)
             env = DirectVecEnv([lambda: single])
@@ -225,22 +227,28 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
     def _setup_model(self) -> None:
         if not hasattr(self, "observation_space"):
             raise TypeError("env=None is not allowed; allowed are a registered id, a Gymnasium environment, and a VecEnv")
+
+        # Here and not in the constructor, because load sets attributes before it calls this method.
         self._check_arguments()
         self._require_policy()
         learning_rate = schedules.as_schedule(self.learning_rate, "learning_rate")
         if isinstance(self.learning_rate, str):
+            # SB3 takes numbers and functions only.
             self.learning_rate = learning_rate
         arguments.require_batches(self)
+
         self.engine.forget()
         super()._setup_model()
+
         distribution = self.policy.action_dist
         if isinstance(distribution, MultiCategoricalDistribution):
             # The compiler takes no NumPy integers.
             distribution.action_dims = [int(size) for size in distribution.action_dims]
+
         if self.precision == "bfloat16":
             reason = first_reason(self, self.engine_options(), "policy")
             if reason is not None:
-                warnings.warn(f"precision='bfloat16' has no effect, because {reason}", stacklevel=3)
+                warn_user(f"precision='bfloat16' has no effect, because {reason}")
 
     def engine_options(self) -> Options:
         return Options(self.torch_compile, self.precision)
@@ -262,13 +270,17 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
 
     def _require_adaptable(self) -> None:
         """Check ``desired_kl`` and the radii that it adapts."""
+        if self.desired_kl is None:
+            return
+
         radii = self._radii()
-        if self.desired_kl is not None:
-            schedules.require_positive(radii["desired_kl"], "desired_kl")
-            if isinstance(radii["desired_kl"].value_schedule, ConstantSchedule):
-                schedules.require_target(radii["desired_kl"].value_schedule.val)
-            for name in radii.keys() & {"clip_range", "clip_range_high"}:
-                schedules.require_constant(radii[name], name)
+        target = radii["desired_kl"]
+        schedules.require_positive(target, "desired_kl")
+        if isinstance(target.value_schedule, ConstantSchedule):
+            # A schedule is checked when it is read.
+            schedules.require_target(target.value_schedule.val)
+        for name in radii.keys() & {"clip_range", "clip_range_high"}:
+            schedules.require_constant(radii[name], name)
 
     def learn(
         self,
@@ -286,6 +298,7 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         """
         if self.env is None:
             raise ValueError("there is no environment to train in; pass env= to load, or call set_env first")
+
         self._reset_target_check()
         name = tb_log_name or type(self).__name__
         return super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
@@ -319,9 +332,11 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         # A user or a callback may have changed them.
         self._check_arguments()
         self._require_adaptable()
+
         has_rollout = super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, use_masking)
+
+        # The engine drops its decisions if a callback saw the steps, which may have changed arguments, too.
         if self.engine.decisions is None:
-            # A callback saw the steps.
             self._check_arguments()
             self._require_adaptable()
         return has_rollout
@@ -353,6 +368,7 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
     def train(self) -> None:
         """Update the policy on the current rollout (the optimization epochs of Algorithm 1 of the paper)."""
         self.policy.set_training_mode(True)
+        # Schedules are read once: learning rate and radii are constant during an update.
         self._update_learning_rate(self.policy.optimizer)
         numbers = self._numbers_of_update()
 
@@ -381,13 +397,17 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
                         break
 
                 self._n_updates += 1
+                # PAPO's limit, which the last step of an epoch may have exceeded.
                 if self.max_epoch_kl is not None and statistics.epoch_kl() > self.max_epoch_kl:
                     is_last_epoch = True
                 if is_last_epoch:
                     break
 
+        # Minibatches whose loss or gradient was NaN or Inf changed nothing.
         if statistics.table()["skipped"].any():
             self._report_skipped(statistics)
+
+        # The log: SB3's names, and those of docs/algorithms.md.
         summary = statistics.summary()
         for name, value in summary.items():
             self.logger.record(f"train/{name}", value)
@@ -475,9 +495,11 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         """Warn once per training if the radius is at a bound and the KL divergence is still far from its target."""
         if self._updates_off_target is None:
             return
+
         lowest, highest = schedules.RADIUS_BOUNDS
         is_low = radius >= 0.999 * highest and kl < 0.5 * target
         is_high = radius <= 1.001 * lowest and kl > 2.0 * target
+
         # A learning rate that falls to 0 ends each training below the target.
         rate = self.policy.optimizer.param_groups[0]["lr"]
         self._largest_rate = max(self._largest_rate, rate)
@@ -490,16 +512,17 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
             self._updates_off_target = None
             advice = "raise learning_rate or n_epochs" if is_low else "lower learning_rate or n_epochs"
             other = "lower" if is_low else "raise"
-            warnings.warn(
+            warn_user(
                 f"desired_kl={target:g} is out of reach after {self.num_timesteps} steps: the radius is at its bound of "
-                f"{radius:.3g}, and the KL divergence of an update is {kl:.2g}; {advice}, or {other} desired_kl",
-                stacklevel=3,
+                f"{radius:.3g}, and the KL divergence of an update is {kl:.2g}; {advice}, or {other} desired_kl"
             )
 
     def _report_skipped(self, statistics: UpdateStatistics) -> None:
         """Count the skipped minibatches of this update, warn of the first one ever, and raise if none was left."""
         skipped = np.flatnonzero(statistics.table()["skipped"]).tolist()
         term = statistics.non_finite_term(skipped[-1])
+
+        # Without one step, training on would go on like this for ever.
         if len(skipped) == len(statistics):
             observations = self.rollout_buffer.observations
             parts = observations.values() if isinstance(observations, dict) else [observations]
@@ -510,11 +533,11 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
                 f"or Inf in {term}. The largest observation of the rollout is {largest:.3g}, the largest reward {reward:.3g}. "
                 "Look at the scale of rewards and observations, or lower learning_rate"
             )
+
         if self.n_skipped_minibatches == 0:
-            warnings.warn(
+            warn_user(
                 f"a minibatch was skipped after {self.num_timesteps} steps, because of NaN or Inf in {term}. Parameters and "
-                "optimizer are as before it; train/skipped_minibatches counts further ones",
-                stacklevel=3,
+                "optimizer are as before it; train/skipped_minibatches counts further ones"
             )
         self.n_skipped_minibatches += len(skipped)
 

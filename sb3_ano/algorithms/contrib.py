@@ -1,6 +1,5 @@
 """ANO for sb3-contrib's policies: LSTM policies, policies with invalid action masking, and both at once."""
 
-import warnings
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -19,6 +18,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_ano._system import warn_user
 from sb3_ano.algorithms import contrib_buffers, contrib_policies
 from sb3_ano.algorithms.ano import ANO
 from sb3_ano.shaping import ShapingLike
@@ -259,7 +259,8 @@ class RecurrentANO(ANO):
     def _setup_model(self) -> None:
         for name, plain in (("torch_compile", (False, "auto")), ("precision", ("float32",))):
             if getattr(self, name) not in plain:
-                warnings.warn(f"{name}={getattr(self, name)!r} has no effect on recurrent policies", stacklevel=3)
+                warn_user(f"{name}={getattr(self, name)!r} has no effect on recurrent policies")
+
         # The shape of the states, which buffers with sequences need, is known when there is a policy.
         self.rollout_buffer_class = _no_buffer  # type: ignore[assignment]
         super()._setup_model()
@@ -278,6 +279,7 @@ class RecurrentANO(ANO):
             gae_lambda=self.gae_lambda,
             n_envs=self.n_envs,
         )
+
         zeros = torch.zeros(state_shape, dtype=torch.float32, device=self.device)
         self._last_lstm_states = RNNStates((zeros, zeros), (zeros, zeros))
 
@@ -296,74 +298,8 @@ class RecurrentMaskableANO(MaskableANO, RecurrentANO):
     policy_base: ClassVar[type[BasePolicy]] = contrib_policies.MaskedLstmPolicy
     _sequence_buffers = contrib_buffers.MaskedSequenceRolloutBuffer, contrib_buffers.DictMaskedSequenceRolloutBuffer
 
-    def __init__(
-        self,
-        policy: str | type[contrib_policies.MaskedLstmPolicy],
-        env: GymEnv | str,
-        learning_rate: float | Schedule = 3e-4,
-        n_steps: int = 128,
-        batch_size: int = 128,
-        n_epochs: int = 10,
-        gamma: float = 0.99,
-        gae_lambda: float = 0.95,
-        clip_range: float | Schedule = 0.2,
-        clip_range_vf: float | Schedule | None = None,
-        normalize_advantage: bool = True,
-        ent_coef: float = 0.0,
-        vf_coef: float = 0.5,
-        max_grad_norm: float = 0.5,
-        use_sde: bool = False,
-        sde_sample_freq: int = -1,
-        target_kl: float | None = None,
-        stats_window_size: int = 100,
-        tensorboard_log: str | None = None,
-        policy_kwargs: dict[str, Any] | None = None,
-        verbose: int = 0,
-        seed: int | None = None,
-        device: torch.device | str = "auto",
-        _init_setup_model: bool = True,
-        *,
-        shaping: ShapingLike = "ano",
-        clip_range_high: float | str | Schedule | None = None,
-        desired_kl: float | str | Schedule | None = None,
-        torch_compile: bool | Literal["auto"] = "auto",
-        precision: Literal["float32", "bfloat16"] = "float32",
-        check_finite: bool = True,
-    ) -> None:
-        # MaskableANO's constructor takes other arguments, and adds nothing.
-        RecurrentANO.__init__(
-            self,
-            policy,
-            env,
-            learning_rate=learning_rate,
-            n_steps=n_steps,
-            batch_size=batch_size,
-            n_epochs=n_epochs,
-            gamma=gamma,
-            gae_lambda=gae_lambda,
-            clip_range=clip_range,
-            clip_range_vf=clip_range_vf,
-            normalize_advantage=normalize_advantage,
-            ent_coef=ent_coef,
-            vf_coef=vf_coef,
-            max_grad_norm=max_grad_norm,
-            use_sde=use_sde,
-            sde_sample_freq=sde_sample_freq,
-            target_kl=target_kl,
-            stats_window_size=stats_window_size,
-            tensorboard_log=tensorboard_log,
-            policy_kwargs=policy_kwargs,
-            verbose=verbose,
-            seed=seed,
-            device=device,
-            _init_setup_model=_init_setup_model,
-            shaping=shaping,
-            clip_range_high=clip_range_high,
-            desired_kl=desired_kl,
-            torch_compile=torch_compile,
-            precision=precision,
-            check_finite=check_finite,
-        )
+    # MaskableANO's constructor takes other arguments, and adds nothing.
+    __init__ = RecurrentANO.__init__
 
 
 def _no_buffer(*args: Any, **options: Any) -> None:
@@ -381,7 +317,8 @@ def with_masks(model: Any, env: VecEnv) -> Any:
 
 class _WithMasks:
     def __init__(self, model: Any, env: VecEnv) -> None:
-        self._model, self._env = model, env
+        self._model = model
+        self._env = env
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)

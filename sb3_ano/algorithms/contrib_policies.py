@@ -51,6 +51,7 @@ class MaskedLstmPolicy(policies.RecurrentActorCriticPolicy):
     @staticmethod
     def _process_sequence(features: Any, lstm_states: Any, episode_starts: Any, lstm: Any) -> Any:
         starts = episode_starts.reshape(lstm_states[0].shape[1], -1)
+        # Someone else's sequences may have starts in them.
         if bool(starts[:, 1:].any()):
             return policies.RecurrentActorCriticPolicy._process_sequence(features, lstm_states, episode_starts, lstm)
         # A rollout's sequences are cut where episodes start.

@@ -31,27 +31,36 @@ class FiniteCheck:
     """
 
     def __init__(self, model: Any, env: VecEnv, statistics: dict[str, Any] | None = None) -> None:
-        self._model, self._n_envs, self._enabled = model, env.num_envs, model.check_finite
-        self._normalize = normalize = unwrap_vec_normalize(env)
+        self._model = model
+        self._n_envs = env.num_envs
+        self._enabled = model.check_finite
+        self._normalize = unwrap_vec_normalize(env)
         self._statistics = statistics_of(env) if statistics is None else statistics
-        if self._enabled:  # what VecNormalize received is kept from its first step or reset on
-            if normalize is not None and hasattr(normalize, "old_obs"):
-                self._reject("observation", normalize.old_obs)
-            self._reject("observation", model._last_obs, for_policy=True)
+        if not self._enabled:
+            return
+
+        # VecNormalize keeps what it received from its first step or reset on.
+        if self._normalize is not None and hasattr(self._normalize, "old_obs"):
+            self._reject("observation", self._normalize.old_obs)
+        self._reject("observation", model._last_obs, for_policy=True)
 
     def step(self, actions: np.ndarray, observations: Any, rewards: np.ndarray) -> None:
         """Check what the environments have just returned.
 
         :param actions: actions of the policy, which may be the reason
         """
-        if self._enabled:
-            if self._normalize is not None:
-                self._require("observation", self._normalize.old_obs, actions)
-                self._require("reward", self._normalize.old_reward, actions)
-            if not _has_finite_squares(observations):
-                self._reject_actions(actions)
-                self._reject("observation", observations, for_policy=True)
-            self._require("reward", rewards, actions)
+        if not self._enabled:
+            return
+
+        # What VecNormalize received comes first, because it may turn NaN of one environment into NaN of all.
+        if self._normalize is not None:
+            self._require("observation", self._normalize.old_obs, actions)
+            self._require("reward", self._normalize.old_reward, actions)
+
+        if not _has_finite_squares(observations):
+            self._reject_actions(actions)
+            self._reject("observation", observations, for_policy=True)
+        self._require("reward", rewards, actions)
 
     def explain(self, error: Exception) -> None:
         """Raise an error that names the reason, if the policy has failed because of NaN or Inf.
@@ -61,6 +70,7 @@ class FiniteCheck:
         """
         if not isinstance(error, NotFiniteError) and not any(part in str(error) for part in _ERRORS_OF_DISTRIBUTIONS):
             return
+
         policy = self._model.policy
         failed = f"the policy returned NaN or Inf at {self._place()}"
 
@@ -81,6 +91,8 @@ class FiniteCheck:
                     f"{failed}, because environment {environment} returned {value:.12g} in its {_indexed(name, index)}; "
                     "scale or clip observations, for instance with VecNormalize"
                 ) from error
+
+        # All numbers are finite: their products were not.
         size, name = largest
         raise ValueError(f"{failed}; look at its parameters: the largest is {size:.6g} in policy.{name}") from error
 
@@ -99,7 +111,10 @@ class FiniteCheck:
 
     def ends(self, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
         """Check the last observations of episodes."""
-        for index in np.flatnonzero(dones) if self._enabled else ():
+        if not self._enabled:
+            return
+
+        for index in np.flatnonzero(dones):
             terminal = infos[index].get("terminal_observation")
             if terminal is not None:
                 self._reject("terminal observation", terminal, int(index), for_policy=True)
@@ -124,9 +139,12 @@ class FiniteCheck:
 
             where = tuple(np.argwhere(~valid)[0])
             value = np.asarray(part)[where]
+
             reason = ""
             if np.isfinite(value):
                 reason = f", which is Inf in the policy's float32, whose largest number is {_MAX_FLOAT32:.2g}"
+
+            # Was it finite before VecNormalize? Its statistics have seen it, and are put back.
             if self._normalize is not None:
                 received = getattr(self._normalize, "old_obs", None) if what == "observation" else None
                 raw = dict(_parts(what, received)).get(name) if received is not None else None

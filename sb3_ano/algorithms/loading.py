@@ -17,7 +17,8 @@ from stable_baselines3.common.save_util import open_path
 
 #: Limits of what a model may unpack to: bytes, and multiples of its own size. SB3 does not compress its files; these limits
 #: are for models that were compressed again.
-_MAX_UNPACKED_BYTES, _MAX_RATIO = 2**24, 20
+_MAX_UNPACKED_BYTES = 2**24
+_MAX_RATIO = 20
 
 
 @dataclass(frozen=True)
@@ -59,16 +60,21 @@ def read_saved_model(path: str | pathlib.Path | io.BufferedIOBase) -> SavedModel
     start = file.tell()
     try:
         with zipfile.ZipFile(file) as archive:
-            unpacked, packed = sum(entry.file_size for entry in archive.infolist()), file.seek(0, io.SEEK_END)
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+            packed = file.seek(0, io.SEEK_END)
             if unpacked > max(_MAX_UNPACKED_BYTES, _MAX_RATIO * packed):
                 raise zipfile.BadZipFile(f"its {packed:,} bytes would unpack to {unpacked:,}")
             # Python 3.13 reads an entry that is stored uncompressed, and shorter than its size, without an error.
-            stored = (entry for entry in archive.infolist() if entry.compress_type == zipfile.ZIP_STORED)
-            cut = (entry.filename for entry in stored if entry.compress_size != entry.file_size)
-            if damaged := archive.testzip() or next(cut, None):
+            damaged = archive.testzip()
+            for entry in archive.infolist():
+                if entry.compress_type == zipfile.ZIP_STORED and entry.compress_size != entry.file_size:
+                    damaged = damaged or entry.filename
+            if damaged:
                 raise zipfile.BadZipFile(f"the checksum or size of its entry {damaged!r} does not match")
-            for entry in ("policy.pth", "policy.optimizer.pth"):
-                archive.getinfo(entry)
+
+            # A KeyError tells which is missing.
+            archive.getinfo("policy.pth")
+            archive.getinfo("policy.optimizer.pth")
             return SavedModel(shown, dict(json.loads(archive.read("data"))))
     # RuntimeError: a damaged header may ask for a password or an unknown compression.
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, KeyError, TypeError, ValueError) as error:

@@ -123,19 +123,24 @@ class PAPO(ShapedPolicyAlgorithm):
         assert samples.td_errors is not None  # _reads_td_errors asks for them
         td_errors = samples.td_errors
         values = samples.old_values
+
+        # J, the mean of PPO's objective.
         ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
         clipped = ratio.clamp(1.0 - clip_range.low, 1.0 + clip_range.high)
 
         mean = surrogate(log_ratio, advantages, ppo, eps_low=clip_range.low, eps_high=clip_range.high).mean()
 
+        # MV, the mean of the variances of the clipped objective.
         def variance_of(r: torch.Tensor) -> torch.Tensor:
             return (r - 1.0) * td_errors.square() + 2.0 * self.omega2 * r * td_errors
 
         mean_variance = self.omega1 * torch.minimum(variance_of(ratio), variance_of(clipped)).mean()
 
+        # VM, the variance of the means: a second moment minus the squared mean, where its lower bound is positive.
         scale = self.omega1 * (1.0 - self.gamma**2) / self.k
         second_moment = scale * (advantages.square() + 2.0 * advantages.abs() * values).mean()
         bias = 4.0 * self.gamma * approximate_kl(log_ratio.detach()) * advantages.max() / (1.0 - self.gamma) ** 2
         squared_mean = torch.where(mean.detach() + values.mean() - bias < 0.0, 0.0, mean.square() + 2.0 * values.mean() * mean)
         variance_mean = second_moment - squared_mean
+
         return -(mean - self.k * (mean_variance + variance_mean))

@@ -27,13 +27,18 @@ def as_schedule(value: float | str | Schedule, name: str) -> FloatSchedule:
         return value
     if callable(value):
         return FloatSchedule(value)
+
+    # True and False are numbers in Python.
     is_linear = isinstance(value, str) and value.startswith("lin_")
     if not is_linear and (isinstance(value, bool) or not isinstance(value, Real)):
         raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; {_allowed(name)}")
+
     try:
         number = float(value.removeprefix("lin_") if isinstance(value, str) else value)
     except ValueError:
         number = math.nan  # rejected below, with the name of the argument
+
+    # A line from 0 to 0 is no schedule.
     if not 0.0 <= number < math.inf or (is_linear and number == 0.0):
         raise ValueError(f"{name}={value!r} is not allowed; {_allowed(name)}")
     return FloatSchedule(LinearSchedule(number, 0.0, 1.0) if is_linear else number)
@@ -91,5 +96,10 @@ def adapted_radius(radius: float, kl: float, desired_kl: float) -> float:
     :param kl: mean KL divergence of that update from the rollout's policy
     :param desired_kl: KL divergence that the next update should have
     """
-    growth = (max(desired_kl, 0.0) / kl) ** 0.25 if kl > 0.0 else math.inf
-    return min(max(radius * min(max(growth, _SLOWEST), _FASTEST), RADIUS_BOUNDS[0]), RADIUS_BOUNDS[1])
+    growth = math.inf
+    if kl > 0.0:
+        growth = (max(desired_kl, 0.0) / kl) ** 0.25
+    growth = min(max(growth, _SLOWEST), _FASTEST)
+
+    lowest, highest = RADIUS_BOUNDS
+    return min(max(radius * growth, lowest), highest)

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common import distributions
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import obs_as_tensor
 from torch import nn
 
@@ -42,7 +44,7 @@ class Actor:
     #: Whether it acts with copies of the policy's parameters, which have to be compared with them if they may change.
     holds_copies = False
 
-    def __init__(self, model: Any, evaluation: PolicyEvaluation) -> None:
+    def __init__(self, model: OnPolicyAlgorithm, evaluation: PolicyEvaluation) -> None:
         self._policy = model.policy
         self._device = model.policy.device
         self._evaluation = evaluation
@@ -94,7 +96,7 @@ class TorchActor(Actor):
     :param evaluation: evaluation of its policy
     """
 
-    def __init__(self, model: Any, evaluation: PolicyEvaluation) -> None:
+    def __init__(self, model: OnPolicyAlgorithm, evaluation: PolicyEvaluation) -> None:
         super().__init__(model, evaluation)
         self._sample = make_sampler(model.policy, model.n_envs)
 
@@ -115,8 +117,8 @@ class LstmActor(Actor):
     """
 
     def __init__(self, model: Any) -> None:
-        self._model = model
-        self._policy = model.policy
+        self._model: Any = model
+        self._policy: Any = model.policy
         self._device = model.policy.device
         self._states = model._last_lstm_states
 
@@ -188,7 +190,7 @@ class NumpyActor(Actor):
     # Its layers share memory with the parameters, but stacked ones, standard deviations and so on are copies.
     holds_copies = True
 
-    def __init__(self, policy: Any, n_envs: int) -> None:
+    def __init__(self, policy: ActorCriticPolicy, n_envs: int) -> None:
         self._actor = _layers(policy.mlp_extractor.policy_net, policy.action_net)
         self._critic = _layers(policy.mlp_extractor.value_net, policy.value_net)
         self._joint: list[_Layer] = []
@@ -224,7 +226,7 @@ class NumpyActor(Actor):
         return self.values(batch).reshape(-1)
 
 
-def make_actor(model: Any, evaluation: PolicyEvaluation, decisions: Decisions) -> Actor:
+def make_actor(model: OnPolicyAlgorithm, evaluation: PolicyEvaluation, decisions: Decisions) -> Actor:
     """Make the fastest actor that computes ``model.policy(observations)``, with the same random numbers.
 
     :param model: on-policy algorithm
@@ -248,14 +250,14 @@ def make_actor(model: Any, evaluation: PolicyEvaluation, decisions: Decisions) -
     return Actor(model, evaluation)
 
 
-def _may_be_copied(policy: Any, evaluation: PolicyEvaluation) -> bool:
+def _may_be_copied(policy: ActorCriticPolicy, evaluation: PolicyEvaluation) -> bool:
     """Tell whether copies of the layers take little memory, or gain much."""
     size = sum(parameter.numel() for parameter in policy.parameters())
     # For bfloat16, all weights would otherwise be converted at each step.
     return size <= _COPIED or evaluation.is_bfloat16
 
 
-def _can_be_sampled(policy: Any) -> bool:
+def _can_be_sampled(policy: ActorCriticPolicy) -> bool:
     """Tell whether NumPy can draw the actions of a policy with the distribution that SB3 makes."""
     gaussian = type(policy.action_dist) is distributions.DiagGaussianDistribution
     if not (gaussian or _is_categorical(policy)) or torch.is_autocast_enabled("cpu"):
@@ -272,7 +274,7 @@ class Snapshot:
     :param numbers: whether to keep copies of parameters and buffers; a policy that acts with its own needs none
     """
 
-    def __init__(self, policy: Any, numbers: bool) -> None:
+    def __init__(self, policy: ActorCriticPolicy, numbers: bool) -> None:
         self._policy = policy
         self._action_dist = policy.action_dist
         self._known = True
@@ -291,7 +293,7 @@ class Snapshot:
             for tensor in itertools.chain(policy.parameters(), policy.buffers()):
                 self._values.append((tensor, tensor.detach().clone()))
 
-    def is_current(self, policy: Any) -> bool:
+    def is_current(self, policy: ActorCriticPolicy) -> bool:
         """Tell whether this is the policy, and is still the same; False if that cannot be known."""
         if not self._known or policy is not self._policy or policy.action_dist is not self._action_dist:
             return False
@@ -376,12 +378,12 @@ def _joined(actor: list[_Layer], critic: list[_Layer], n_envs: int) -> list[_Lay
 Sampler: TypeAlias = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
-def _is_categorical(policy: Any) -> bool:
+def _is_categorical(policy: ActorCriticPolicy) -> bool:
     plain = (distributions.CategoricalDistribution, distributions.MultiCategoricalDistribution)
     return is_maskable(policy) or type(policy.action_dist) in plain
 
 
-def make_sampler(policy: Any, n_envs: int) -> Sampler:
+def make_sampler(policy: ActorCriticPolicy, n_envs: int) -> Sampler:
     """Return a function that draws actions as the distribution of a policy does, with the same random numbers."""
     if type(policy.action_dist) is distributions.DiagGaussianDistribution:
         return _gaussian_sampler(policy, n_envs)
@@ -397,7 +399,7 @@ def make_sampler(policy: Any, n_envs: int) -> Sampler:
     return sample
 
 
-def _gaussian_sampler(policy: Any, n_envs: int) -> Sampler:
+def _gaussian_sampler(policy: ActorCriticPolicy, n_envs: int) -> Sampler:
     with np.errstate(over="ignore"):  # the sampler reports it, with the parameter
         std = np.exp(policy.log_std.detach().numpy())
     constant = np.float32(np.log(std).sum() + len(std) * math.log(math.sqrt(2.0 * math.pi)))
@@ -424,7 +426,7 @@ def _gaussian_sampler(policy: Any, n_envs: int) -> Sampler:
     return sample
 
 
-def _categorical_sampler(policy: Any, n_envs: int) -> Sampler:
+def _categorical_sampler(policy: ActorCriticPolicy, n_envs: int) -> Sampler:
     samplers = [_one_of(size, n_envs) for size in choices(policy.action_space)]
     if isinstance(policy.action_space, spaces.Discrete):
         return samplers[0]

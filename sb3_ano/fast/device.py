@@ -5,7 +5,6 @@ recorded as graphs, of which one call replays all kernels.
 """
 
 import operator
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,8 +12,10 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_ano._system import warn_user
 from sb3_ano.envs.tensor import TensorObs, TensorStep, to_numpy
 from sb3_ano.fast.buffer import copy_to, hold_on_device
 from sb3_ano.fast.compiled import compiler_options
@@ -59,7 +60,7 @@ class Replayed:
             self._records = False
             torch.cuda.synchronize()
             reason = str(error).strip().splitlines()[0]
-            warnings.warn(f"no CUDA graph could be recorded, and kernels are launched one by one: {reason}", stacklevel=3)
+            warn_user(f"no CUDA graph could be recorded, and kernels are launched one by one: {reason}")
             return False
         self._graph = graph
         return True
@@ -73,7 +74,7 @@ class DeviceRollout:
     :param n_steps: steps of a rollout
     """
 
-    def __init__(self, model: Any, env: VecEnv, n_steps: int) -> None:
+    def __init__(self, model: OnPolicyAlgorithm, env: VecEnv, n_steps: int) -> None:
         self.model = model
         self.env: Any = env
         self.n_steps = n_steps
@@ -199,7 +200,7 @@ class DeviceRollout:
         actions, values, log_probs = self.evaluation.act(self._current, self._masks)
         if torch.compiler.is_compiling():
             # The distribution belongs to the policy: no tensor of the graph may stay behind in it.
-            self.evaluation.policy.action_dist.distribution = None
+            self.evaluation.policy.action_dist.distribution = None  # type: ignore[assignment]
         in_bounds = actions
         if self._bounds is not None:
             low, high = self._bounds
@@ -213,7 +214,7 @@ class DeviceRollout:
         except Exception as error:  # a missing compiler, or code that cannot be traced
             self._policy_step = self._evaluate
             reason = (str(error).strip().splitlines() or [""])[0]
-            warnings.warn(f"torch_compile: acting cannot be compiled and runs without ({reason})", stacklevel=3)
+            warn_user(f"torch_compile: acting cannot be compiled and runs without ({reason})")
             return self._evaluate()
 
     def _act_and_store(self) -> torch.Tensor:
@@ -251,7 +252,9 @@ class DeviceRollout:
 
     def _end_episodes(self) -> None:
         """Give the episodes that ended to the model."""
-        self.model.ep_info_buffer.extend([episode for _, episode in self.env.end_rollout()])
+        episodes = self.model.ep_info_buffer
+        assert episodes is not None  # made by learn
+        episodes.extend([episode for _, episode in self.env.end_rollout()])
 
     def _bootstrap_truncations(self) -> None:
         """Add the discounted values of the last observations of episodes that were truncated, not terminated."""
@@ -386,7 +389,7 @@ class HostedRollout(DeviceRollout):
         self._bootstrap(mapped(lambda rows: torch.from_numpy(rows).to(self.device), final), indices)
 
 
-def make_rollout(model: Any, env: VecEnv, n_steps: int) -> DeviceRollout:
+def make_rollout(model: OnPolicyAlgorithm, env: VecEnv, n_steps: int) -> DeviceRollout:
     """Make the rollout for environments on the device, or on the host."""
     kind = HostedRollout if device_of(env) is None else DeviceRollout
     return kind(model, env, n_steps)

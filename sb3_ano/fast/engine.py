@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
@@ -11,8 +10,11 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_ano._system import warn_user
 from sb3_ano.fast.act import Actor, make_actor
 from sb3_ano.fast.buffer import DeviceBuffer
 from sb3_ano.fast.compiled import CompilationError, CompiledStep, FlatVectors, compiler_options, make_step
@@ -35,7 +37,7 @@ from sb3_ano.fast.step import (
 )
 
 
-def make_evaluation(policy: Any, precision: str, decisions: Decisions) -> PolicyEvaluation:
+def make_evaluation(policy: ActorCriticPolicy, precision: str, decisions: Decisions) -> PolicyEvaluation:
     """Make the evaluation of a policy; see :class:`~sb3_ano.fast.policy.PolicyEvaluation`."""
     kind = RecurrentEvaluation if is_recurrent(policy) else PolicyEvaluation
     return kind(policy, precision, decisions.policy is not None, decisions.channels_last)
@@ -68,7 +70,7 @@ class Engine:
         self._device_rollout = None
         self.obstacle = None
 
-    def decide(self, model: Any, options: Options) -> tuple[Decisions, PolicyEvaluation]:
+    def decide(self, model: "Accelerated", options: Options) -> tuple[Decisions, PolicyEvaluation]:
         """Decide about the next rollout and its update.
 
         :param model: on-policy algorithm
@@ -79,7 +81,7 @@ class Engine:
         self._evaluation = make_evaluation(model.policy, options.precision, self.decisions)
         return self.decisions, self._evaluation
 
-    def make_actor(self, model: Any, options: Options) -> Actor:
+    def make_actor(self, model: "Accelerated", options: Options) -> Actor:
         """Return the policy of the rollout, as it was decided."""
         decisions = self.decisions
         if decisions is None:
@@ -88,7 +90,7 @@ class Engine:
 
     def update(
         self,
-        model: Any,
+        model: "Accelerated",
         policy_loss: PolicyLoss,
         numbers: Numbers,
         *,
@@ -124,8 +126,9 @@ class Engine:
         compiled = None
         if decisions.compilation is None and self.obstacle is None:
             compiled = self._compiled_update(model, evaluation, settings, decisions, options, is_known_loss(), loss_constants)
-        elif decisions.compilation_is_changeable:
-            self._warn(decisions.compilation)
+        if decisions.changeable:
+            reasons = "; ".join(decisions.changeable)
+            self._warn(f"this training leaves the fast path: {reasons}. print(explain(model)) shows what runs instead")
 
         buffer = model.rollout_buffer
         rollout = None
@@ -136,7 +139,7 @@ class Engine:
         return Update(self, model, evaluation, settings, numbers, decisions, rollout, compiled)
 
     def collect_on_device(
-        self, model: Any, env: VecEnv, callback: BaseCallback, check: Any, n_steps: int, use_masking: bool
+        self, model: "Accelerated", env: VecEnv, callback: BaseCallback, check: Any, n_steps: int, use_masking: bool
     ) -> bool:
         """Collect a rollout as tensors on the device, and hand it to the buffer; see :class:`DeviceRollout`.
 
@@ -152,7 +155,7 @@ class Engine:
 
     def _compiled_update(
         self,
-        model: Any,
+        model: "Accelerated",
         evaluation: PolicyEvaluation,
         settings: Settings,
         decisions: Decisions,
@@ -184,12 +187,13 @@ class Engine:
         """Train without compiled code from now on, and tell the user once."""
         self._compiled = None
         self.obstacle = reason
-        self._warn(reason)
+        self._warn(f"torch_compile: the update cannot be compiled and runs without ({reason})")
 
-    def _warn(self, reason: str | None) -> None:
+    def _warn(self, message: str) -> None:
+        """Warn once per model."""
         if not self._is_warned:
             self._is_warned = True
-            warnings.warn(f"torch_compile: the update cannot be compiled and runs without ({reason})", stacklevel=5)
+            warn_user(message)
 
 
 class _CompiledUpdate:
@@ -273,7 +277,7 @@ class Update:
     def __init__(
         self,
         engine: Engine,
-        model: Any,
+        model: "Accelerated",
         evaluation: PolicyEvaluation,
         settings: Settings,
         numbers: Numbers,
@@ -358,6 +362,10 @@ class Update:
 class Accelerated(OnPolicyAlgorithm):
     """An on-policy algorithm of SB3 that has an engine."""
 
+    # What the engine reads in addition to the attributes of OnPolicyAlgorithm.
+    batch_size: Any  # an int; sb3-contrib allows None
+    normalize_advantage: bool
+    clip_range_vf: Schedule | None
     _engine: Engine | None = None
 
     @property

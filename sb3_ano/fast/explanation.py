@@ -1,9 +1,9 @@
 """Say which path each part of a training takes, and why."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor
 
 from sb3_ano.fast.engine import Accelerated
@@ -93,23 +93,21 @@ def explain(model: OnPolicyAlgorithm) -> Explanation:
         update = Path("the policy's own methods", decisions.policy)
     elif decisions.update is not None:
         update = Path("the optimizer's own step", decisions.update)
-    else:
+    elif model.device.type == "cpu":
         update = Path("layers of SB3, and a fused step of Adam")
+    else:
+        update = Path("layers of SB3, and the optimizer's own step")
 
     compilation = Path("compiled")
     obstacle = model.engine.obstacle
     if obstacle is not None:
         compilation = Path("not compiled", obstacle)
+    elif decisions.is_short_run and not model._total_timesteps:
+        compilation = Path(f"compiled in trainings from {steps_to_pay(model):,.0f} steps on")
     elif decisions.compilation is not None:
         compilation = Path("not compiled", decisions.compilation)
-    if options.torch_compile == "auto" and not _is_learning(model) and decisions.is_short_run:
-        compilation = Path(f"compiled in trainings from {steps_to_pay(model):,.0f} steps on")
     return Explanation(acting, rollout, device, update, compilation)
 
 
-def _sees_vectors(policy: Any) -> bool:
+def _sees_vectors(policy: ActorCriticPolicy) -> bool:
     return isinstance(policy.features_extractor, FlattenExtractor)
-
-
-def _is_learning(model: Any) -> bool:
-    return bool(model._total_timesteps)

@@ -1,12 +1,13 @@
 """Masks of actions in a rollout, as sb3-contrib has them."""
 
-import warnings
 from typing import Any
 
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_ano._system import warn_user
 from sb3_ano.fast.act import Acted, Actor, Observations
+from sb3_ano.fast.engine import Accelerated
 from sb3_ano.fast.policy import choices
 
 
@@ -19,7 +20,7 @@ class MaskedActor(Actor):
     :raises ValueError: if the environment has no masks
     """
 
-    def __init__(self, inner: Actor, env: VecEnv, model: Any) -> None:
+    def __init__(self, inner: Actor, env: VecEnv, model: Accelerated) -> None:
         # On demand, because sb3-contrib takes time to import.
         from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 
@@ -55,11 +56,10 @@ class MaskedActor(Actor):
         self._model.engine.warned_of_masks = True
         environment, dimension = np.argwhere(~possible)[0]
         where = f" in dimension {dimension}" if len(self._sizes) > 1 else ""
-        warnings.warn(
+        warn_user(
             f"action_masks() of environment {environment} allows no action{where} at step "
             f"{self._model.num_timesteps // self._env.num_envs} of the training (environments and dimensions count from 0); "
-            "any action is drawn, as in MaskablePPO, and nothing is learned from it. Allow one, or end the episode earlier",
-            stacklevel=2,
+            "any action is drawn, as in MaskablePPO, and nothing is learned from it. Allow one, or end the episode earlier"
         )
 
     def stored(self) -> dict[str, Any]:

@@ -40,13 +40,13 @@ def contrib_policies() -> list[Any]:
     return [sys.modules[name] for name in names if name in sys.modules]
 
 
-def is_maskable(policy: Any) -> bool:
+def is_maskable(policy: ActorCriticPolicy) -> bool:
     """Tell whether a policy is one of sb3-contrib's maskable policies."""
     kind = contrib_class("maskable.policies", "MaskableActorCriticPolicy")
     return kind is not None and isinstance(policy, kind)
 
 
-def is_recurrent(policy: Any) -> bool:
+def is_recurrent(policy: ActorCriticPolicy) -> bool:
     """Tell whether a policy is one of sb3-contrib's policies with an LSTM."""
     return is_recurrent_class(type(policy))
 
@@ -57,7 +57,7 @@ def is_recurrent_class(kind: type) -> bool:
     return base is not None and issubclass(kind, base)
 
 
-def base_of(policy: Any) -> type:
+def base_of(policy: ActorCriticPolicy) -> type:
     """Return the class of SB3 or sb3-contrib whose methods the engine stands in for."""
     if is_maskable(policy):
         return contrib_class("maskable.policies", "MaskableActorCriticPolicy")
@@ -83,7 +83,7 @@ def plain_distribution(space: spaces.Space[Any]) -> CategoricalDistribution | Mu
     return MultiCategoricalDistribution(sizes)
 
 
-def has_library_distribution(policy: Any) -> bool:
+def has_library_distribution(policy: ActorCriticPolicy) -> bool:
     """Tell whether the distribution of actions is of the class that SB3, or sb3-contrib, makes for the action space."""
     if is_maskable(policy):
         make = contrib_class("maskable.distributions", "make_masked_proba_distribution")
@@ -146,7 +146,7 @@ class PolicyEvaluation:
     :param channels_last: whether images are given to the features extractor in that memory format
     """
 
-    def __init__(self, policy: Any, precision: str, calls_policy: bool, channels_last: bool) -> None:
+    def __init__(self, policy: ActorCriticPolicy, precision: str, calls_policy: bool, channels_last: bool) -> None:
         self.policy = policy
         self.calls_policy = calls_policy
         self._preprocess = preprocessing(policy.observation_space, policy.normalize_images, channels_last)
@@ -171,7 +171,8 @@ class PolicyEvaluation:
         if self.calls_policy:
             if masks is None:
                 return self.policy.evaluate_actions(samples.observations, actions)
-            return self.policy.evaluate_actions(samples.observations, actions, action_masks=masks)
+            # Only policies of sb3-contrib get masks.
+            return self.policy.evaluate_actions(samples.observations, actions, action_masks=masks)  # type: ignore[call-arg]
 
         # The order of SB3's evaluate_actions, because custom heads may draw random numbers.
         latent_pi, latent_vf = self._latents(samples.observations)
@@ -206,7 +207,8 @@ class PolicyEvaluation:
         distribution = self._distribution(latent_pi, masks)
         actions = distribution.get_actions()
         log_prob = distribution.log_prob(actions)
-        return actions.reshape(-1, *self.policy.action_space.shape), values, log_prob
+        shape = self.policy.action_space.shape or ()
+        return actions.reshape(-1, *shape), values, log_prob
 
     def heads(self, observations: PyTorchObs) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the outputs of the action head ``(batch, n)`` and of the value head ``(batch, 1)`` of SB3's policies."""
@@ -282,7 +284,9 @@ class RecurrentEvaluation(PolicyEvaluation):
     rollout's sequences are cut where episodes start.
     """
 
-    def __init__(self, policy: Any, precision: str, calls_policy: bool, channels_last: bool) -> None:
+    policy: Any  # a RecurrentActorCriticPolicy of sb3-contrib
+
+    def __init__(self, policy: ActorCriticPolicy, precision: str, calls_policy: bool, channels_last: bool) -> None:
         super().__init__(policy, "float32", calls_policy, channels_last)
 
     def __call__(self, samples: Any, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:

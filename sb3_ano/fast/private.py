@@ -4,7 +4,6 @@ import contextlib
 import functools
 import itertools
 import types
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +13,8 @@ from torch.distributions import Distribution
 from torch.nn.modules import module as _modules
 from torch.optim import Optimizer
 from torch.optim import optimizer as _optimizers
+
+from sb3_ano._system import warn_user
 
 # Attributes that hold hooks, by the kind of object that they belong to.
 _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -65,10 +66,7 @@ def registries(module: nn.Module) -> list[dict[str, Any]] | None:
 
 @functools.cache
 def _warn_of_absence(name: str) -> None:
-    warnings.warn(
-        f"torch {torch.__version__} has no {name}: hooks cannot be ruled out, and models train the slow way, as in SB3",
-        stacklevel=3,
-    )
+    warn_user(f"torch {torch.__version__} has no {name}: hooks cannot be ruled out, and models train the slow way, as in SB3")
 
 
 # Settings of the compiler while a step is traced.

@@ -16,6 +16,7 @@ import stable_baselines3.common.torch_layers as sb3_layers
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor, NatureCNN
 from torch import nn
 from torch.optim import Adam
@@ -127,7 +128,7 @@ def replaced_method(instance: Any, names: Iterable[str] | None = None) -> str | 
 # Policy
 
 
-def _overrides(model: Any, options: Options) -> str | None:
+def _overrides(model: OnPolicyAlgorithm, options: Options) -> str | None:
     kind: Any = type(model.policy)
     base: Any = base_of(model.policy)
     for name in _EVALUATING:
@@ -138,7 +139,7 @@ def _overrides(model: Any, options: Options) -> str | None:
     return None
 
 
-def _replaced(model: Any, options: Options) -> str | None:
+def _replaced(model: OnPolicyAlgorithm, options: Options) -> str | None:
     policy = model.policy
     for path, module in policy.named_modules():
         replaced = replaced_method(module, _EVALUATING if module is policy else None)
@@ -148,7 +149,7 @@ def _replaced(model: Any, options: Options) -> str | None:
     return None if replaced is None else f"policy.action_dist.{replaced} was replaced"
 
 
-def _module_hooks(model: Any, options: Options) -> str | None:
+def _module_hooks(model: OnPolicyAlgorithm, options: Options) -> str | None:
     for path, module in model.policy.named_modules():
         if has_hooks(module):
             return f"{_place(path)} has hooks"
@@ -159,7 +160,7 @@ def _place(path: str) -> str:
     return f"policy.{path}" if path else "policy"
 
 
-def _masked_distribution(model: Any, options: Options) -> str | None:
+def _masked_distribution(model: OnPolicyAlgorithm, options: Options) -> str | None:
     if is_maskable(model.policy) and not has_library_distribution(model.policy):
         return "its distribution is not sb3-contrib's"
     return None
@@ -168,11 +169,11 @@ def _masked_distribution(model: Any, options: Options) -> str | None:
 # Acting
 
 
-def _has_lstm(model: Any, options: Options) -> str | None:
+def _has_lstm(model: OnPolicyAlgorithm, options: Options) -> str | None:
     return "it has an LSTM" if is_recurrent(model.policy) else None
 
 
-def _not_float32(model: Any, options: Options) -> str | None:
+def _not_float32(model: OnPolicyAlgorithm, options: Options) -> str | None:
     if options.precision != "float32":
         return f"precision={options.precision!r}"
     if torch.is_autocast_enabled("cpu"):
@@ -183,11 +184,11 @@ def _not_float32(model: Any, options: Options) -> str | None:
     return None
 
 
-def _not_on_cpu(model: Any, options: Options) -> str | None:
+def _not_on_cpu(model: OnPolicyAlgorithm, options: Options) -> str | None:
     return None if model.policy.device.type == "cpu" else f"the policy is on {model.policy.device}"
 
 
-def _has_images(model: Any, options: Options) -> str | None:
+def _has_images(model: OnPolicyAlgorithm, options: Options) -> str | None:
     space = model.policy.observation_space
     parts = space.spaces.values() if isinstance(space, spaces.Dict) else [space]
     for part in parts:
@@ -196,8 +197,8 @@ def _has_images(model: Any, options: Options) -> str | None:
     return None
 
 
-def _custom_extractor(model: Any, options: Options) -> str | None:
-    extractor = model.policy.features_extractor
+def _custom_extractor(model: OnPolicyAlgorithm, options: Options) -> str | None:
+    extractor: Any = model.policy.features_extractor
     kind = solid_class(type(extractor))
     if kind not in (FlattenExtractor, CombinedExtractor):
         return f"{type(extractor).__name__} is not a plain extractor of features"
@@ -210,7 +211,7 @@ def _custom_extractor(model: Any, options: Options) -> str | None:
     return None
 
 
-def _custom_network(model: Any, options: Options) -> str | None:
+def _custom_network(model: OnPolicyAlgorithm, options: Options) -> str | None:
     policy = model.policy
     if solid_class(type(policy.mlp_extractor)) is not MlpExtractor:
         return f"{type(policy.mlp_extractor).__name__} is not SB3's network"
@@ -234,7 +235,7 @@ def _custom_network(model: Any, options: Options) -> str | None:
     return None
 
 
-def _custom_distribution(model: Any, options: Options) -> str | None:
+def _custom_distribution(model: OnPolicyAlgorithm, options: Options) -> str | None:
     policy = model.policy
     if getattr(policy, "use_sde", False):
         return "it explores by gSDE"
@@ -248,7 +249,7 @@ def _custom_distribution(model: Any, options: Options) -> str | None:
     return None
 
 
-def _wide_layers(model: Any, options: Options) -> str | None:
+def _wide_layers(model: OnPolicyAlgorithm, options: Options) -> str | None:
     n_envs = model.n_envs
     for layer in model.policy.modules():
         if isinstance(layer, nn.Linear) and n_envs * layer.weight.numel() > ONE_THREAD:
@@ -259,7 +260,7 @@ def _wide_layers(model: Any, options: Options) -> str | None:
 # Rollout
 
 
-def _custom_buffer(model: Any, options: Options) -> str | None:
+def _custom_buffer(model: OnPolicyAlgorithm, options: Options) -> str | None:
     buffer = model.rollout_buffer
     kind: Any = type(buffer)
     if issubclass(kind, DeviceBuffer):
@@ -280,34 +281,34 @@ def _custom_buffer(model: Any, options: Options) -> str | None:
 # Update
 
 
-def _other_optimizer(model: Any, options: Options) -> str | None:
+def _other_optimizer(model: OnPolicyAlgorithm, options: Options) -> str | None:
     if solid_class(type(model.policy.optimizer)) is not Adam or len(model.policy.optimizer.param_groups) > 1:
         return "its optimizer is not a plain Adam"
     return None
 
 
-def _adam_options(model: Any, options: Options) -> str | None:
+def _adam_options(model: OnPolicyAlgorithm, options: Options) -> str | None:
     for name, value in model.policy.optimizer.param_groups[0].items():
         if name not in _FREE_OPTIONS and value != _ADAM[name].default:
             return f"its optimizer is not a plain Adam: {name}={value}"
     return None
 
 
-def _optimizer_hooks(model: Any, options: Options) -> str | None:
+def _optimizer_hooks(model: OnPolicyAlgorithm, options: Options) -> str | None:
     optimizer = model.policy.optimizer
     if replaced_method(optimizer) is not None or has_hooks(optimizer):
         return "its optimizer has hooks, or a method of it was replaced"
     return None
 
 
-def _parameter_hooks(model: Any, options: Options) -> str | None:
+def _parameter_hooks(model: OnPolicyAlgorithm, options: Options) -> str | None:
     for name, parameter in model.policy.named_parameters():
         if parameter.requires_grad and has_hooks(parameter):
             return f"policy.{name} has hooks"
     return None
 
 
-def _other_parameters(model: Any, options: Options) -> str | None:
+def _other_parameters(model: OnPolicyAlgorithm, options: Options) -> str | None:
     policy = model.policy
     of_policy = [id(parameter) for parameter in policy.parameters() if parameter.requires_grad]
     of_optimizer = [id(parameter) for parameter in policy.optimizer.param_groups[0]["params"] if parameter.requires_grad]
@@ -316,7 +317,7 @@ def _other_parameters(model: Any, options: Options) -> str | None:
     return None
 
 
-def _parameter_types(model: Any, options: Options) -> str | None:
+def _parameter_types(model: OnPolicyAlgorithm, options: Options) -> str | None:
     kinds = set()
     for parameter in model.policy.parameters():
         if parameter.requires_grad:
@@ -326,7 +327,7 @@ def _parameter_types(model: Any, options: Options) -> str | None:
     return None
 
 
-def _frozen_gradient(model: Any, options: Options) -> str | None:
+def _frozen_gradient(model: OnPolicyAlgorithm, options: Options) -> str | None:
     for name, parameter in model.policy.named_parameters():
         if parameter.grad is not None and not parameter.requires_grad:
             return f"the frozen policy.{name} has a gradient, which counts for the norm"
@@ -342,7 +343,7 @@ def device_of(env: Any) -> torch.device | None:
     return inner.device if isinstance(inner, TensorVecEnv) else None
 
 
-def _other_device(model: Any, options: Options) -> str | None:
+def _other_device(model: OnPolicyAlgorithm, options: Options) -> str | None:
     device = device_of(model.env)
     if device is None and model.device.type != "cuda":
         return "the environments are not a TensorVecEnv, and the policy is on the CPU"
@@ -351,7 +352,7 @@ def _other_device(model: Any, options: Options) -> str | None:
     return None
 
 
-def _new_noise(model: Any, options: Options) -> str | None:
+def _new_noise(model: OnPolicyAlgorithm, options: Options) -> str | None:
     if model.use_sde:
         return "gSDE makes new noise matrices"
     return "the policy squashes its actions" if model.policy.squash_output else None
@@ -360,11 +361,11 @@ def _new_noise(model: Any, options: Options) -> str | None:
 # Compilation
 
 
-def _not_wanted(model: Any, options: Options) -> str | None:
+def _not_wanted(model: OnPolicyAlgorithm, options: Options) -> str | None:
     return "torch_compile=False" if options.torch_compile is False else None
 
 
-def _short_run(model: Any, options: Options) -> str | None:
+def _short_run(model: OnPolicyAlgorithm, options: Options) -> str | None:
     steps = steps_to_pay(model)
     planned = model._total_timesteps - model._num_timesteps_at_start
     if options.torch_compile == "auto" and planned < steps:
@@ -379,11 +380,11 @@ def steps_to_pay(model: Any) -> float:
     return float(minibatches * model.batch_size / model.n_epochs)
 
 
-def _compiles_no_lstm(model: Any, options: Options) -> str | None:
+def _compiles_no_lstm(model: OnPolicyAlgorithm, options: Options) -> str | None:
     return "LSTM policies are not compiled" if is_recurrent(model.policy) else None
 
 
-def _uneven_steps(model: Any, options: Options) -> str | None:
+def _uneven_steps(model: OnPolicyAlgorithm, options: Options) -> str | None:
     optimizer = model.policy.optimizer
     steps = set()
     for parameter in optimizer.param_groups[0]["params"]:
@@ -393,7 +394,7 @@ def _uneven_steps(model: Any, options: Options) -> str | None:
     return "some of its parameters were trained longer than others" if len(steps) > 1 else None
 
 
-def _tied_parameters(model: Any, options: Options) -> str | None:
+def _tied_parameters(model: OnPolicyAlgorithm, options: Options) -> str | None:
     owned = []
     for module in model.policy.modules():
         for parameter in module.parameters(recurse=False):
@@ -432,15 +433,16 @@ RULES = [
     Rule("update", "frozen parameter", _frozen_gradient),
     Rule("compilation", "not wanted", _not_wanted, changeable=False),
     Rule("compilation", "LSTM", _compiles_no_lstm, changeable=False),
-    Rule("compilation", "short run", _short_run, changeable=False),
     Rule("compilation", "policy", "policy"),
     Rule("compilation", "update", "update"),
     Rule("compilation", "uneven steps", _uneven_steps),
     Rule("compilation", "tied parameters", _tied_parameters),
+    # Last, because a longer training would be compiled.
+    Rule("compilation", "short run", _short_run, changeable=False),
 ]
 
 
-def apply_rules(model: Any, options: Options) -> dict[str, tuple[Rule, str] | None]:
+def apply_rules(model: OnPolicyAlgorithm, options: Options) -> dict[str, tuple[Rule, str] | None]:
     """Return, for each part, the first rule that gives a reason, and the reason; None where the fast path is taken."""
     found: dict[str, tuple[Rule, str] | None] = {}
     for rule in RULES:
@@ -458,7 +460,7 @@ def apply_rules(model: Any, options: Options) -> dict[str, tuple[Rule, str] | No
     return found
 
 
-def first_reason(model: Any, options: Options, part: str) -> str | None:
+def first_reason(model: OnPolicyAlgorithm, options: Options, part: str) -> str | None:
     """Return the reason for which a model leaves the fast path of a part, or None."""
     found = apply_rules(model, options)[part]
     return None if found is None else found[1]
@@ -474,8 +476,8 @@ class Decisions:
     :param device: reason to collect in NumPy, and not as tensors on the device
     :param update: reason to call the optimizer's own step
     :param compilation: reason not to compile the update
-    :param compilation_is_changeable: whether that reason is one that the user can change
-    :param is_short_run: whether that reason is the length of the training
+    :param changeable: reasons that the user can change, and is told about
+    :param is_short_run: whether only the length of the training speaks against compilation
     :param library_code: whether all modules are PyTorch's and SB3's, which keep nothing between calls but tensors
     :param channels_last: whether images are given to the features extractor in that memory format
     """
@@ -486,17 +488,19 @@ class Decisions:
     device: str | None
     update: str | None
     compilation: str | None
-    compilation_is_changeable: bool
+    changeable: tuple[str, ...]
     is_short_run: bool
     library_code: bool
     channels_last: bool
 
 
-def decide(model: Any, options: Options) -> Decisions:
+def decide(model: OnPolicyAlgorithm, options: Options) -> Decisions:
     """Apply the rules to a model as it is now."""
     found = apply_rules(model, options)
     reasons = {part: None if pair is None else pair[1] for part, pair in found.items()}
     compilation = found["compilation"]
+    # One reason may be that of several parts.
+    changeable = {pair[1]: None for pair in found.values() if pair is not None and pair[0].changeable}
 
     policy = model.policy
     # SB3's convolutions are faster in channels_last, but a custom extractor may read how its input lies in memory.
@@ -508,7 +512,7 @@ def decide(model: Any, options: Options) -> Decisions:
 
     return Decisions(
         **reasons,
-        compilation_is_changeable=compilation is not None and compilation[0].changeable,
+        changeable=tuple(changeable),
         is_short_run=compilation is not None and compilation[0].reason is _short_run,
         library_code=reasons["policy"] is None and has_library_distribution(policy) and is_library_code(policy),
         channels_last=channels_last,

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import TensorDict
 from torch.nn import functional as F
 from torch.optim import Optimizer
@@ -256,7 +257,7 @@ class EagerStep:
     """
 
     def __init__(
-        self, policy: Any, evaluation: PolicyEvaluation, settings: Settings, numbers: Numbers, is_fused: bool
+        self, policy: ActorCriticPolicy, evaluation: PolicyEvaluation, settings: Settings, numbers: Numbers, is_fused: bool
     ) -> None:
         self._policy = policy
         self._optimizer = policy.optimizer

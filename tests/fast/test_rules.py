@@ -1,6 +1,5 @@
 """Each row of the table of rules: a model that triggers it, the reason that is given, and equality with SB3's own training."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -163,8 +162,23 @@ def test_every_rule_has_an_example():
     assert rows == EXAMPLES.keys() | WITHOUT_EXAMPLE
 
 
+@pytest.mark.parametrize("torch_compile", ["auto", True, False])
+def test_who_leaves_the_fast_path_is_told_once_at_the_line_that_trains(torch_compile):
+    make, reason = EXAMPLES["policy", "overridden method"]
+    model = accelerate(make(0), torch_compile=torch_compile)
+    assert reason in explain(model).update.reason
+    if torch_compile:
+        assert reason in explain(model).compilation.reason
+    with pytest.warns(UserWarning, match=f"this training leaves the fast path: .*{reason}") as warned:
+        model.learn(1)
+    # Not again: warnings are errors.
+    model.learn(1)
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+
+
 @pytest.mark.parametrize(("part", "name"), EXAMPLES)
-@pytest.mark.filterwarnings("ignore:torch_compile. the update cannot be compiled")
+@pytest.mark.filterwarnings("ignore:this training leaves the fast path")
 def test_each_rule_gives_its_reason_and_trains_as_sb3(part, name):
     make, reason = EXAMPLES[part, name]
     compiled = part == "compilation"
@@ -186,16 +200,9 @@ def test_each_rule_gives_its_reason_and_trains_as_sb3(part, name):
     with_some_seed(compare)
 
 
-@pytest.mark.parametrize("changeable", [True, False])
-def test_a_reason_that_the_user_can_change_is_said_once(changeable):
-    model = accelerate(ppo(Overriding if changeable else "MlpPolicy", use_sde=not changeable)(0), torch_compile=changeable)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        model.learn(128)
-        model.learn(64, reset_num_timesteps=False)
-    messages = [str(warning.message) for warning in caught if "torch_compile" in str(warning.message)]
-    assert len(messages) == changeable
-    assert all("overrides evaluate_actions" in message for message in messages)
+def test_a_reason_that_the_user_cannot_change_is_not_said():
+    # Warnings are errors.
+    accelerate(ppo(use_sde=True)(0), torch_compile=False).learn(64)
 
 
 def empty_subclass(kind: type) -> type:
