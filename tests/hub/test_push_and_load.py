@@ -18,6 +18,7 @@ from sb3_ano import ANO
 from sb3_ano.envs import make_vec_env
 from sb3_ano.hub import SafeFormatError, download_run, load_from_hub, push_to_hub
 from tests.common import python
+from tests.envs.tensor_envs import EXAMPLES
 from tests.hub.agents import QUICK, acts_like, one_line, trained
 from tests.hub.hub_server import DROP
 
@@ -47,6 +48,19 @@ def test_environments_are_normalized_as_in_training(stack, hub):
         assert (added.training, added.norm_reward) == (False, False)
         np.testing.assert_array_equal(added.obs_rms.mean, trained_with.obs_rms.mean)
         assert acts_like(loaded, model)
+
+
+def test_an_agent_of_tensor_environments_is_one_like_any_other(hub, tmp_path):
+    env = EXAMPLES.TensorPendulum(4, max_steps=20)
+    model = ANO("MlpPolicy", env, n_steps=32, batch_size=64, device="cpu").learn(128)
+    assert model.rollout_buffer.held, "it was trained on tensors"
+    model.save(tmp_path / "agent")
+    assert acts_like(ANO.load(tmp_path / "agent", device="cpu"), model)
+
+    push_to_hub(model, "agent", env, env_id="TensorPendulum", **QUICK)
+    loaded = load_from_hub("somebody/agent", EXAMPLES.TensorPendulum(2))
+    assert acts_like(loaded, model)
+    loaded.learn(128)
 
 
 def test_a_push_is_one_commit_and_replaces_an_earlier_one_but_no_other_files(cartpole, pendulum, hub, monkeypatch, capsys):
