@@ -1,6 +1,7 @@
 """The pooled comparison: settings of the RL Zoo, and statistics that agree with SciPy's and with a hand-worked table."""
 
 import importlib
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -90,3 +91,22 @@ def test_nothing_is_computed_while_a_run_is_missing(pooled, tmp_path):
     curves.to_csv(tmp_path / "curves.csv")
     with pytest.raises(SystemExit, match="719 of 720 runs are missing"):
         pooled.read(tmp_path)
+
+
+def test_only_complete_seeds_count_and_three_are_needed(pooled, tmp_path):
+    def write(n_seeds):
+        tasks = yaml.safe_load(SUITE.read_text())["tasks"]
+        keys = list(itertools.product(tasks, pooled.SETTINGS.values(), range(20, 20 + n_seeds)))
+        rows = pd.DataFrame(keys, columns=["env", "algorithm", "seed"]).assign(evaluation_return=1.0)
+        # The last seed lacks one run.
+        rows = rows.iloc[:-1]
+        rows.to_csv(tmp_path / "runs.csv")
+        rows.to_csv(tmp_path / "curves.csv")
+
+    write(3)
+    with pytest.raises(SystemExit, match="2 seeds are complete; the plan allows no look before there are 3"):
+        pooled.read(tmp_path)
+    write(4)
+    found = pooled.read(tmp_path)
+    assert sorted(set(found.index.get_level_values("seed"))) == [20, 21, 22]
+    assert len(found) == 18 * 4 * 3
