@@ -36,7 +36,7 @@ def test_without_a_private_name_models_train_as_before_with_one_warning(lack, mo
         message = "has no _no_such_hooks: hooks cannot be ruled out"
     with pytest.warns(UserWarning, match=message) as warned:
         model = ANO("MlpPolicy", "Pendulum-v1", **SMALL, torch_compile=lack in LACKING or "auto").learn(64)
-    assert len(warned) == 1
+    assert sum(re.search(message, str(warning.message)) is not None for warning in warned) == 1
     assert explain(model).compilation.path == "not compiled"
     torch.testing.assert_close(parameters(model), expected, **{} if lack in HOOKS else {"rtol": 0, "atol": 0})
 

@@ -499,8 +499,11 @@ def decide(model: OnPolicyAlgorithm, options: Options) -> Decisions:
     found = apply_rules(model, options)
     reasons = {part: None if pair is None else pair[1] for part, pair in found.items()}
     compilation = found["compilation"]
-    # One reason may be that of several parts.
-    changeable = {pair[1]: None for pair in found.values() if pair is not None and pair[0].changeable}
+    # One reason may be that of several parts. LSTM policies are called as they are, and gain little.
+    changeable: dict[str, None] = {}
+    for pair in found.values():
+        if pair is not None and pair[0].changeable and not is_recurrent(model.policy):
+            changeable[pair[1]] = None
 
     policy = model.policy
     # SB3's convolutions are faster in channels_last, but a custom extractor may read how its input lies in memory.

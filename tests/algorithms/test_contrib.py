@@ -32,6 +32,9 @@ from tests.algorithms.test_equals_sb3_ppo import tolerance
 from tests.common import parameters
 from tests.tiny_envs import BOX_OBSERVATIONS, MaskedEnv, TwoAllowed, masked_vec_env, n_choices
 
+# Policies, optimizers and buffers of these tests are custom ones.
+pytestmark = pytest.mark.filterwarnings("ignore:this training leaves the fast path")
+
 ALGORITHMS = [MaskableANO, RecurrentANO, RecurrentMaskableANO]
 
 

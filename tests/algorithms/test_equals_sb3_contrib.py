@@ -17,6 +17,9 @@ from tests.algorithms.comparison import relative_difference, with_some_seed
 from tests.algorithms.test_equals_sb3_ppo import loss_and_gradient_of_a_moved_policy, tolerance
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, MaskedEnv, masked_vec_env
 
+# Policies, optimizers and buffers of these tests are custom ones.
+pytestmark = pytest.mark.filterwarnings("ignore:this training leaves the fast path")
+
 # Enough epochs and learning rate for the clip to act: a radius of 0.201 differs from one of 0.2 only on samples whose ratio
 # comes to lie between the two. (More of it, and training would amplify a sample that rounding moves across the edge of the
 # region, where PPO's gradient jumps.)

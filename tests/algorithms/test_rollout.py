@@ -28,6 +28,9 @@ from tests.tiny_envs import (
     vec_env_with_bad_number,
 )
 
+# Policies, optimizers and buffers of these tests are custom ones.
+pytestmark = pytest.mark.filterwarnings("ignore:this training leaves the fast path")
+
 SETTINGS = {"n_steps": 32, "batch_size": 32, "n_epochs": 1, "seed": 0, "device": "cpu"}
 NAN, INF = math.nan, math.inf
 

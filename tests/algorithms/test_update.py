@@ -22,6 +22,9 @@ from tests.algorithms.custom_policies import Overriding
 from tests.algorithms.test_equals_sb3_contrib import make
 from tests.common import ALGORITHMS, SMALL, parameters
 
+# Policies, optimizers and buffers of these tests are custom ones.
+pytestmark = pytest.mark.filterwarnings("ignore:this training leaves the fast path")
+
 SETTINGS = {"n_steps": 64, "batch_size": 16, "n_epochs": 2, "seed": 0}
 NAN = math.nan
 

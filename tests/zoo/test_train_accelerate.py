@@ -18,7 +18,7 @@ from tests.zoo.conftest import rejected
 SHORT = "-n 256 --eval-freq 128 --eval-episodes 2 --seed 1 --device cpu -params n_envs:2 n_steps:32 batch_size:32"
 # The zoo's settings for environments without an entry name a policy that RecurrentPPO does not have.
 RECURRENT = '"policy:\'MlpLstmPolicy\'" policy_kwargs:"dict(lstm_hidden_size=8, net_arch=[8])"'
-KINDS = [("ppo", PPO, ""), ("ppo_lstm", RecurrentPPO, RECURRENT)]
+KINDS = [("ppo", PPO, ""), pytest.param("ppo_lstm", RecurrentPPO, RECURRENT, marks=pytest.mark.slow)]
 
 
 @pytest.fixture
@@ -77,6 +77,7 @@ def test_a_resumed_run_is_accelerated_as_it_was_or_as_the_user_wants(option, zoo
     assert (run.parent / "CartPole-v1.zip").is_file()
 
 
+@pytest.mark.slow
 def test_a_killed_accelerated_run_resumes_as_if_it_had_not_been(run_until, tmp_path):
     command = f"train --algo ppo --accelerate --checkpoint-freq 64 {SHORT.replace('-n 256', '-n 512')}"
     whole = run_until(command, tmp_path / "whole", None)
@@ -88,6 +89,7 @@ def test_a_killed_accelerated_run_resumes_as_if_it_had_not_been(run_until, tmp_p
     np.testing.assert_array_equal(*map(parameters, agents))
 
 
+@pytest.mark.slow
 def test_trials_of_a_search_are_accelerated(zoo, accelerated):
     output = zoo(
         "train --algo ppo --accelerate -optimize --n-trials 2 --n-evaluations 1 --no-optim-plots --seed 1 -n 256 "

@@ -23,7 +23,7 @@ from tests.zoo.conftest import rejected
 COMMON = "--eval-freq 900 --eval-episodes 1 --seed 5 --device cpu --verbose 1"
 WHICH = "--algo ano --env CartPole-v1"
 SMALL = "n_envs:4 n_steps:64 batch_size:64"
-CHEETAH = pytest.param("HalfCheetah-v5", "n_envs:1 n_steps:256 batch_size:64 normalize:True", marks=pytest.mark.slow)
+CHEETAH = ("HalfCheetah-v5", "n_envs:1 n_steps:256 batch_size:64 normalize:True")
 AT = "logs/*/*/checkpoints/checkpoint_{}_steps.zip"
 
 
@@ -43,8 +43,10 @@ def final_state(directory: Path, env_id: str) -> dict:
     }
 
 
-@pytest.mark.parametrize("when", ["checkpoints", pytest.param("moments", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("env_id", "params"), [pytest.param("CartPole-v1", SMALL), CHEETAH])  # rollouts have 256 steps
+# Fast tests of the same: tests/checkpoints.
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["checkpoints", "moments"])
+@pytest.mark.parametrize(("env_id", "params"), [("CartPole-v1", SMALL), CHEETAH])  # rollouts have 256 steps
 def test_a_killed_training_resumes_as_if_it_had_not_been(env_id, params, when, run_until, tmp_path):
     command = f"train --algo ano --env {env_id} {COMMON} -n 2560 --checkpoint-freq 300 -params n_epochs:4 {params}"
     whole = run_until(command, tmp_path / "whole", None)
