@@ -21,6 +21,7 @@ LACKING = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:this training leaves the fast path")
 @pytest.mark.parametrize("lack", [*HOOKS, *LACKING])
 def test_without_a_private_name_models_train_as_before_with_one_warning(lack, monkeypatch):
     import torch._dynamo

@@ -97,7 +97,7 @@ def test_a_minibatch_that_is_not_finite_is_skipped_counted_and_reported_once(num
     model.spoiled, model.loss = range(2, 5), lambda bias: bias.sum() + number
     with pytest.warns(UserWarning, match="a minibatch was skipped .* because of NaN or Inf in policy_loss") as warned:
         model.learn(64)
-    assert len(warned) == 1
+    assert sum("a minibatch was skipped" in str(warning.message) for warning in warned) == 1
     assert model.n_skipped_minibatches == logged(model)["skipped_minibatches"] == 3
     assert all(map(math.isfinite, logged(model).values()))
     assert steps_made(model) == {5.0}
