@@ -566,6 +566,22 @@ def remove_leftovers(directory: Path) -> bool:
     return is_moving
 
 
+@contextlib.contextmanager
+def no_empty_directories(directory: Path) -> Iterator[None]:
+    """Remove a directory that a failed block made, and the parents that it made, if they are empty.
+
+    :param directory: directory that the block may make
+    """
+    new = [path for path in (directory, *directory.parents) if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        for path in new:
+            with contextlib.suppress(OSError):  # not empty, or never made
+                path.rmdir()
+        raise
+
+
 def write_figure(path: Path, figure: Any, **options: Any) -> None:
     """Write a figure of matplotlib with :func:`write_file`, in the format of the file's name."""
     content = io.BytesIO()

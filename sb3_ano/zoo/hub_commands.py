@@ -15,14 +15,13 @@ from huggingface_hub.errors import EntryNotFoundError, RemoteEntryNotFoundError
 from huggingface_sb3 import EnvironmentName, ModelName, ModelRepoId
 from stable_baselines3.common.utils import set_random_seed
 
-from sb3_ano._io import replace_directory, write_file
+from sb3_ano._io import no_empty_directories, replace_directory, write_file
 from sb3_ano._registry import ALGORITHMS, zoo_name
 from sb3_ano.algorithms.loading import read_saved_model
 from sb3_ano.hub import download_run, push_to_hub
 from sb3_ano.zoo.agents import Agent, load_agent
 from sb3_ano.zoo.fixes import missing_metadata
 from sb3_ano.zoo.packages import write_packages
-from sb3_ano.zoo.search import no_empty_directories
 
 
 def push(values: argparse.Namespace) -> None:

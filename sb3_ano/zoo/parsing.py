@@ -3,9 +3,8 @@
 import argparse
 import functools
 import runpy
-import shlex
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -75,25 +74,6 @@ class Options:
         """Remove one of our options, which the zoo would write into ``args.yml``, and return its value or None."""
         return vars(self.values).pop(name, None)
 
-    def command_line(self, without: Collection[str]) -> str:
-        """Return the command line with some options left out, quoted for a shell.
-
-        :param without: destinations of the options to leave out
-        """
-        words = self.program.split()
-        for name, value in self.given().items():
-            if name in without:
-                continue
-
-            words.append(f"--{name.replace('_', '-')}")
-            if isinstance(value, dict):  # KEY:VALUE, which the zoo evaluates
-                words += [f"{key}:{setting!r}" for key, setting in value.items()]
-            elif isinstance(value, list):
-                words += map(str, value)
-            elif value is not True:
-                words.append(str(value))
-        return shlex.join(words)
-
 
 def run_zoo(command: str, values: argparse.Namespace) -> None:
     """Run the zoo's own code of a command.
@@ -159,9 +139,6 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
         add("--accelerate", action="store_true", help="train PPO and RecurrentPPO in less time, with the same numbers")
         add("--resume", action="store_true", help="resume the newest run of --algo and --env from its last checkpoint")
         add("--checkpoint-freq", metavar="STEPS", type=int, help="steps between checkpoints, 0: none (default: one a minute)")
-        add("--cluster", metavar="ADDRESS", nargs="?", const="", help="train on this Ray cluster, the one here, or a new one")
-        add("--env-runners", metavar="N", type=int, help="processes that step environments, with --cluster (default: 2)")
-        add("--learners", metavar="N", type=int, help="processes that train, with --cluster (default: 0, the main process)")
     elif command in PLOTS:
         add("--figure", metavar="FILE", help="save the plot to FILE instead of showing it: png, svg, pdf, ...")
     else:
