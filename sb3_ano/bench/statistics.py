@@ -7,7 +7,7 @@ comes from a stratified bootstrap of scores whose distances from the mean of the
 and Student's t has the degrees of freedom of Satterthwaite (1946), from each task's share of the statistic's variance.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -183,27 +183,6 @@ def aggregate(scores: np.ndarray, reps: int = 2000) -> dict[str, Estimate]:
     return {name: estimate(statistic, scores, reps=reps) for name, statistic in METRICS.items()}
 
 
-def performance_profile(scores: np.ndarray, thresholds: np.ndarray) -> Estimate:
-    """Compute the fraction of runs whose score is above each threshold, with Wilson's interval of a fraction.
-
-    :param scores: shape ``(seeds, tasks)``
-    :param thresholds: shape ``(points,)``
-    :raises ValueError: for another shape, or scores that are not finite
-    """
-    (array,) = _checked((scores,))
-    is_above = array[None] > thresholds[:, None, None]
-    fraction = is_above.mean(axis=(-2, -1))
-    # A single seed shows nothing of the spread.
-    if len(array) < 2:
-        return Estimate.exact(fraction)
-    # Wilson's interval, with Student's t instead of the normal quantile.
-    z2 = _quantile(array.size - 1) ** 2 / array.size
-    center = (fraction + z2 / 2) / (1 + z2)
-    variance = z2 * (fraction * (1 - fraction) + z2 / 4)
-    half = np.sqrt(variance) / (1 + z2)
-    return Estimate(fraction, center - half, center + half)
-
-
 def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> Estimate:
     """Compute the probability that a run of one algorithm scores higher than one of another on the same task.
 
@@ -262,29 +241,6 @@ def relative_change(
 
     change = estimate(log_ratio, before, after, reps=reps, paired=paired)
     return Estimate(*(np.expm1(part) for part in change))
-
-
-def interaction(
-    change: Sequence[np.ndarray],
-    other: Sequence[np.ndarray],
-    reps: int = 2000,
-    paired: bool = False,
-) -> Estimate:
-    """Compute the difference between the changes of the IQM of two algorithms, in units of the score.
-
-    :param change: scores of the algorithm before and after the change
-    :param other: scores of the other algorithm before and after
-    :param reps: number of resamples of the bootstrap
-    :param paired: whether all four have the same seeds
-    :raises ValueError: for other shapes, or scores that are not finite
-    """
-
-    def difference(*samples: np.ndarray) -> np.ndarray:
-        before, after, other_before, other_after = (interquartile_mean(sample) for sample in samples)
-        change_of_other = other_after - other_before
-        return after - before - change_of_other
-
-    return estimate(difference, *change, *other, reps=reps, paired=paired)
 
 
 def _checked(samples: tuple[np.ndarray, ...], paired: bool = False) -> list[np.ndarray]:

@@ -205,8 +205,6 @@ class Chapter:
         self.settings = settings
         #: For each run, rows of ``timesteps``, ``percent`` (of the training), ``value`` and ``score``.
         self.curves: list[pd.DataFrame] = []
-        #: For each run, rows of ``timesteps`` and :data:`DIAGNOSTICS`.
-        self.updates: list[pd.DataFrame] = []
         #: Notes on the runs.
         self.run_notes: list[str] = []
 
@@ -285,15 +283,11 @@ class Chapter:
         self.curves.append(curve)
 
         progress = run.updates()
-        update = pd.DataFrame({"timesteps": progress["time/total_timesteps"]})
-
+        diagnostics = dict.fromkeys(DIAGNOSTICS, np.nan)
         for key, (column, sign) in DIAGNOSTICS.items():
-            update[key] = np.nan
             # Not all algorithms log all of them.
             if column in progress:
-                update[key] = sign * progress[column].astype(float)
-
-        self.updates.append(update)
+                diagnostics[key] = sign * progress[column].astype(float).mean()
 
         seconds = run.document.get("seconds")
         speed = np.nan
@@ -304,7 +298,7 @@ class Chapter:
             "final": final,
             "score": float(self.references.normalize(task, final)),
             "steps_per_second": speed,
-            **update[list(DIAGNOSTICS)].mean(),
+            **diagnostics,
         }
 
     def rows_of(self, variant: Variant, task: str) -> list[int]:

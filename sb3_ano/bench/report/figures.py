@@ -1,8 +1,7 @@
 """Figures: one color, line style and marker per algorithm throughout, in a palette for color-blind readers.
 
 The data of a figure is a DataFrame with a row per point: ``panel``, ``algorithm``, ``line`` (text of the legend), ``x``,
-``value`` with its interval from ``low`` to ``high``, NaN if there is none, and ``seed``, if the value is that of one seed. A
-line that has points of single seeds is drawn with these instead of its intervals.
+``value`` with its interval from ``low`` to ``high``, NaN if there is none.
 """
 
 import io
@@ -59,7 +58,6 @@ def points(
     estimate: Estimate,
     panel: str = "",
     line: str = "",
-    seed: int | None = None,
 ) -> pd.DataFrame:
     """Return the points of a line, one if ``x`` is a number.
 
@@ -68,7 +66,6 @@ def points(
     :param estimate: values and intervals, each of shape ``(points,)``
     :param panel: title of the panel
     :param line: text of the legend, by default the title of the algorithm
-    :param seed: seed of the only run that the points come from
     """
     columns = {
         "panel": panel,
@@ -79,16 +76,15 @@ def points(
         "low": np.atleast_1d(estimate.low),
         "high": np.atleast_1d(estimate.high),
     }
-    table = pd.DataFrame(columns)
-    return table.assign(seed=pd.Series(seed, table.index, "Int64"))
+    return pd.DataFrame(columns)
 
 
 def _new_figure(
     data: pd.DataFrame,
     columns: int,
     height: float,
-) -> tuple[Figure, list[tuple[Axes, str, pd.DataFrame]]]:
-    """Return a figure, and for each panel its axes, title and points."""
+) -> tuple[Figure, list[tuple[Axes, pd.DataFrame]]]:
+    """Return a figure, and for each panel its axes and points."""
     panels = [(str(name), rows) for name, rows in data.groupby("panel", sort=False)]
     columns = min(columns, len(panels))
     lines = -(-len(panels) // columns)
@@ -99,7 +95,7 @@ def _new_figure(
     for place, (name, rows) in enumerate(panels, start=1):
         axes = figure.add_subplot(lines, columns, place)
         axes.set_title(textwrap.fill(name, _TITLE_LETTERS))
-        parts.append((axes, name, rows))
+        parts.append((axes, rows))
 
     return figure, parts
 
@@ -125,30 +121,16 @@ def draw_intervals(
     longest = data["line"].str.len().max()
     figure.set_figwidth(figure.get_figwidth() + 0.07 * max(0, longest - 12))
 
-    for index, (axes, _, rows) in enumerate(panels):
-        together = rows[rows["seed"].isna()]
-        for height, row in enumerate(together.to_dict("records")):
+    for index, (axes, rows) in enumerate(panels):
+        for height, row in enumerate(rows.to_dict("records")):
             color, _, marker = looks[row["algorithm"]]
             axes.plot(row["value"], height, color=color, marker=marker)
-            seeds = _seeds_of(rows, row["algorithm"], row["line"])
-
-            if len(seeds):
-                # Each seed is a stroke at the height of its algorithm.
-                heights = np.full(len(seeds), height)
-                axes.plot(seeds["value"], heights, "|", color=color, markersize=9)
-            else:
-                axes.hlines(
-                    height,
-                    row["low"],
-                    row["high"],
-                    color=color,
-                    linewidth=2.2,
-                )
+            axes.hlines(height, row["low"], row["high"], color=color, linewidth=2.2)
 
         # Texts only at the left panels, whose lines are those of the right ones, too.
-        texts = together["line"] if index % 2 == 0 else [""] * len(together)
-        axes.set_yticks(range(len(together)), texts)
-        axes.set_ylim(len(together) - 0.5, -0.5)
+        texts = rows["line"] if index % 2 == 0 else [""] * len(rows)
+        axes.set_yticks(range(len(rows)), texts)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_xlabel(xlabel)
         axes.xaxis.set_major_locator(MaxNLocator(5))
 
@@ -162,17 +144,6 @@ def draw_intervals(
             axes.axvline(mark, color="black", linewidth=0.8, linestyle="--", zorder=1)
 
     return figure
-
-
-def _seeds_of(
-    rows: pd.DataFrame,
-    algorithm: str,
-    line: str,
-) -> pd.DataFrame:
-    """Return the points of the single seeds of a line."""
-    of_seeds = rows[rows["seed"].notna()]
-    is_of_line = (of_seeds["algorithm"] == algorithm) & (of_seeds["line"] == line)
-    return of_seeds[is_of_line]
 
 
 def _limit_by_values(
@@ -196,10 +167,7 @@ def _limit_by_values(
     # Values that are all equal have no range.
     span = highest - lowest or 0.1 * abs(highest) or 1.0
 
-    # Intervals of lines with points of single seeds are not drawn.
-    with_seeds = rows.loc[rows["seed"].notna(), "line"].unique()
-    drawn = rows.loc[~rows["line"].isin(with_seeds), ["low", "high"]]
-    ends = drawn.to_numpy(float)
+    ends = rows[["low", "high"]].to_numpy(float)
     ends = ends[np.isfinite(ends)]
     low = max(ends.min(initial=lowest), lowest - room * span)
     high = min(ends.max(initial=highest), highest + room * span)
@@ -215,12 +183,9 @@ def draw_lines(
     ylabel: str = "",
     *,
     columns: int = 2,
-    steps: bool = False,
     markers: bool = False,
     joined: bool = True,
     dodge: bool = False,
-    limits: Sequence[float] | None = None,
-    logarithmic_y: Sequence[str] = (),
 ) -> Figure:
     """Draw lines with intervals, and one legend for all panels.
 
@@ -229,23 +194,19 @@ def draw_lines(
     :param xlabel: label of the horizontal axes
     :param ylabel: label of the vertical axes
     :param columns: most panels side by side
-    :param steps: whether values last until the next point
     :param markers: whether to mark the points, with error bars instead of bands, on logarithmic horizontal axes
     :param joined: whether to draw lines between the points
     :param dodge: whether to draw lines next to each other, because they have their points at the same places
-    :param limits: ends of the vertical axes, by default those of the data
-    :param logarithmic_y: beginnings of the titles of the panels whose vertical axes are logarithmic
     """
     figure, panels = _new_figure(data, columns, _PANEL_HEIGHT)
     handles: dict[str, Any] = {}
     styles = _styles_of_lines(data, looks)
 
-    for axes, name, rows in panels:
+    for axes, rows in panels:
         is_logarithmic = markers and bool((rows["x"] > 0).all())
         offsets = _offsets(rows, is_logarithmic) if dodge else {}
-        together = rows[rows["seed"].isna()]
 
-        for (algorithm, text), line in together.groupby(["algorithm", "line"], sort=False):
+        for (algorithm, text), line in rows.groupby(["algorithm", "line"], sort=False):
             style = dict(styles[algorithm, text])
             if not markers:
                 # Curves have too many points for markers.
@@ -257,48 +218,21 @@ def draw_lines(
 
             line = line.sort_values("x")
             x = _moved(line["x"], offset, is_logarithmic)
-            if steps:
-                style["drawstyle"] = "steps-post"
             (handle,) = axes.plot(x, line["value"], **style)
             # One entry of the legend for all panels.
             handles.setdefault(str(text), handle)
 
-            seeds = _seeds_of(rows, str(algorithm), str(text))
-            if len(seeds) and markers:
-                moved = _moved(seeds["x"], offset, is_logarithmic)
-                axes.plot(moved, seeds["value"], "_", color=color, markersize=6)
-            elif len(seeds):
-                for _, of_seed in seeds.groupby("seed"):
-                    # So that the mean stays the most visible line.
-                    thin = {
-                        "color": color,
-                        "linestyle": style["linestyle"],
-                        "linewidth": 0.7,
-                        "alpha": 0.6,
-                    }
-                    axes.plot(of_seed["x"], of_seed["value"], **thin)
-            elif markers:
+            if markers:
                 axes.vlines(x, line["low"], line["high"], color=color, linewidth=1.3)
             else:
-                band = {
-                    "color": color,
-                    "alpha": 0.15,
-                    "linewidth": 0,
-                    "step": "post" if steps else None,
-                }
-                axes.fill_between(x, line["low"], line["high"], **band)
+                axes.fill_between(x, line["low"], line["high"], color=color, alpha=0.15, linewidth=0)
 
         axes.set_ylabel(ylabel)
         if is_logarithmic:
-            _make_logarithmic(axes, "x", rows["x"], ticks_at_values=joined)
-        if name.startswith(tuple(logarithmic_y)):
-            _make_logarithmic(axes, "y", rows["value"])
-        elif limits is None:
-            _limit_by_values(axes, "y", rows)
-        else:
-            axes.set_ylim(*limits)
+            _make_logarithmic(axes, rows["x"], ticks_at_values=joined)
+        _limit_by_values(axes, "y", rows)
 
-    for axes, _, _ in panels[-columns:]:
+    for axes, _ in panels[-columns:]:
         axes.set_xlabel(xlabel)
     _add_legend(figure, handles)
     return figure
@@ -356,18 +290,13 @@ def _moved(
     return x * 10.0**offset if is_logarithmic else x + offset
 
 
-def _make_logarithmic(
-    axes: Axes,
-    which: str,
-    column: pd.Series,
-    ticks_at_values: bool = False,
-) -> None:
-    """Make an axis logarithmic, with plain numbers at its ticks, which are the values themselves if their texts fit."""
+def _make_logarithmic(axes: Axes, column: pd.Series, ticks_at_values: bool) -> None:
+    """Make the horizontal axis logarithmic, with plain numbers at its ticks: the values themselves if their texts fit."""
     values = np.unique(column[(column > 0) & np.isfinite(column)])
     if not len(values):
         return
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axes.set(**{f"{which}scale": "log"})
+    axis = axes.xaxis
+    axes.set_xscale("log")
     ratio = values[-1] / values[0]
     if ratio < _FEW_DECADES:
         # Otherwise the axis would have one number or none.
@@ -384,7 +313,7 @@ def _make_logarithmic(
         axis.set_minor_locator(NullLocator())
     # A learning rate that ends at 0 leaves rounding errors, which would take up most of the axis.
     if ratio > _LARGEST_SPAN:
-        axes.set(**{f"{which}lim": (values[-1] / _LARGEST_SPAN, None)})
+        axes.set_xlim(values[-1] / _LARGEST_SPAN, None)
 
 
 @styled
