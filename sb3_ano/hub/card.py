@@ -18,7 +18,7 @@ from sb3_ano._system import versions
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.envs.atari import atari_protocol
 from sb3_ano.hub.evaluation import Task
-from sb3_ano.hub.recipe import ATARI_WRAPPER, Part, hyperparameters, import_path, is_plain, literal, without_paths
+from sb3_ano.hub.recipe import Part, hyperparameters, import_path, is_plain, literal, without_paths
 from sb3_ano.hub.safe_format import PACKAGES, SAFE_FILES
 
 CARD = "README.md"
@@ -29,6 +29,7 @@ VIDEO = "replay.mp4"
 #: Names of files that do not depend on the agent. Together with the saved model, nothing else is read or written.
 FIXED_FILES = (*SAFE_FILES, CARD, RESULTS, VIDEO, LOGS, STATISTICS, "args.yml", "config.yml", "env_kwargs.yml")
 _REPOSITORY = "https://github.com/sb3-ano/sb3-ano"
+_ATARI_WRAPPER = "stable_baselines3.common.atari_wrappers.AtariWrapper"
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
 # Extra and package that contain environments, by the beginning of the environments' entry points.
 _ENVIRONMENTS = {
@@ -149,10 +150,11 @@ def write_settings(
     :return: content of ``config.yml``
     """
     settings = task.settings
-    if not settings and "NoFrameskip" in task.env_id:
-        settings = {"env_wrapper": [ATARI_WRAPPER], "frame_stack": 4}
+    if "backend" not in settings and "NoFrameskip" in task.env_id:
+        # As in the zoo's own files
+        settings = {"env_wrapper": [_ATARI_WRAPPER], "frame_stack": 4, **settings}
     seed = document["arguments"]["seed"]
-    config = hyperparameters(document, settings, task.published_kwargs, parts)
+    config = hyperparameters(document, settings, task.published_kwargs)
     arguments = {
         "algo": zoo_name(document["algorithm"]),
         "device": device,
@@ -185,12 +187,13 @@ def _yaml(content: dict[str, Any]) -> str:
 
 def _notes(task: Task, parts: Sequence[Part]) -> list[str]:
     """Say what a training from the settings lacks."""
-    notes = [f"Not in this file: {missing}." for missing in task.missing]
+    notes = []
+    if task.additions:
+        described = "of these, this file has frame_stack, max_episode_steps and AtariWrapper at most"
+        notes.append(f"The environment had {', '.join(task.additions)}; {described}.")
     for part in parts:
-        if not part.is_importable:
-            notes.append(f"{part.name} was {part.shown}, which cannot be imported by name: put one of yours in its place.")
-        else:
-            notes.append(f"{part.name} is {part.shown} of the author's code, which has to be on Python's path.")
+        what = f"{part.name} is {part.shown} of the author's code"
+        notes.append(f"{what}: put it on Python's path, or another one in its place.")
     return [" ".join(note.split()) for note in notes]
 
 

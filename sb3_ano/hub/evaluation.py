@@ -12,18 +12,31 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper, VecNormalize, unwrap_vec_normalize
+from stable_baselines3.common.vec_env import (
+    SubprocVecEnv,
+    VecEnv,
+    VecEnvWrapper,
+    VecFrameStack,
+    VecNormalize,
+    unwrap_vec_normalize,
+)
 
 from sb3_ano._system import now
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.algorithms.contrib import with_masks
 from sb3_ano.checkpoints.native import random_state, set_random_state
 from sb3_ano.envs import make_vec_env
+from sb3_ano.envs.atari import atari_protocol
 from sb3_ano.envs.batched import BatchedVecEnv
 from sb3_ano.envs.evaluation import evaluate_policy
 from sb3_ano.hub.documents import one_line, shown
-from sb3_ano.hub.recipe import NEUTRAL, environment_settings, is_plain, without_machine, without_paths
+from sb3_ano.hub.recipe import is_plain, without_machine, without_paths
 from sb3_ano.hub.safe_format import load_normalization, load_safe
+
+# Wrappers that leave the task as it is, or that gymnasium, SB3 and the zoo add themselves. The limits of time are compared by
+# max_episode_steps, and images that VecTransposeImage turns by the spaces.
+_NEUTRAL = {"Monitor", "OrderEnforcing", "PassiveEnvChecker", "PatchedTimeLimit", "RecordEpisodeStatistics", "RecordVideo"}
+_NEUTRAL |= {"TimeLimit", "VecCheckNan", "VecMonitor", "VecTransposeImage", "VecVideoRecorder", "_LearnersGame"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +48,6 @@ class Task:
     :param backend: backend of the environment that ``make`` returns
     :param additions: wrappers and settings of the agent's environment that ``make`` does not reproduce
     :param settings: settings of the training's environments, in the keys of the zoo's hyperparameter files
-    :param missing: what ``settings`` leave out
     :param packages: packages that register the environment, if the author's run tells them
     """
 
@@ -44,7 +56,6 @@ class Task:
     backend: str = "gymnasium"
     additions: tuple[str, ...] = ()
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
-    missing: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
 
     @property
@@ -103,9 +114,8 @@ def task_of(
             "digits and any of _ : . / -; register it with gymnasium, or pass env= and env_id="
         )
 
-    built, missing = environment_settings(model.get_env() or venv, venv)
     kwargs = settings if env_kwargs is None else env_kwargs
-    task = Task(env_id, dict(kwargs), settings=built, missing=tuple(missing))
+    task = Task(env_id, dict(kwargs), settings=_environment_settings(model.get_env() or venv))
     _require_plain(task.env_kwargs)
 
     backend = task.backend
@@ -161,6 +171,30 @@ def _made_from(venv: VecEnv) -> tuple[str | None, dict[str, Any]]:
     return env_id, changed
 
 
+def _environment_settings(venv: VecEnv) -> dict[str, Any]:
+    """Describe how environments are built as far as the keys of the zoo's hyperparameter files have words for it."""
+    env_id, _ = getattr(venv.unwrapped, "made_from", (None, {}))
+    backend = getattr(venv.unwrapped, "backend", "gymnasium")
+    is_game = env_id is not None and atari_protocol(env_id) is not None
+    settings: dict[str, Any] = {}
+    if is_game or backend != "gymnasium":
+        # "auto" also works without EnvPool.
+        settings["backend"] = "gymnasium" if backend == "gymnasium" else "auto"
+        return settings
+
+    # The zoo stacks frames around everything else.
+    while isinstance(venv, VecEnvWrapper) and type(venv).__name__ in _NEUTRAL:
+        venv = venv.venv
+    if isinstance(venv, VecFrameStack):
+        settings["frame_stack"] = venv.stacked_obs.n_stack
+
+    spec = _spec(venv)
+    registered = None if spec is None else gym.registry.get(spec.id)
+    if spec is not None and registered is not None and spec.max_episode_steps != registered.max_episode_steps:
+        settings["env_kwargs"] = {"max_episode_steps": spec.max_episode_steps or -1}
+    return settings
+
+
 def _spec(venv: VecEnv) -> EnvSpec | None:
     """Return what gymnasium knows of an environment; None for one that does not tell.
 
@@ -201,7 +235,7 @@ def _wrappers(venv: VecEnv) -> list[str]:
         name = type(venv).__name__
         # The outermost VecNormalize is not part of the task: its statistics are the agent's.
         is_of_agent = isinstance(venv, VecNormalize) and not (names and venv.norm_obs)
-        if name not in NEUTRAL and not is_of_agent:
+        if name not in _NEUTRAL and not is_of_agent:
             names.append(name)
         venv = venv.venv
     return names
@@ -215,7 +249,7 @@ def _settings(venv: VecEnv) -> list[str]:
 
     names = []
     for wrapper in reversed(spec.additional_wrappers):
-        if wrapper.name not in NEUTRAL:
+        if wrapper.name not in _NEUTRAL:
             names.append(wrapper.name + (shown(wrapper.kwargs) if wrapper.kwargs else ""))
     settings = {"class": spec.entry_point, "max_episode_steps": spec.max_episode_steps, **spec.kwargs}
     for name in sorted(settings.keys() - {"render_mode"}):
