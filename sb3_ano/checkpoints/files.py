@@ -49,6 +49,7 @@ def write_checkpoint(directory: Path, steps: int, model: bytes, state: bytes, de
     :return: path of the file
     :raises OSError: if the file cannot be written; the earlier checkpoints then remain
     """
+    # Entries are added to SB3's file, which ignores them.
     archive = io.BytesIO(model)
     with zipfile.ZipFile(archive, "a") as file:
         file.writestr(_STATE, state)
@@ -56,6 +57,7 @@ def write_checkpoint(directory: Path, steps: int, model: bytes, state: bytes, de
     path = directory / f"checkpoint_{steps}_steps.zip"
     write_file(path, archive.getvalue())
 
+    # Newest first
     n_kept = 0
     for other in checkpoint_files(directory):
         if not other.is_file():  # a directory, or a link to nowhere
@@ -85,6 +87,7 @@ def remove_checkpoints(directory: Path) -> None:
 
 def checkpoint_files(directory: Path) -> list[Path]:
     """Return the files that are named like checkpoints, newest first, without looking into them."""
+    # By number, because file systems have no order, and times can be equal.
     numbered = []
     for path in directory.glob("*.zip"):
         match = _NAME.fullmatch(path.name)
@@ -103,11 +106,13 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     :raises OSError: if the file cannot be read
     """
     path = Path(path)
+    # At once, because another process may replace it meanwhile.
     content = io.BytesIO(read_file(path, sys.maxsize))
     try:
         with zipfile.ZipFile(content) as archive:
             entries = {name: archive.read(name) for name in archive.namelist()}  # verifies their checksums
         manifest = json.loads(entries[_MANIFEST])
+        # Of a later version
         if manifest["format"] != FORMAT:
             raise ValueError(f"its format is {manifest['format']}, and this version of sb3_ano reads format {FORMAT}")
         return Checkpoint(path, manifest["num_timesteps"], manifest["details"], entries[_STATE])

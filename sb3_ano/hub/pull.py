@@ -71,6 +71,7 @@ def _downloaded(repo_id: str, revision: str | None, token: str | None) -> Iterat
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / repo_id  # errors name the repository
         folder.mkdir(parents=True)
+
         for name, path in paths.items():  # the cache holds links, which the safe format rejects
             shutil.copyfile(path, folder / name)
         yield folder
@@ -116,6 +117,7 @@ def _read_env_id(agent: Path) -> str:
         results = read_json(path)
         env_id: str = results["env_id"]
         env_kwargs = results.get("env_kwargs")
+        # Of games, ids are registered late.
         register_atari(env_id)
 
     if env_id not in gym.registry:
@@ -136,6 +138,8 @@ def _write_run(agent: Path, run: Path, model: ShapedPolicyAlgorithm, task: Task)
     name = environment_name(task.env_id)
     normalization = open_document(agent)["vec_normalize"]
     (run / name).mkdir()
+
+    # A pickle of our own making, which the zoo loads
     model.save(run / f"{name}.zip")
 
     if normalization is not None:
@@ -146,6 +150,7 @@ def _write_run(agent: Path, run: Path, model: ShapedPolicyAlgorithm, task: Task)
         venv = load_normalization(agent, DirectVecEnv([lambda: env]))
         venv.save(str(run / name / "vecnormalize.pkl"))
 
+    # Without environments, the model does not know its statistics.
     document = describe(model, {})
     document["vec_normalize"] = normalization
     write_settings(run / name, document, task)

@@ -12,6 +12,7 @@ from typing import Any
 
 from sb3_ano._registry import BY_CLASS_NAME
 from sb3_ano.hub.codec import SCHEDULES, dotted_name, is_built_in, readable, stored_arguments
+from sb3_ano.hub.documents import Document
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -36,20 +37,22 @@ class Part:
     is_stand_in: bool = False
 
 
-def import_path(value: Any) -> tuple[str, str] | None:
+def import_path(value: object) -> tuple[str, str] | None:
     """Return module and name from which others can import a class or function, or None."""
     module = getattr(value, "__module__", None)
     name = getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module == "__main__":
         return None
+    # Lambdas, and what is defined in a function
     if not _DOTTED.fullmatch(module) or not name.isidentifier():
         return None
+    # The module may have another object under the name by now.
     if getattr(sys.modules.get(module), name, None) is not value:
         return None
     return module, name
 
 
-def custom_parts(document: Mapping[str, Any], objects: Mapping[str, Any]) -> list[Part]:
+def custom_parts(document: Document, objects: Document) -> list[Part]:
     """List the parts of an agent that are not built in.
 
     A shape and a schedule have stand-ins, because they act in training only.
@@ -59,16 +62,20 @@ def custom_parts(document: Mapping[str, Any], objects: Mapping[str, Any]) -> lis
     """
     parts: list[Part] = []
     if document["shaping"] and not is_built_in(document["shaping"]["name"]):
-        names = document["shaping"]["name"]
-        shown = names if isinstance(names, str) else ", ".join(names)
+        shown = document["shaping"]["name"]
+        # A pair of shapes has a pair of names.
+        if not isinstance(shown, str):
+            shown = ", ".join(shown)
         parts.append(Part("shaping", shown, None, "'ano'", is_stand_in=True))
 
     for name, value in objects.items():
         shown = dotted_name(value)
         path = import_path(value)
         if name in SCHEDULES:
-            first = float(value(1.0))
-            number = first if math.isfinite(first) else 0.0
+            # Its first value is as good as any to act.
+            number = float(value(1.0))
+            if not math.isfinite(number):
+                number = 0.0
             parts.append(Part(name, shown, None, repr(number), is_stand_in=True))
         elif path is not None:
             parts.append(Part(name, shown, path[0], ".".join(path)))
@@ -95,6 +102,7 @@ def literal(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(literal, value))}]"
     if isinstance(value, tuple):
+        # Also of one element
         items = [f"{literal(item)}, " for item in value]
         return f"({''.join(items)})"
     if not isinstance(value, dict):
@@ -122,12 +130,14 @@ def _class_text(value: Mapping[str, str]) -> str:
     return f"get_class_by_name({name!r})"
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: object) -> bool:
     """Return whether :func:`literal` can write a value."""
     if isinstance(value, dict):
-        return all(type(key) in (str, int) and is_plain(item) for key, item in value.items())
+        has_plain_keys = {str, int} >= set(map(type, value))
+        return has_plain_keys and all(map(is_plain, value.values()))
     if isinstance(value, list | tuple):
         return all(map(is_plain, value))
+    # Subclasses may print as something else.
     return value is None or type(value) in (bool, int, float, str)
 
 
@@ -139,12 +149,12 @@ def without_paths(value: Any, found: set[str]) -> Any:
     """
     if isinstance(value, dict):
         return {key: without_paths(item, found) for key, item in value.items()}
-    if isinstance(value, list):
-        return [without_paths(item, found) for item in value]
-    if isinstance(value, tuple):
-        return tuple(without_paths(item, found) for item in value)
+    if isinstance(value, list | tuple):
+        return type(value)(without_paths(item, found) for item in value)
     if not isinstance(value, str) or not _is_local_path(value):
         return value
+
+    # The reader puts it into the current directory.
     name = Path(value).name
     found.add(name)
     return f"./{name}"
@@ -154,6 +164,7 @@ def _is_local_path(text: str) -> bool:
     home = str(Path.home())
     if not os.path.isabs(text) or text == os.sep:
         return False
+    # A file that has been removed can still tell the user's name. The home of some accounts is the root.
     return os.path.exists(text) or (len(home) > 1 and text.startswith(home + os.sep))
 
 
@@ -162,7 +173,9 @@ def without_machine(text: str) -> str:
 
     def shortened(match: re.Match[str]) -> str:
         path = match[0]
-        return Path(path).name if _is_local_path(path) else path
+        if _is_local_path(path):
+            return Path(path).name
+        return path
 
     return _ABSOLUTE_PATH.sub(shortened, _ADDRESS.sub("", text))
 
@@ -171,7 +184,7 @@ def without_machine(text: str) -> str:
 _NORMALIZATION = ("norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
 
 
-def hyperparameters(document: Mapping[str, Any], settings: Mapping[str, Any], env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def hyperparameters(document: Document, settings: Document, env_kwargs: Document) -> Document:
     """Return what a training needs in the keys of the zoo's hyperparameter files.
 
     :param document: description from :func:`~sb3_ano.hub.safe_format.describe`
@@ -180,7 +193,7 @@ def hyperparameters(document: Mapping[str, Any], settings: Mapping[str, Any], en
     :return: plain values
     """
     defaults = stored_arguments(BY_CLASS_NAME[document["algorithm"]])
-    config: dict[str, Any] = {
+    config: Document = {
         "policy": readable(document["policy"]).replace(":", "."),  # as the zoo names classes
         "n_envs": document["n_envs"],
         "n_timesteps": document["progress"]["num_timesteps"],
@@ -190,6 +203,8 @@ def hyperparameters(document: Mapping[str, Any], settings: Mapping[str, Any], en
         # The zoo passes the seed itself, and takes no null for a schedule.
         if name == "seed" or (value is None and defaults[name] is None):
             continue
+
+        # Python, which the zoo evaluates
         if name == "policy_kwargs":
             value = literal(encoded)
         if name == "rollout_buffer_class":
@@ -198,17 +213,20 @@ def hyperparameters(document: Mapping[str, Any], settings: Mapping[str, Any], en
 
     if document["shaping"] is not None:
         config["shaping"] = document["shaping"]["name"]
+    # The zoo would take its own default.
     config["normalize"] = _normalization(document["vec_normalize"])
     config |= settings
+
     all_kwargs = {**env_kwargs, **settings.get("env_kwargs", {})}
     if all_kwargs:
         config["env_kwargs"] = all_kwargs
     return config
 
 
-def _normalization(stored: Mapping[str, Any] | None) -> dict[str, Any] | bool:
+def _normalization(stored: Document | None) -> Document | bool:
     if stored is None:
         return False
+
     arguments = {}
     for name in _NORMALIZATION:
         value = readable(stored[name])
