@@ -347,7 +347,8 @@ def diagnostics(chapter: Chapter) -> Iterator[Section]:
         if rows:
             # Medians, because a single run can have a huge ratio.
             medians = chapter.runs.loc[rows, list(DIAGNOSTICS)].median()
-            table.append({"Task": task, **_row(variant, rows, medians.to_dict())})
+            cells = {name: medians[name] for name in DIAGNOSTICS}
+            table.append({"Task": task, **_row(variant, rows, cells)})
 
     yield Section(chapter, "diagnostics", rows=table)
 
