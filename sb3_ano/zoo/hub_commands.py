@@ -50,6 +50,7 @@ def push(values: argparse.Namespace) -> None:
 
 
 def _push_ours(values: argparse.Namespace, agent: Agent) -> None:
+    """Push an agent of this package in both formats."""
     # Publish the number of environments of the training.
     agent.model.n_envs = read_saved_model(agent.file).attributes["n_envs"]
     url = push_to_hub(
@@ -70,6 +71,8 @@ def _push_ours(values: argparse.Namespace, agent: Agent) -> None:
 
 
 def _push_the_zoos(values: argparse.Namespace, agent: Agent) -> None:
+    """Push an agent as the zoo does."""
+    # The zoo's code imports a name that has been renamed.
     with missing_metadata():
         package_to_hub = importlib.import_module("rl_zoo3.push_to_hub").package_to_hub
         package_to_hub(
@@ -155,6 +158,7 @@ def _load_without_run(values: argparse.Namespace, directory: Path, download: Cal
     with no_empty_directories(directory), replace_directory(settings) as new:
         run = new / "run"
         download(run)
+        # Settings are in a directory of their own, next to the model.
         for file in (run / values.env).iterdir():
             file.rename(new / file.name)
         write_file(model, (run / model.name).read_bytes())
@@ -164,6 +168,7 @@ def _load_without_run(values: argparse.Namespace, directory: Path, download: Cal
 
 def _download_safe(repo_id: str, run: Path, algo: str, name: EnvironmentName) -> None:
     download_run(repo_id, run, env_id=name.gym_id)
+    # Otherwise the agent would be among those of another algorithm.
     trained_by = zoo_name(read_saved_model(run / f"{name}.zip").attributes["algorithm"])
     if trained_by != algo:
         raise ValueError(f"{repo_id} holds an agent of {trained_by}; use --algo {trained_by}")
@@ -196,6 +201,8 @@ def download_pickle(repo_id: str, run: Path, algo: str, name: EnvironmentName) -
         shutil.copy(fetch(repo_id, "vec_normalize.pkl"), settings / "vecnormalize.pkl")
     except missing:
         print("No normalization file")
+
+    # The zoo loads no agent without its logs.
     with zipfile.ZipFile(fetch(repo_id, "train_eval_metrics.zip")) as metrics:
         metrics.extractall(run)
 

@@ -80,7 +80,9 @@ class Manager(ExperimentManager):
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
+        # Those of this package accelerate themselves.
         self._is_accelerated = accelerated and self.algo not in ALGORITHMS
+
         # The zoo has read its options, and stores them as they are.
         options_as_typed: dict[str, Any] = self.args.__dict__
         options_as_typed.update(hide(options_as_typed))
@@ -88,6 +90,7 @@ class Manager(ExperimentManager):
         self.record: dict[str, Any] = {}
         if record:
             self.record = {**record, "seed": self.seed, "finished": False}
+
         self.resumed = resumed
         self.continues = False
         # Where each hyperparameter comes from, for messages.
@@ -102,11 +105,13 @@ class Manager(ExperimentManager):
             if self.resumed is None:
                 self._make_directory()
                 new.callback(shutil.rmtree, self.save_path, ignore_errors=True)
+
             self.checkpoints = Path(self.save_path) / "checkpoints"
             if self.resumed is not None:
                 # Without a checkpoint the run restarts, and so do its files.
                 self.continues = newest_checkpoint(self.checkpoints, lambda line: None) is not None
             result = self._set_up()
+            # A search makes its models later, and its directory goes.
             if result is None:
                 return None
 
@@ -138,6 +143,7 @@ class Manager(ExperimentManager):
             return super().setup_experiment()
         except (TypeError, ValueError) as error:
             key = re.match(r"\w+", str(error))
+            # Other errors say themselves what they are about.
             if key is None or key[0] not in self._sources:
                 raise
             raise type(error)(f"{self._sources[key[0]]}: {error}") from error
@@ -169,6 +175,7 @@ class Manager(ExperimentManager):
         algorithm = rl_zoo3.ALGOS[self.algo]
         typed = read_hyperparameters(self.custom_hyperparams or {}, algorithm)
         self.custom_hyperparams = typed
+
         print(f"Loading hyperparameters from: {self.config}")
         entry, found = find_entry(read_file(self.config), self.env_name.gym_id, self._is_atari, self.config)
         if entry == "default":
@@ -181,6 +188,7 @@ class Manager(ExperimentManager):
         hyperparameters = read_hyperparameters(found, algorithm, source)
         self._sources = dict.fromkeys(hyperparameters, source) | dict.fromkeys(typed, "-params")
         hyperparameters |= self._read_trial()
+        # The command line has the last word.
         hyperparameters |= typed
 
         if hyperparameters.get("env_kwargs") and self.env_kwargs:
@@ -278,6 +286,7 @@ class Manager(ExperimentManager):
         prepare_env(env_id)
         run = copy.copy(self)  # the zoo makes the environments of any class that it finds there
         run.monitor_kwargs = dict(self.monitor_kwargs)
+
         # The zoo's monitor of tasks with goals; see is_robotics_env.
         if not run.monitor_kwargs and (self.is_panda_gym(env_id) or "parking-v0" in env_id):
             run.monitor_kwargs["info_keywords"] = ("is_success",)
@@ -290,6 +299,7 @@ class Manager(ExperimentManager):
             monitor_dir: str | None = self.save_path
             if eval_env:
                 env_kwargs = self.eval_env_kwargs
+            # The log is that of the training.
             if eval_env or no_log:
                 monitor_dir = None
             run.vec_env_class = self.backend.vec_env_class(
@@ -358,6 +368,7 @@ class OwnManager(Manager):
 
     def _maybe_normalize(self, env: vec_env.VecEnv, eval_env: bool) -> vec_env.VecEnv:
         env = super()._maybe_normalize(env, eval_env)
+        # A user's subclass stays.
         if type(env) is vec_env.VecNormalize:
             env.__class__ = VecNormalize  # which has the same attributes, and computes the same in less time
         return env
@@ -442,6 +453,8 @@ def plan_training(options: Options) -> dict[str, Any]:
     run = None
     if resume:
         run = _newest_run(options.values)
+
+    # A new run
     if run is None:
         new: dict[str, Any] | None = None
         if freq is None or freq > 0:

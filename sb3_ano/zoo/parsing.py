@@ -40,6 +40,7 @@ class Options:
         self.program = program
         self.arguments = list(arguments)
         self._parser = _zoo_parser(command)
+
         if " " in self._parser.prog:  # the zoo's plots have a sentence there
             self._parser.description = self._parser.prog
         self._parser.prog = program
@@ -106,7 +107,9 @@ def _run(command: str, parse: Callable[[argparse.ArgumentParser], argparse.Names
 
     The zoo makes its parsers inside of its functions and scripts, so that nothing else could be replaced.
     """
-    module = f"rl_zoo3.plots.{command}" if command in PLOTS else f"rl_zoo3.{command}"
+    module = f"rl_zoo3.{command}"
+    if command in PLOTS:
+        module = f"rl_zoo3.plots.{command}"
     if command not in _SCRIPTS:
         import_module(module)
     original = argparse.ArgumentParser.parse_args
@@ -117,6 +120,7 @@ def _run(command: str, parse: Callable[[argparse.ArgumentParser], argparse.Names
         return parse(parser)
 
     with replaced(argparse.ArgumentParser, "parse_args", parse_args):
+        # A script does nothing under another name.
         if command in _SCRIPTS:
             runpy.run_module(module, run_name="__main__")
         else:
@@ -126,6 +130,7 @@ def _run(command: str, parse: Callable[[argparse.ArgumentParser], argparse.Names
 
 def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
     add = parser.add_argument_group("added by sb3_ano").add_argument
+    # Some commands of the zoo have the option, and some show no defaults.
     has_packages = False
     for action in parser._actions:
         has_packages = has_packages or action.dest == "gym_packages"
