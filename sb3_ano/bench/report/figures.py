@@ -88,7 +88,9 @@ def _new_figure(
     panels = [(str(name), rows) for name, rows in data.groupby("panel", sort=False)]
     columns = min(columns, len(panels))
     lines = -(-len(panels) // columns)
-    width = _ONLY_PANEL_WIDTH if columns == 1 else _PANEL_WIDTH * columns
+    width = _PANEL_WIDTH * columns
+    if columns == 1:
+        width = _ONLY_PANEL_WIDTH
     figure = Figure(figsize=(width, height * lines + 0.4), layout="constrained")
 
     parts = []
@@ -116,8 +118,11 @@ def draw_intervals(
     :param mark: position of a vertical line
     :param limits: ends of the horizontal axes, by default those of the data
     """
+    # As high as the panel with the most lines
     most_lines = data.groupby("panel")["line"].nunique().max()
     figure, panels = _new_figure(data, 2, 0.7 + 0.27 * most_lines)
+
+    # As wide as the longest text needs
     longest = data["line"].str.len().max()
     figure.set_figwidth(figure.get_figwidth() + 0.07 * max(0, longest - 12))
 
@@ -128,7 +133,9 @@ def draw_intervals(
             axes.hlines(height, row["low"], row["high"], color=color, linewidth=2.2)
 
         # Texts only at the left panels, whose lines are those of the right ones, too.
-        texts = rows["line"] if index % 2 == 0 else [""] * len(rows)
+        texts = list(rows["line"])
+        if index % 2 == 1:
+            texts = [""] * len(rows)
         axes.set_yticks(range(len(rows)), texts)
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_xlabel(xlabel)
@@ -172,7 +179,10 @@ def _limit_by_values(
     low = max(ends.min(initial=lowest), lowest - room * span)
     high = min(ends.max(initial=highest), highest + room * span)
     margin = 0.05 * (high - low) or 0.5 * span
-    axes.set(**{f"{which}lim": (low - margin, high + margin)})
+    if which == "x":
+        axes.set_xlim(low - margin, high + margin)
+    else:
+        axes.set_ylim(low - margin, high + margin)
 
 
 @styled
@@ -203,8 +213,11 @@ def draw_lines(
     styles = _styles_of_lines(data, looks)
 
     for axes, rows in panels:
+        # Settings are varied by factors.
         is_logarithmic = markers and bool((rows["x"] > 0).all())
-        offsets = _offsets(rows, is_logarithmic) if dodge else {}
+        offsets = {}
+        if dodge:
+            offsets = _offsets(rows, is_logarithmic)
 
         for (algorithm, text), line in rows.groupby(["algorithm", "line"], sort=False):
             style = dict(styles[algorithm, text])
@@ -222,6 +235,7 @@ def draw_lines(
             # One entry of the legend for all panels.
             handles.setdefault(str(text), handle)
 
+            # A band would suggest that something was measured between the points.
             if markers:
                 axes.vlines(x, line["low"], line["high"], color=color, linewidth=1.3)
             else:
@@ -244,6 +258,7 @@ def _add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
     longest = max(len(line) for text in texts for line in text.splitlines())
     width = _LEGEND_HANDLE_WIDTH + _LETTER_WIDTH * longest
     figure.set_figwidth(max(figure.get_figwidth(), width))
+
     fitting = max(1, int(figure.get_figwidth() / width))
     columns = min(3, len(texts), fitting)
     figure.legend(
@@ -274,8 +289,12 @@ def _styles_of_lines(data: pd.DataFrame, looks: Looks) -> dict[tuple[Any, Any], 
 def _offsets(rows: pd.DataFrame, is_logarithmic: bool) -> dict[str, float]:
     """Return by how much each line is moved to the right, in decades on a logarithmic axis, so that none hides another."""
     lines = rows["line"].unique()
-    places = np.unique(np.log10(rows["x"]) if is_logarithmic else rows["x"])
-    distance = np.diff(places).min() if len(places) > 1 else 1.0
+    places = np.unique(rows["x"])
+    if is_logarithmic:
+        places = np.log10(places)
+    distance = 1.0
+    if len(places) > 1:
+        distance = np.diff(places).min()
     step = _DODGE * distance / len(lines)
     middle = (len(lines) - 1) / 2
     return {line: step * (index - middle) for index, line in enumerate(lines)}
@@ -287,7 +306,9 @@ def _moved(
     is_logarithmic: bool,
 ) -> pd.Series:
     """Return places on an axis, moved by an offset."""
-    return x * 10.0**offset if is_logarithmic else x + offset
+    if is_logarithmic:
+        return x * 10.0**offset
+    return x + offset
 
 
 def _make_logarithmic(axes: Axes, column: pd.Series, ticks_at_values: bool) -> None:
@@ -302,7 +323,9 @@ def _make_logarithmic(axes: Axes, column: pd.Series, ticks_at_values: bool) -> N
         # Otherwise the axis would have one number or none.
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter("{x:g}" if ratio < _HALF_DECADE else NullFormatter())
+    axis.set_minor_formatter(NullFormatter())
+    if ratio < _HALF_DECADE:
+        axis.set_minor_formatter("{x:g}")
 
     distances = np.diff(np.log(values))
     has_room = np.all(distances > _TICK_WIDTH * np.log(ratio))
@@ -325,7 +348,9 @@ def render(figure: Figure, kind: str) -> bytes:
     """
     # The page needs the bytes, too.
     file = io.BytesIO()
-    metadata = {"Software": None} if kind == "png" else {"CreationDate": None}
+    metadata = {"CreationDate": None}
+    if kind == "png":
+        metadata = {"Software": None}
 
     with warnings.catch_warnings():
         # A name of a task may have letters that the font lacks.

@@ -59,10 +59,14 @@ class Section:
         self.table_caption = texts.get("table")
         self.table = pd.DataFrame([_cells(row) for row in rows])
 
-        self.data = pd.concat(lines) if lines else pd.DataFrame()
+        self.data = pd.DataFrame()
         self.figure = None
+        if not lines:
+            return
+        self.data = pd.concat(lines)
         if self.data.empty:
             return
+
         if "lines" in texts:
             self.figure = draw_lines(self.data, chapter.looks, **texts["lines"])
         else:
@@ -73,13 +77,16 @@ def _filled(part: Any, names: Mapping[str, str]) -> Any:
     """Return texts with the names that they have in braces."""
     if isinstance(part, dict):
         return {key: _filled(value, names) for key, value in part.items()}
-    return part.format(**names) if isinstance(part, str) else part
+    if isinstance(part, str):
+        return part.format(**names)
+    return part
 
 
 def _cells(row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the cells of a row, with three columns for each estimate."""
     cells = {}
     for name, cell in row.items():
+        # An interval has columns of its own, for programs that read the file.
         if isinstance(cell, Estimate):
             for end, part in zip(ENDS, cell, strict=True):
                 cells[f"{name}{end}"] = float(part)
@@ -95,6 +102,7 @@ def make_sections(chapter: Chapter) -> list[Section]:
     :param chapter: chapter to write
     """
     sections = []
+
     # In the order of the page: from the answer to its details.
     for make in (aggregates, improvement, efficiency, tasks, sensitivity, diagnostics, matched_kl, records):
         for section in make(chapter):
@@ -125,6 +133,7 @@ def aggregates(chapter: Chapter) -> Iterator[Section]:
     searched = []
     away = []
 
+    # What the reader must know before the first number
     for variant, among in chapter.chosen.items():
         if among > 1:
             searched.append(f"{variant.label} (best of {among})")
@@ -145,6 +154,8 @@ def aggregates(chapter: Chapter) -> Iterator[Section]:
             lines.append(points(variant.algorithm, 0, cells[name], name))
 
     yield Section(chapter, "aggregates", lines, table, text=text, notes=chapter.notes)
+
+    # Otherwise the same table
     if len(chapter.variants) > len(chapter.chosen):
         blocks, notes = chapter.complete(chapter.variants)
         yield Section(
@@ -211,8 +222,11 @@ def _aligned_curves(
     column: str,
 ) -> pd.DataFrame:
     """Return the curves of runs at the steps of all of them, interpolated between the measurements of each run only."""
-    curves = [chapter.curves[row].set_index(index)[column] for row in rows]
+    curves = []
+    for row in rows:
+        curves.append(chapter.curves[row].set_index(index)[column])
     together = pd.concat(curves, axis=1).sort_index()
+    # Beyond its last measurement, nothing is known of a run.
     return together.interpolate(method="index", limit_area="inside").dropna()
 
 
@@ -228,6 +242,7 @@ def tasks(chapter: Chapter) -> Iterator[Section]:
         rows = chapter.rows_of(variant, task)
         if not rows:
             continue
+
         curves = _aligned_curves(chapter, rows, "timesteps", "value")
         # The seeds may have no step in common.
         if len(curves):
@@ -264,6 +279,7 @@ def sensitivity(chapter: Chapter) -> Iterator[Section]:
     for variant in chapter.variants:
         names |= dict(variant.settings).keys()
 
+    # The learning rate first, because it decides most.
     for name in sorted(names, key=lambda name: (name != LEARNING_RATE, name)):
         families = _families(chapter.variants, name)
         blocks, notes = chapter.complete(itertools.chain(*families))
@@ -274,9 +290,12 @@ def sensitivity(chapter: Chapter) -> Iterator[Section]:
             variants = [variant for variant in family if variant in blocks]
             if not variants:
                 continue
-            of_suite = [variant for variant in variants if name not in variant.changed]
             # Changes are relative to the suite's value, or to the lowest one.
-            base = of_suite[0] if of_suite else variants[0]
+            base = variants[0]
+            for variant in variants:
+                if name not in variant.changed:
+                    base = variant
+                    break
 
             for variant in variants:
                 rows = blocks[variant]
@@ -292,6 +311,7 @@ def sensitivity(chapter: Chapter) -> Iterator[Section]:
 
 def _families(variants: Sequence[Variant], name: str) -> list[list[Variant]]:
     """Return the groups of variants that differ in one setting only, each in the order of its values."""
+    # Variants that are equal without the setting are a line of the figure.
     groups: dict[Variant, list[Variant]] = {}
     for variant in variants:
         if variant.value(name) is not None:
@@ -315,6 +335,7 @@ def _changes(
 
     for name in ("IQM", "Mean"):
         cells[name] = chapter.estimate(name, rows)
+        # The base changes by 0 % relative to itself.
         if base is rows:
             continue
 
@@ -370,6 +391,7 @@ def matched_kl(chapter: Chapter) -> Iterator[Section]:
             lines.append(points(variant.algorithm, size, score, line=variant.label))
             shown.add(variant)
 
+    # A single point compares nothing.
     if len(shown) > 1:
         yield Section(chapter, "matched kl", lines)
 
@@ -380,6 +402,7 @@ def records(chapter: Chapter) -> Iterator[Section]:
     :param chapter: chapter of the section
     """
     rows = []
+    # All that any run was given
     for name in sorted(set().union(*chapter.runs["hyperparameters"])):
         row = {"Hyperparameter": name}
         for variant in chapter.chosen:
@@ -388,6 +411,7 @@ def records(chapter: Chapter) -> Iterator[Section]:
 
     yield Section(chapter, "hyperparameters", rows=rows)
 
+    # Some columns are missing in results of other programs.
     columns = ["name", "env_id", "algorithm", "seed", "total_timesteps", "final", "score", "seconds", "finished", "commit"]
     runs = chapter.runs.reindex(columns=columns)
     yield Section(chapter, "runs", rows=runs.to_dict("records"))
@@ -415,8 +439,10 @@ def _values_of_tasks(
 
     for value, names in by_number:
         # The first value has the most tasks, which need not be listed if they are all of the others.
-        is_rest = not texts and len(names) > _LISTED_TASKS
-        texts.append(f"{value} (other tasks)" if is_rest else f"{value} ({', '.join(names)})")
+        listed = ", ".join(names)
+        if not texts and len(names) > _LISTED_TASKS:
+            listed = "other tasks"
+        texts.append(f"{value} ({listed})")
 
     return "; ".join(texts)
 
@@ -429,6 +455,7 @@ def _hyperparameter(
     """Return the value that a run was given, the algorithm's default, or ``"-"`` if the algorithm lacks the hyperparameter."""
     if name in given:
         return str(given[name])
+
     algorithm = Algorithm(label.partition(":")[0])
     if algorithm.name not in CLASSES or name not in algorithm.hyperparameters:
         return "-"
