@@ -221,10 +221,18 @@ class TrainingCheckpoints(BaseCallback):
         state["random"] = random_state()
 
         steps = model.num_timesteps
-        path = write_checkpoint(self.folder, steps, file.getvalue(), pickle.dumps(state), self._details, self.keep)
+        path = write_checkpoint(
+            self.folder,
+            steps,
+            file.getvalue(),
+            pickle.dumps(state),
+            self._details,
+            self.keep,
+        )
         self._written = steps
         if state["dropped"] and self._due is None:  # only once
-            self._report(f"checkpoints lack {', '.join(sorted(state['dropped']))}, which cannot be stored")
+            dropped = ", ".join(sorted(state["dropped"]))
+            self._report(f"checkpoints lack {dropped}, which cannot be stored")
         self._report(f"wrote {path}", verbosity=2)
 
     def _restore(self, checkpoint: Checkpoint) -> None:

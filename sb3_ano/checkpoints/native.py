@@ -58,14 +58,19 @@ def simulator_arrays(found: object) -> dict[str, np.ndarray]:
     arrays = {}
     if type(found).__name__ == "MjData":
         for name in dir(found):
-            if not name.startswith("_") and isinstance(getattr(found, name), np.ndarray):
-                arrays[name] = getattr(found, name)
+            if name.startswith("_"):
+                continue
+            value = getattr(found, name)
+            if isinstance(value, np.ndarray):
+                arrays[name] = value
+
     return arrays
 
 
 def _set_mujoco_state(data: Any, state: State) -> None:
     mujoco = importlib.import_module("mujoco")
-    mujoco.mj_setState(data.model, data, state["integration"], mujoco.mjtState.mjSTATE_INTEGRATION)
+    kind = mujoco.mjtState.mjSTATE_INTEGRATION
+    mujoco.mj_setState(data.model, data, state["integration"], kind)
 
     for name, array in state["arrays"].items():
         target = getattr(data, name)
@@ -78,14 +83,16 @@ def _synced_size(writer: ResultsWriter) -> int:
     """Write a monitor file to the disk, and return its size in bytes."""
     # Otherwise the file may be shorter than its size here after the machine has failed.
     writer.file_handler.flush()
-    os.fsync(writer.file_handler.fileno())
-    return os.fstat(writer.file_handler.fileno()).st_size
+    descriptor = writer.file_handler.fileno()
+    os.fsync(descriptor)
+    return os.fstat(descriptor).st_size
 
 
 def _truncate(writer: ResultsWriter, size: int) -> None:
     """Remove the episodes after a checkpoint, which are trained again, unless the file is a new and shorter one."""
-    if os.fstat(writer.file_handler.fileno()).st_size > size:
-        os.ftruncate(writer.file_handler.fileno(), size)
+    descriptor = writer.file_handler.fileno()
+    if os.fstat(descriptor).st_size > size:
+        os.ftruncate(descriptor, size)
 
 
 def _ale_state(ale: Any) -> object:
@@ -122,4 +129,5 @@ def set_random_state(state: State) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
-    torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
+    count = torch.cuda.device_count()
+    torch.cuda.set_rng_state_all(state["cuda"][:count])

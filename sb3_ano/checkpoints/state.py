@@ -34,7 +34,15 @@ _DESCRIPTIONS = (types.ModuleType, types.MappingProxyType, EnvSpec)
 # Attributes that are not part of the state: arguments of constructors, and those that belong to the process.
 _ENVIRONMENT = {"_saved_kwargs", "class_attributes"}
 _CALLBACK = {"globals", "locals", "verbose"}
-_MODEL = {"_logger", "_total_timesteps", "policy_kwargs", "rollout_buffer_kwargs", "start_time", "tensorboard_log", "verbose"}
+_MODEL = {
+    "_logger",
+    "_total_timesteps",
+    "policy_kwargs",
+    "rollout_buffer_kwargs",
+    "start_time",
+    "tensorboard_log",
+    "verbose",
+}
 # Windows and surfaces in gymnasium's environments. Other environments may use the names for data, which can be pickled.
 _RENDERERS = {"clock", "mujoco_renderer", "renderer", "screen", "surf", "viewer", "window", "window_surface"}
 
@@ -57,7 +65,12 @@ class TrainingState:
     :param exclude: callback that is not part of the state
     """
 
-    def __init__(self, model: OnPolicyAlgorithm, callback: BaseCallback | None, exclude: BaseCallback | None = None) -> None:
+    def __init__(
+        self,
+        model: OnPolicyAlgorithm,
+        callback: BaseCallback | None,
+        exclude: BaseCallback | None = None,
+    ) -> None:
         self.objects: dict[str, Any] = {}
         self._names: dict[int, str] = {id(exclude): "not part of the state"}
         self._excluded_of_model = set(_MODEL)
@@ -143,7 +156,11 @@ class TrainingState:
             # Opponents in an environment, for example, whose parameters are stored nowhere.
             if isinstance(found, BaseAlgorithm) and name != "model":
                 dropped.append(name)
-        return {"attributes": content, "without_state": sorted(without_state), "dropped": dropped}
+        return {
+            "attributes": content,
+            "without_state": sorted(without_state),
+            "dropped": dropped,
+        }
 
     def _replace_unpicklable(self, objects: dict[str, tuple[str, Any]]) -> Iterator[tuple[str, str]]:
         """Replace attributes that cannot be pickled, and yield objects and places of those that are lost."""
@@ -172,7 +189,9 @@ class TrainingState:
 
         state = {}
         for key, value in vars(found).items():
-            if self._is_skipped(found, key, value) or isinstance(value, _DESCRIPTIONS) or _is_built_again(name, value):
+            if self._is_skipped(found, key, value):
+                continue
+            if isinstance(value, _DESCRIPTIONS) or _is_built_again(name, value):
                 continue
             # The directory may have been moved.
             if _is_path_setting(found, value):
@@ -257,9 +276,11 @@ class TrainingState:
         if names:
             # The outermost wrapper says most.
             name = min(names, key=lambda name: (len(name), name))
+            now = here.get(name, "missing")
+            before = there.get(name, "missing")
             raise ValueError(
-                f"{name.removeprefix('model.')} is {here.get(name, 'missing')}, but {there.get(name, 'missing')} in the "
-                "checkpoint; use as many environments and the same wrappers as before"
+                f"{name.removeprefix('model.')} is {now}, but {before} in the checkpoint; "
+                "use as many environments and the same wrappers as before"
             )
 
     def _environments(self) -> dict[str, str]:
@@ -308,7 +329,10 @@ def _is_built_again(name: str, value: object) -> bool:
     # Numbers among them would be lost.
     if len(parts) != length or length == 0:
         return False
-    return not (_is_training_env(name) and all(isinstance(part, VecEnv | gym.Env) for part in parts))
+    if not _is_training_env(name):
+        return True
+    are_environments = all(isinstance(part, VecEnv | gym.Env) for part in parts)
+    return not are_environments
 
 
 def _is_built(kind: type) -> bool:
@@ -372,7 +396,9 @@ def _connected(built: Any, value: Any) -> Any:
     if not (_is_nameless(value) and _is_nameless(built) and value.__code__ == built.__code__):
         return value
 
-    for cell, stored in zip(built.__closure__ or (), value.__closure__ or (), strict=True):
+    cells = built.__closure__ or ()
+    stored_cells = value.__closure__ or ()
+    for cell, stored in zip(cells, stored_cells, strict=True):
         with contextlib.suppress(ValueError):  # an empty cell
             cell.cell_contents = _connected(cell.cell_contents, stored.cell_contents)
     built.__defaults__ = value.__defaults__
@@ -398,9 +424,14 @@ class Unpickler(pickle.Unpickler):
     """Unpickle tensors of a GPU on the CPU if this machine has no GPU."""
 
     def find_class(self, module: str, name: str) -> object:
-        if (module, name) == ("torch.storage", "_load_from_bytes") and not torch.cuda.is_available():
-            return lambda content: torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
+        is_storage = (module, name) == ("torch.storage", "_load_from_bytes")
+        if is_storage and not torch.cuda.is_available():
+            return _load_on_cpu
         return super().find_class(module, name)
+
+
+def _load_on_cpu(content: bytes) -> object:
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -433,12 +464,16 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
                 return _array, (value.tobytes(), value.dtype, value.shape)
             if root.flags.c_contiguous:
                 # A view of an array that is pickled once
-                offset = value.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+                start = value.__array_interface__["data"][0]
+                offset = start - root.__array_interface__["data"][0]
                 return np.ndarray, (value.shape, value.dtype, root, offset, value.strides)
 
         # Methods of built objects stay connected with them.
-        if isinstance(value, types.MethodType) and getattr(value.__self__, value.__name__, None) == value:
-            return getattr, (value.__self__, value.__name__)
+        if isinstance(value, types.MethodType):
+            owner = value.__self__
+            name = value.__name__
+            if getattr(owner, name, None) == value:
+                return getattr, (owner, name)
 
         # Named functions and classes are those of the resuming program, which may compare them with its own.
         is_part_of_code = isinstance(value, type) and value.__module__ == "builtins"
