@@ -100,7 +100,12 @@ class Manager(ExperimentManager):
             self.params_path = str(record_of(resumed).parent)
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, Hyperparameters] | None:
-        """Set up the experiment; a run that cannot start leaves no directory, which ``enjoy`` would take for a run."""
+        """Set up the experiment; a run that cannot start leaves no directory, which ``enjoy`` would take for a run.
+
+        :raises ValueError: if an option of a search is invalid
+        """
+        if self.optimize_hyperparameters:
+            self._check_search()
         with no_empty_directories(Path(self.save_path).parent), contextlib.ExitStack() as new:
             if self.resumed is None:
                 self._make_directory()
@@ -125,6 +130,16 @@ class Manager(ExperimentManager):
             self.callbacks.append(TrainingCheckpoints(self.checkpoints, every, resume=is_resumed, verbose=self.verbose))
             write_json(record_of(Path(self.save_path)), self.record)
         return model, saved
+
+    def _check_search(self) -> None:
+        """Check the options of a search that the zoo does not check."""
+        if self.n_evaluations is not None and self.n_evaluations < 1:
+            raise ValueError(f"--n-evaluations {self.n_evaluations} is not allowed; allowed are positive integers")
+
+        is_url = self.storage is None or "://" in self.storage
+        if not is_url and not self.storage.endswith(".log"):
+            allowed = "allowed are URLs such as sqlite:///study.db, and journals such as study.log"
+            raise ValueError(f"--storage {hide(self.storage)} is not allowed; {allowed}")
 
     def accelerate(self, model: BaseAlgorithm) -> BaseAlgorithm:
         """Accelerate a model if the user wants it.
@@ -245,16 +260,7 @@ class Manager(ExperimentManager):
             raise optuna.TrialPruned(str(error)) from error
 
     def hyperparameters_optimization(self) -> None:
-        """Search hyperparameters as the zoo does, with accelerated models if the user wants them.
-
-        :raises ValueError: if an option is invalid
-        """
-        if self.n_evaluations < 1:
-            raise ValueError(f"--n-evaluations {self.n_evaluations} is not allowed; allowed are positive integers")
-        if self.storage is not None and "://" not in self.storage and not self.storage.endswith(".log"):
-            allowed = "allowed are URLs such as sqlite:///study.db, and journals such as study.log"
-            raise ValueError(f"--storage {hide(self.storage)} is not allowed; {allowed}")
-
+        """Search hyperparameters as the zoo does, with accelerated models if the user wants them."""
         algorithm = rl_zoo3.ALGOS[self.algo]
 
         def make_model(**options: Any) -> BaseAlgorithm:
