@@ -217,6 +217,7 @@ def install_line(task: Task) -> str:
     extras = ["hub"]
     for extra, _ in _requirements(task):
         extras.append(extra)
+    # From the source, because there is no release.
     return f'pip install "sb3-ano[{",".join(extras)}] @ git+{_REPOSITORY}"'
 
 
@@ -247,7 +248,10 @@ def _setup(task: Task, parts: Sequence[Part]) -> list[str]:
             modules.add(part.module)
     lines = [f"import {module}" for module in sorted(modules)]
 
-    registration = "" if task.additions else _registration(task.env_id)
+    # An environment with additions is made by the reader.
+    registration = ""
+    if not task.additions:
+        registration = _registration(task.env_id)
     if registration:
         lines += ["import gymnasium as gym", "", f"if {task.env_id!r} not in gym.registry:", f"    {registration}"]
     return lines
@@ -255,6 +259,7 @@ def _setup(task: Task, parts: Sequence[Part]) -> list[str]:
 
 def _packages(task: Task) -> list[str]:
     """List the modules that register the environment; those that everybody has are left out."""
+    # What the author has typed comes before a guess.
     if task.packages:
         return list(task.packages)
     package = _package(task.env_id)
@@ -269,6 +274,7 @@ def _registration(env_id: str) -> str:
     if not _package(env_id) or spec is None or spec.additional_wrappers or not is_plain(spec.kwargs):
         return ""
 
+    # A class or a function stands for itself.
     entry_point = spec.entry_point
     if not isinstance(entry_point, str):
         path = import_path(entry_point)
@@ -335,6 +341,7 @@ def _requirements(task: Task) -> list[tuple[str, str]]:
     for start, requirement in _ENVIRONMENTS.items():
         if entry_point.startswith(start):
             needed.append(requirement)
+    # Its environments have no entry point.
     if task.backend == "envpool":
         needed.append(("envpool", "envpool"))
     return needed

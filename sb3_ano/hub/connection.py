@@ -72,6 +72,7 @@ def safe_errors(token: str | None = None) -> Iterator[None]:
     :raises ConnectionError: instead of the HTTP client's errors, which are no OSError
     """
     remember({"hub_token": token, "endpoint": constants.ENDPOINT})
+
     try:
         yield
     except Exception as error:
@@ -80,6 +81,7 @@ def safe_errors(token: str | None = None) -> Iterator[None]:
             endpoint = hide(constants.ENDPOINT)
             message = hide(one_line(error))
             raise ConnectionError(f"the Hub at {endpoint} cannot be reached: {message}") from None
+        # Other errors keep their classes, which say what happened.
         _hide_secrets(error)
         raise
 

@@ -73,6 +73,7 @@ class Task:
 
     def make(self, seed: int = 0) -> VecEnv:
         """Make one environment, which renders if gymnasium has the task and can render it."""
+        # First with rendering, for the video
         for settings in ({**self.env_kwargs, "render_mode": "rgb_array"}, self.env_kwargs):
             with contextlib.suppress(ValueError, TypeError), warnings.catch_warnings():
                 # Of an environment that takes any mode and renders none; there is no video then.
@@ -105,6 +106,7 @@ def task_of(
     if venv is None:
         raise ValueError("env=None is not allowed for a model without an environment; pass the environment as env=")
 
+    # The user's word comes first.
     known_id, settings = _made_from(venv)
     env_id = env_id or known_id
     if env_id is None and isinstance(venv.unwrapped, SubprocVecEnv):
@@ -143,6 +145,7 @@ def task_of(
         if isinstance(venv.unwrapped, SubprocVecEnv):
             reason = "it is in a SubprocVecEnv, which cannot be inspected; build that environment and pass it as "
             reason += f"env=gym.make({env_id!r}, render_mode='rgb_array')"
+        # With env=, the score is that of an environment which the card describes.
         raise ValueError(
             f"env={env_id!r} is not what the model was trained in, because the model's environment has "
             f"{', '.join(additions)}: {reason}"
@@ -219,6 +222,7 @@ def _spec(venv: VecEnv) -> EnvSpec | None:
     """
     if isinstance(venv.unwrapped, SubprocVecEnv):
         return None
+    # Environments of other libraries have none.
     try:
         spec: EnvSpec | None = venv.get_attr("spec", [0])[0]
     except AttributeError:

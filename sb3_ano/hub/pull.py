@@ -61,6 +61,7 @@ def load_from_hub(
 def _downloaded(repo_id: str, revision: str | None, token: str | None) -> Iterator[Path]:
     """Yield a temporary directory with the files that loading reads, by their fixed names."""
     paths = download(repo_id, (*SAFE_FILES, RESULTS), DOCUMENT, MAX_BYTES, revision, token)
+    # An agent of SB3, or no agent
     if not paths:
         raise ValueError(
             f"{repo_id} holds no agent in the safe format (no {DOCUMENT}). An SB3 .zip runs any code that its author put in: "
@@ -106,6 +107,8 @@ def download_run(
         trained_in = _read_env_id(agent)
         if env_id not in (None, trained_in):
             raise ValueError(f"{agent} holds an agent for {trained_in}, not for {env_id}")
+
+        # On the CPU, because the agent does not act here.
         _write_run(agent, run, load_safe(agent, device="cpu"), Task(trained_in, {}))
     return Path(path)
 
@@ -125,6 +128,7 @@ def _read_env_id(agent: Path) -> str:
             f"{path} names the environment {shown(env_id)}, which is not registered here; allowed are registered ids, "
             "without a module, so import the package of the environment first if you trust it"
         )
+    # A file name or a command among them could do harm.
     if env_kwargs:
         warnings.warn(
             f"the agent was trained with env_kwargs={shown(env_kwargs)}, which are left out; check them and pass them to the "

@@ -206,6 +206,7 @@ def _record(agent: ShapedPolicyAlgorithm, path: Path, length: int, deterministic
 
 
 def _say(verbose: int, line: str) -> None:
+    # At once, because what follows takes minutes.
     if verbose >= 1:
         print(hide(line), flush=True)
 
@@ -217,6 +218,7 @@ def _copy_run(files: list[Path], work: Path, task: Task) -> None:
     """
     with zipfile.ZipFile(work / card.LOGS, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in files:
+            # Nothing else of the directory is published.
             if any(map(file.match, _LOGS)):
                 archive.write(file, file.name)
 
@@ -336,6 +338,7 @@ def _commit(api: HfApi, repo_id: str, folder: Path, revision: str | None, messag
     former = {file.rfilename for file in before.siblings or []}.intersection(card.FIXED_FILES)
 
     operations: list[CommitOperationAdd | CommitOperationDelete] = []
+    # A video or statistics of another agent
     for name in sorted(former - files.keys()):
         operations.append(CommitOperationDelete(name))
     for name, path in files.items():

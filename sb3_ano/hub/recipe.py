@@ -89,6 +89,7 @@ def _variable(name: str, value: object) -> str:
     short = getattr(value, "__qualname__", "").rpartition(".")[2]
     if short.isidentifier() and not keyword.iskeyword(short):
         return short
+    # A lambda, or an object
     return re.sub(r"\W", "_", name.rpartition(".")[2])
 
 

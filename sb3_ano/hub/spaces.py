@@ -50,7 +50,10 @@ def _encode_attribute(value: Any, key: str) -> object:
         bounds: list[object] = []
         for number in value.ravel().tolist():
             # JSON lacks infinity.
-            bounds.append(number if math.isfinite(number) else str(number))
+            bound = number
+            if not math.isfinite(number):
+                bound = str(number)
+            bounds.append(bound)
         # Images have thousands of equal bounds.
         if len(set(bounds)) == 1:
             return bounds[0]
