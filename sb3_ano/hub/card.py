@@ -142,13 +142,12 @@ def model_card(
     return page
 
 
-def write_settings(folder: Path, document: Document, task: Task, parts: Sequence[Part] = (), device: str = "auto") -> Document:
+def write_settings(folder: Path, document: Document, task: Task, device: str = "auto") -> Document:
     """Write ``config.yml``, ``args.yml`` and ``env_kwargs.yml``, as a training of the zoo would have left them.
 
     :param folder: directory to write to
     :param document: description from :func:`~sb3_ano.hub.safe_format.describe`
     :param task: environment that it was trained in
-    :param parts: parts of the agent that are not built in
     :param device: device of the training
     :return: content of ``config.yml``
     """
@@ -172,7 +171,12 @@ def write_settings(folder: Path, document: Document, task: Task, parts: Sequence
     if packages:
         arguments["gym_packages"] = packages
 
-    comment = "".join(f"# {note}\n" for note in _notes(task, parts))
+    comment = ""
+    if task.additions:
+        # A line break would end the comment.
+        named = " ".join(", ".join(task.additions).split())
+        described = "of these, this file has frame_stack, max_episode_steps and AtariWrapper at most"
+        comment = f"# The environment had {named}; {described}.\n"
     write_file(folder / "config.yml", comment + _yaml(config))
     write_file(folder / "args.yml", _yaml(arguments))
     write_file(folder / "env_kwargs.yml", _yaml(task.published_kwargs))
@@ -189,19 +193,6 @@ class _Dumper(yaml.SafeDumper):
 def _yaml(content: Document) -> str:
     text: str = yaml.dump(content, Dumper=_Dumper, sort_keys=False)
     return text
-
-
-def _notes(task: Task, parts: Sequence[Part]) -> list[str]:
-    """Say what a training from the settings lacks."""
-    notes = []
-    if task.additions:
-        described = "of these, this file has frame_stack, max_episode_steps and AtariWrapper at most"
-        notes.append(f"The environment had {', '.join(task.additions)}; {described}.")
-    for part in parts:
-        what = f"{part.name} is {part.shown} of the author's code"
-        notes.append(f"{what}: put it on Python's path, or another one in its place.")
-    # A line break would end the comment.
-    return [" ".join(note.split()) for note in notes]
 
 
 def task_versions(task: Task) -> dict[str, str]:

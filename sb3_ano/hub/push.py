@@ -119,7 +119,7 @@ def package(
             if video:
                 _record(agent, work / card.VIDEO, video_length, deterministic, seed)
 
-        config = card.write_settings(work, document, task, parts, model.device.type)
+        config = card.write_settings(work, document, task, model.device.type)
         _copy_run(files, work, task)
         _write_results(work / card.RESULTS, results, task)
         has_video = (work / card.VIDEO).exists()
