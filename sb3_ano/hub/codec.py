@@ -140,7 +140,7 @@ def encode(value: Any, name: str, custom: Document) -> Any:
             document[key] = encode(item, f"{name}.{key}", custom)
         return document
 
-    # SB3 wraps schedules, a loaded one twice.
+    # SB3 wraps schedules, and also what it has wrapped before.
     while isinstance(value, FloatSchedule):
         value = value.value_schedule
     if name in SCHEDULES:

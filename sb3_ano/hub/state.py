@@ -246,7 +246,7 @@ def restore_normalization(venv: VecEnv, document: object, path: Path, tensors: M
     _require_normalizing(path, tensors, settings)
 
     for name, running in _running(normalized).items():
-        # Copies, because the memory of a file's tensors is shared.
+        # Copies, to which nothing else refers.
         running.mean = tensors[f"{name}.mean"].numpy().copy()
         running.var = tensors[f"{name}.var"].numpy().copy()
         running.count = float(tensors[f"{name}.count"])
