@@ -294,8 +294,10 @@ def decode_arguments(document: object, algorithm: type[ShapedPolicyAlgorithm], c
 
     stored = defaults | document
     examples: Document = dict.fromkeys(defaults)
+    # MaskableANO has no use_sde.
     for name in _UNCHECKED:
-        examples[name] = defaults[name]
+        if name in defaults:
+            examples[name] = defaults[name]
     require_like(stored, examples, "arguments")
 
     attributes = {}
