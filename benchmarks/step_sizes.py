@@ -17,7 +17,7 @@ from scipy import stats
 from sb3_ano._io import write_figure, write_file
 from sb3_ano.bench.looks import looks
 from sb3_ano.bench.scores import ReferenceScores
-from sb3_ano.bench.statistics import Estimate, estimate, interaction, interquartile_mean, mean
+from sb3_ano.bench.statistics import Estimate, estimate, interquartile_mean, mean
 
 #: Mean of the last three evaluations of ten episodes.
 RETURN = "last_evaluations"
@@ -177,6 +177,12 @@ def same_targets(setting: str) -> list[str]:
     return [setting.replace("ANO", name) for name in ("PPO", "SPO") if setting.startswith("ANO, KL 0")]
 
 
+def gain_over_other(low: np.ndarray, high: np.ndarray, other_low: np.ndarray, other_high: np.ndarray) -> np.ndarray:
+    """Return by how much more the IQM gains from the higher learning rate than that of another setting."""
+    gain = interquartile_mean(high) - interquartile_mean(low)
+    return gain - (interquartile_mean(other_high) - interquartile_mean(other_low))
+
+
 def interactions(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     """Yield by how much more each setting gains from the higher learning rate than PPO, on the seeds that all four have."""
     blocks = blocks_of(rows)
@@ -186,7 +192,7 @@ def interactions(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
             low, high, other_low, other_high = shared(*(blocks[key] for key in keys))
             if len(low) > 1:
                 change = estimate(difference, high, low, paired=True)
-                more = interaction((low, high), (other_low, other_high), paired=True)
+                more = estimate(gain_over_other, low, high, other_low, other_high, paired=True)
                 yield {"setting": setting, "seeds": len(low), "change of mean": text(change), "IQM, more than PPO": text(more)}
 
 

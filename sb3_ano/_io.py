@@ -111,6 +111,7 @@ class _Temporary(_Lock):
         while True:
             self.path = path = _new_path(target.parent, target.name)
             self.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
+            # Otherwise another process has removed it.
             if self._is_ours(path):
                 return path
 
@@ -124,6 +125,7 @@ class _Temporary(_Lock):
         while True:
             self.path = path = _new_path(parent, name)
             path.mkdir(mode | stat.S_IRWXU)
+
             if fcntl is None:  # Windows opens no directories
                 return path
             with contextlib.suppress(FileNotFoundError):
@@ -139,6 +141,7 @@ class _Temporary(_Lock):
                 is_locked = self.take()
         if is_locked and path.exists():
             return True
+
         self.release()
         return False
 
@@ -167,6 +170,7 @@ def _is_abandoned(path: Path, lock: _Lock) -> bool:
             return False
         except OSError:  # a file system without locks, or another user's file
             pass
+    # Nobody writes for a day.
     return time.time() - path.stat().st_mtime > _LONGEST_SECONDS
 
 
@@ -178,6 +182,7 @@ def _complete(container: Path) -> None:
     """
     parent = container.parent
     os.utime(container)  # without locks, its age says that somebody works on it
+
     if (container / "ready").is_dir():
         _publish(container / "ready", parent)
         # What is half removed must never be published.
@@ -243,7 +248,11 @@ def _renameat2() -> Any:
 def _exchange(one: Path, other: Path) -> bool:
     """Exchange two files or directories in one step; return False if one is missing, or the file system cannot."""
     function = _renameat2()
-    return function is not None and function(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0
+    if function is None:
+        return False
+
+    status = function(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
+    return bool(status == 0)
 
 
 def _stat_of(path: Path) -> os.stat_result | None:
@@ -263,9 +272,11 @@ def _require_replaceable(target: Path) -> None:
     found = _stat_of(target)
     if found is not None and not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, "a file is in the place of the directory", str(target))
+
     with contextlib.suppress(FileNotFoundError):  # the current directory was removed
         if Path.cwd().is_relative_to(target):
             raise OSError(errno.EBUSY, "the current directory cannot be replaced; give a new one", str(target))
+
     if os.path.ismount(target):
         raise OSError(errno.EBUSY, "a mount point cannot be replaced; give a directory in it", str(target))
 
@@ -306,10 +317,12 @@ def _link_others(old: Path, new: Path) -> None:
     """Add the files that only an old directory has to a new one, as further names of the same files."""
     for directory, names, files in os.walk(old):
         there = new / Path(directory).relative_to(old)
+        # Links to directories are not followed.
         links = [name for name in names if os.path.islink(os.path.join(directory, name))]
         for name in [*files, *links]:
             if os.path.lexists(there / name):
                 continue
+
             there.mkdir(parents=True, exist_ok=True)
             try:
                 os.link(os.path.join(directory, name), there / name, follow_symlinks=False)
@@ -335,6 +348,7 @@ def _publish(ready: Path, directory: Path) -> None:
             path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # not empty
                 path.parent.rmdir()
+
     write_file(directory / _MANIFEST, (ready / _MANIFEST).read_bytes())
 
 
@@ -343,7 +357,7 @@ def _files_in(directory: Path) -> list[str]:
     return [path.relative_to(directory).as_posix() for path in files if path.name != _MANIFEST]
 
 
-def _obstacle(directory: Path, name: str, earlier: dict[str, Any]) -> str | None:
+def _obstacle(directory: Path, name: str, earlier: Mapping[str, object]) -> str | None:
     """Return why a file must not be written, for a message; None if it may be.
 
     :param directory: directory without links in its path
@@ -353,6 +367,7 @@ def _obstacle(directory: Path, name: str, earlier: dict[str, Any]) -> str | None
     path = directory / name
     if not _is_inside(directory, name):
         return "it leads out of the directory; move the link away"
+
     for parent in path.parents:
         if parent == directory:
             break
@@ -363,7 +378,9 @@ def _obstacle(directory: Path, name: str, earlier: dict[str, Any]) -> str | None
         return None
     if not _is_as_written(path, earlier.get(name)):
         return "the file is not as this command wrote it, and would be lost; move it away"
-    return None if os.access(path, os.W_OK) else "the file is write-protected"
+    if not os.access(path, os.W_OK):
+        return "the file is write-protected"
+    return None
 
 
 def _is_inside(directory: Path, name: str) -> bool:
@@ -373,13 +390,14 @@ def _is_inside(directory: Path, name: str) -> bool:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     """Return the checksums of the files that an earlier call wrote, by name."""
+    # Without it, all files are taken for the user's own.
     try:
         return read_json(path)
     except (OSError, ValueError):
         return {}
 
 
-def _is_as_written(path: Path, checksum: Any) -> bool:
+def _is_as_written(path: Path, checksum: object) -> bool:
     return path.is_file() and not path.is_symlink() and _checksum(path) == checksum
 
 
@@ -401,11 +419,8 @@ def write_file(path: Path, content: bytes | str) -> None:
     if isinstance(content, str):
         # Names of files that are no UTF-8 are in Python's texts as halves of characters.
         content = hide(content).encode(errors="backslashreplace")
-    try:
-        old = os.stat(path)
-    except FileNotFoundError:
-        old = None
 
+    old = _stat_of(path)
     if old is not None and stat.S_ISDIR(old.st_mode):
         raise IsADirectoryError(errno.EISDIR, "a directory is in the place of the file", str(path))
     if old is not None and not stat.S_ISREG(old.st_mode):
@@ -418,9 +433,12 @@ def write_file(path: Path, content: bytes | str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(target.parent)
 
+    mode = 0o666
+    if old is not None:
+        mode = stat.S_IMODE(old.st_mode)
     temporary = _Temporary()
     try:
-        new = temporary.create_file(target, 0o666 if old is None else stat.S_IMODE(old.st_mode))
+        new = temporary.create_file(target, mode)
 
         # Without a buffer, whose rest could be written later, to another file with the same descriptor.
         remaining = memoryview(content)
@@ -459,7 +477,9 @@ def replace_directory(path: Path, *, keep_others: bool = False) -> Iterator[Path
     temporary = _Temporary()
     try:
         before = _stat_of(target)
-        mode = 0o777 if before is None else stat.S_IMODE(before.st_mode)
+        mode = 0o777
+        if before is not None:
+            mode = stat.S_IMODE(before.st_mode)
         container = temporary.create_directory(target.parent, target.name, mode)
         new = container / "new"
         new.mkdir()
@@ -467,6 +487,7 @@ def replace_directory(path: Path, *, keep_others: bool = False) -> Iterator[Path
         yield new
 
         _finish_files(new, allowed)
+        # Another writer may have replaced it meanwhile.
         old = _stat_of(target)
         if old is not None:
             _copy_owner(old, new)
@@ -510,6 +531,8 @@ def replace_files(path: Path) -> Iterator[Path]:
             if obstacle is not None:
                 raise FileExistsError(errno.EEXIST, obstacle, str(path / name))
             manifest[name] = _checksum(new / name)
+
+        # From this rename on, the files are moved, whatever happens.
         (new / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         _finish_files(new, allowed)
         os.rename(new, container / "ready")
@@ -541,6 +564,7 @@ def remove_leftovers(directory: Path) -> bool:
     :return: whether a running process is about to put a new directory in the place of one that it has moved aside
     """
     found = []
+    # Faster than Path.iterdir, because every writer calls it.
     try:
         with os.scandir(os.path.realpath(directory)) as entries:
             for entry in entries:
@@ -566,6 +590,22 @@ def remove_leftovers(directory: Path) -> bool:
     return is_moving
 
 
+@contextlib.contextmanager
+def no_empty_directories(directory: Path) -> Iterator[None]:
+    """Remove a directory that a failed block made, and the parents that it made, if they are empty.
+
+    :param directory: directory that the block may make
+    """
+    new = [path for path in (directory, *directory.parents) if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        for path in new:
+            with contextlib.suppress(OSError):  # not empty, or never made
+                path.rmdir()
+        raise
+
+
 def write_figure(path: Path, figure: Any, **options: Any) -> None:
     """Write a figure of matplotlib with :func:`write_file`, in the format of the file's name."""
     content = io.BytesIO()
@@ -580,7 +620,9 @@ def strict(value: Any, *, named: bool = True) -> Any:
     :param named: whether their names take their place, instead of None
     """
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value) if named else None
+        if named:
+            return str(value)
+        return None
     if isinstance(value, dict):
         return {str(key): strict(item, named=named) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -588,7 +630,7 @@ def strict(value: Any, *, named: bool = True) -> Any:
     return value
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, object]) -> None:
     """Write a JSON object with :func:`write_file`.
 
     :param path: file to write
@@ -618,6 +660,7 @@ def read_file(path: Path, longest: int, flags: int = 0) -> bytes:
             raise ValueError(f"{path} is not a regular file")
         if status.st_size > longest:
             raise ValueError(f"{path} is larger than {longest} bytes")
+
         return file.read()
 
 
@@ -634,6 +677,7 @@ def read_json(path: Path, flags: int = 0) -> dict[str, Any]:
         content = json.loads(text.decode())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a JSON file: {error}") from error
+
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds {type(content).__name__}, not a JSON object")
     return content

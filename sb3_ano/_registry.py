@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from sb3_ano.algorithms import ANO, PAPO, SPO, MaskableANO, RecurrentANO, RecurrentMaskableANO, ShapedPolicyAlgorithm
+
+#: Values to search of an argument: the bounds of a log-uniform float, or a list of choices.
+Range: TypeAlias = tuple[float, float] | list[Any]
 
 
 @dataclass(frozen=True)
@@ -12,18 +15,22 @@ class Entry:
     """Describe one algorithm.
 
     :param algorithm: the class
-    :param search_space: values to search of the arguments that PPO does not have: the bounds of a log-uniform float, or a list
-        of choices
+    :param search_space: values to search of the arguments that PPO does not have
     """
 
     algorithm: type[ShapedPolicyAlgorithm]
-    search_space: Mapping[str, tuple[float, float] | list[Any]] = field(default_factory=dict)
+    search_space: Mapping[str, Range] = field(default_factory=dict)
 
 
-_TARGETS: dict[str, list[Any]] = {"desired_kl": [None, 0.01, 0.02, 0.05]}
-_ANO: dict[str, list[Any]] = {"shaping": ["ano", "spo", "ppo"], **_TARGETS}
-_OMEGA = (5e-4, 0.05)
-_PAPO: dict[str, Any] = {"k": (1.0, 20.0), "omega1": _OMEGA, "omega2": _OMEGA, "max_epoch_kl": [0.02, 0.05, 0.1, None]}
+# None is a constant radius.
+_TARGETS: dict[str, Range] = {"desired_kl": [None, 0.01, 0.02, 0.05]}
+_ANO: dict[str, Range] = {"shaping": ["ano", "spo", "ppo"], **_TARGETS}
+_PAPO: dict[str, Range] = {
+    "k": (1.0, 20.0),
+    "omega1": (5e-4, 0.05),
+    "omega2": (5e-4, 0.05),
+    "max_epoch_kl": [0.02, 0.05, 0.1, None],
+}
 
 #: Zoo name of each algorithm of this package, in the order of tables.
 ALGORITHMS: dict[str, Entry] = {

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 from urllib.parse import quote, quote_plus, unquote
 
 T = TypeVar("T")
@@ -82,17 +82,18 @@ def hide(value: T) -> T:
     return hidden
 
 
-def _hide_field(name: Any, value: Any) -> Any:
+def _hide_field(name: object, value: T) -> T | str:
     # The name says what the value is, however short it is.
     if isinstance(name, str) and is_surely_secret(name):
         if isinstance(value, str) and value:
             return MASK
         if type(value) in (list, tuple):
-            return type(value)(_hide_field(name, part) for part in value)
+            parts: Any = value
+            return type(value)(_hide_field(name, part) for part in parts)  # type: ignore[call-arg]
     return hide(value)
 
 
-def remember(value: Any, name: str = "") -> None:
+def remember(value: object, name: str = "") -> None:
     """Keep the secrets of a value until the process ends, so that :func:`hide` replaces them.
 
     :param value: text, or dictionary or list of values; texts are secrets if their names say so, or in addresses
@@ -137,7 +138,7 @@ def hidden_output() -> Iterator[None]:
 class _HidingStream:
     """A stream of text that hides secrets."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
@@ -148,7 +149,7 @@ class _HidingStream:
         for line in lines:
             self.write(line)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
 
 
@@ -163,7 +164,7 @@ def is_secret(name: str) -> bool:
         return False
 
     last = words[-1]
-    kind = words[-2] if len(words) > 1 else ""
+    kind = "".join(words[-2:-1])
     if last == "key":
         return kind in {"", *_KINDS_OF_KEYS}
     if last == "token":
@@ -176,7 +177,7 @@ def is_surely_secret(name: str) -> bool:
     return is_secret(name) and name.lower() not in _AMBIGUOUS
 
 
-def _secrets_of(name: str, value: Any) -> Iterator[str]:
+def _secrets_of(name: str, value: object) -> Iterator[str]:
     """Yield the secrets of a value, by its name and by the addresses in it."""
     if isinstance(value, Mapping):
         for key, part in value.items():
@@ -280,7 +281,9 @@ def _hide_in_text(text: str) -> str:
 
 
 def _hide_in_query(found: re.Match[str]) -> str:
-    return f"{found[1]}{found[2]}={MASK}" if is_secret(unquote(found[2])) else found[0]
+    if is_secret(unquote(found[2])):
+        return f"{found[1]}{found[2]}={MASK}"
+    return found[0]
 
 
 def _is_shortened(found: re.Match[str], secrets: Sequence[str]) -> bool:

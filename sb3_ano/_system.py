@@ -64,6 +64,7 @@ def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     """
     installed = {}
     for package in packages:
+        # Most of them belong to an extra.
         with contextlib.suppress(metadata.PackageNotFoundError):
             installed[package] = metadata.version(package)
     return installed
@@ -71,14 +72,20 @@ def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
 
 def commit() -> str | None:
     """Return the git commit of this source tree, with ``-dirty`` after local changes; None outside of a git checkout."""
-    options: Any = {"cwd": Path(__file__).resolve().parent, "check": True, "capture_output": True, "text": True}
+    # It fails for a package that is installed, which may be inside of another repository.
+    if _git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(*arguments: str) -> str | None:
+    """Return what git prints in the directory of this package; None if it fails or is missing."""
+    directory = Path(__file__).resolve().parent
     try:
-        # It fails for a package that is installed, which may be inside of another repository.
-        subprocess.run(["git", "ls-files", "--error-unmatch", "__init__.py"], **options)
-        described = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], **options)
+        done = subprocess.run(["git", *arguments], cwd=directory, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return described.stdout.strip()
+    return done.stdout.strip()
 
 
 def require_reachable(option: str, address: str) -> None:
@@ -90,9 +97,11 @@ def require_reachable(option: str, address: str) -> None:
     :raises OSError: if nothing answers
     """
     host, _, port = address.rpartition(":")
+    # It may have a password, which no message shows.
     address = hide(address)
     if "//" in address or not host or not port.isdecimal():
         raise ValueError(f"{option} {address} is not allowed; allowed are auto, and HOST:PORT of a cluster's head")
+
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
     except OSError as error:

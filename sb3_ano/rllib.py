@@ -58,8 +58,8 @@ _DEFAULT_CONNECTORS = (
     "NormalizeAndClipActions",
     "ListifyDataForVectorEnv",
 )
-#: RLlib's names of settings by the names in :class:`~sb3_ano.ANO`.
-SETTINGS = {
+# RLlib's names of settings by the names in ANO.
+_SETTINGS = {
     "clip_range": "clip_param",
     "clip_range_high": "clip_range_high",
     "desired_kl": "desired_kl",
@@ -352,7 +352,7 @@ def to_sb3(
         venv = VecNormalize(venv)
 
     settings: dict[str, Any] = {}
-    for name, rllib_name in SETTINGS.items():
+    for name, rllib_name in _SETTINGS.items():
         # The first value of a schedule; PPOConfig lacks some settings.
         value = getattr(config, rllib_name, None)
         if isinstance(value, list | tuple):
@@ -378,43 +378,15 @@ def to_sb3(
         },
         device=device,
     )
-    copy_to_sb3(source, model)
+    _copy_to_sb3(source, networks, model)
     return model
 
 
-def trained_steps(algorithm: Algorithm) -> int:
-    """Return the number of environment steps that an algorithm of RLlib has made."""
-    return int(algorithm.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0))
-
-
-def copy_to_rllib(model: ANO, algorithm: Algorithm) -> None:
-    """Copy the networks of a model to an algorithm of RLlib with the same layers.
-
-    :param model: model, such as one that was initialized as SB3 does
-    :param algorithm: algorithm of RLlib, which clips its actions and does not normalize them
-    """
-    parameters = model.policy.state_dict()
-    weights = {}
-    for place, name in _Networks(algorithm).names.items():
-        weights[name] = parameters[place].cpu().numpy()
-
-    group = algorithm.learner_group
-    group.set_weights({DEFAULT_MODULE_ID: weights})
-    algorithm.env_runner_group.sync_weights(
-        from_worker_or_learner_group=group,
-        inference_only=True,
-    )
-
-
-def copy_to_sb3(source: Algorithm, model: ANO) -> None:
-    """Copy the networks of an agent of RLlib, the statistics of its observations, and its number of steps.
-
-    :param source: algorithm of RLlib
-    :param model: model with the same layers
-    :raises ValueError: if a part of the agent cannot be converted; the message names it
-    """
-    model.policy.load_state_dict(_Networks(source).as_sb3())
-    model.num_timesteps = trained_steps(source)
+def _copy_to_sb3(source: Algorithm, networks: "_Networks", model: ANO) -> None:
+    """Copy the networks of an agent of RLlib, the statistics of its observations, and its number of steps."""
+    model.policy.load_state_dict(networks.as_sb3())
+    steps = source.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)
+    model.num_timesteps = int(steps)
 
     statistics = _filter(source)
     venv = model.get_vec_normalize_env()

@@ -24,7 +24,7 @@ from tests.hub.hub_server import running_hub
 
 #: Why a block is not run.
 REASONS = {"trains for hours", "sets up environments", "runs the tests", "measures the machine"}
-NEEDS = ("a GPU for days", "several GPUs", "a paid endpoint", "several machines", "a database server", "an account")
+NEEDS = ("a GPU for days", "several GPUs", "a paid endpoint", "several machines", "an account")
 REASONS |= {f"needs {what}" for what in (*NEEDS, "a pushed agent")}
 # Its commands have a test of their own.
 EXAMPLE = re.compile(r"^## Example: reward hacking$.*?(?=^## )", re.MULTILINE | re.DOTALL)

@@ -35,7 +35,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "_registry": ({"algorithms"}, {"stable_baselines3"}),
     "hub": (AGENTS, HUB),
     "rllib": (BASE | {"algorithms", "envs", "shaping"}, SB3 | {"ray"}),
-    "zoo": (AGENTS | {"hub", "cli", "rllib"}, ZOO | {"ray", "tqdm"}),
+    "zoo": (AGENTS | {"hub", "cli"}, ZOO | {"tqdm"}),
     "bench": (
         AGENTS | {"hub", "cli", "zoo"},
         SB3 | SCIENCE | {"rich", "rl_zoo3", "sb3_contrib", "ray", "yaml", "pydantic", "jinja2"},

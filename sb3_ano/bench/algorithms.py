@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from sb3_contrib import TRPO, RecurrentPPO
 from stable_baselines3 import PPO
@@ -18,6 +18,8 @@ from sb3_ano._arguments import NOT_HYPERPARAMETERS, constructor_parameters
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano.cli import check_names
 
+#: Hyperparameters, options or settings by name.
+Settings: TypeAlias = Mapping[str, Any]
 #: Classes by name, in the order of tables and figures.
 CLASSES: dict[str, type[OnPolicyAlgorithm]] = {
     "ppo": PPO,
@@ -49,8 +51,10 @@ class Algorithm:
     @property
     def label(self) -> str:
         """Return the name with its options, as a user types it."""
-        options = ",".join(f"{name}={value}" for name, value in self.options)
-        return f"{self.name}:{options}" if options else self.name
+        if not self.options:
+            return self.name
+        options = [f"{name}={value}" for name, value in self.options]
+        return f"{self.name}:{','.join(options)}"
 
     @property
     def hyperparameters(self) -> set[str]:
@@ -68,12 +72,14 @@ class Algorithm:
 
         :param name: name of the hyperparameter
         """
+        # No constructor has it.
         if name == ACCELERATE:
             return False
         if self.name not in CLASSES:
             # Results can come from a program that knows more algorithms.
             return None
 
+        # Both weights have the same default.
         if name == _OMEGA:
             name = _OMEGAS[0]
         parameter = _parameters(self.name).get(name)
@@ -81,7 +87,7 @@ class Algorithm:
             return None
         return parameter.default
 
-    def constructor_arguments(self, hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+    def constructor_arguments(self, hyperparameters: Settings) -> dict[str, Any]:
         """Return the arguments of the constructor, with schedules and classes instead of their names.
 
         :param hyperparameters: all hyperparameters of a run
@@ -91,6 +97,7 @@ class Algorithm:
             if name in _OF_ENVIRONMENTS or name == ACCELERATE:
                 continue
 
+            # The zoo's files have texts for what is no plain value.
             if isinstance(value, str):
                 start = number(value)
                 if start is not None and is_linear(value):
@@ -125,7 +132,9 @@ def title(label: str) -> str:
     name, _, options = label.partition(":")
     if name in CLASSES:
         name = name.upper()
-    return f"{name} ({options.replace(',', ', ')})" if options else name
+    if not options:
+        return name
+    return f"{name} ({options.replace(',', ', ')})"
 
 
 def parse_algorithm(label: str) -> Algorithm:
@@ -164,7 +173,7 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def number(value: Any) -> float | None:
+def number(value: object) -> float | None:
     """Return the number in a hyperparameter, 3e-4 for ``"lin_3e-4"``, or None if it is no number.
 
     :param value: value of the hyperparameter
@@ -174,16 +183,19 @@ def number(value: Any) -> float | None:
         return None
     if isinstance(value, str):
         value = value.removeprefix(_LINEAR)
+    found: Any = value
     try:
-        converted = float(value)
+        converted = float(found)
     except (TypeError, ValueError, OverflowError):
         return None
 
     # NaN equals no other number, itself included.
-    return None if math.isnan(converted) else converted
+    if math.isnan(converted):
+        return None
+    return converted
 
 
-def is_linear(value: Any) -> bool:
+def is_linear(value: object) -> bool:
     """Tell whether a hyperparameter is a linear schedule such as ``"lin_3e-4"``.
 
     :param value: value of the hyperparameter
@@ -191,7 +203,7 @@ def is_linear(value: Any) -> bool:
     return isinstance(value, str) and value.startswith(_LINEAR)
 
 
-def replaced(value: Any, new: Any) -> Any:
+def replaced(value: object, new: object) -> object:
     """Return a new value with the schedule of the old one: ``"lin_0.001"`` if 1e-3 replaces ``"lin_3e-4"``.
 
     :param value: old value
@@ -203,7 +215,7 @@ def replaced(value: Any, new: Any) -> Any:
     return new
 
 
-def canonical(value: Any) -> Any:
+def canonical(value: object) -> Any:
     """Return one spelling for equal values: 1.0 is 1, and ``"lin_3e-4"`` is ``"lin_0.0003"``.
 
     :param value: value of a hyperparameter, or settings that contain some
@@ -214,7 +226,9 @@ def canonical(value: Any) -> Any:
         return [canonical(part) for part in value]
     if isinstance(value, str):
         start = number(value)
-        return value if start is None else replaced(value, start)
+        if start is None:
+            return value
+        return replaced(value, start)
     # YAML and the command line write whole numbers in both ways.
     if isinstance(value, float) and value.is_integer():
         return int(value)

@@ -34,7 +34,11 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_a
             return _COMMANDS[options.command](options)
         except ModuleNotFoundError as error:
             package = str(error.name).partition(".")[0]
-            raise missing_extra("ray" if package == "ray" else "bench", package) from error
+            # Ray is an extra of its own, because few experiments need it.
+            extra = "bench"
+            if package == "ray":
+                extra = "ray"
+            raise missing_extra(extra, package) from error
 
     _print_any_letter()
     return run(command, arguments, "interrupted; the same command resumes from here")
@@ -42,6 +46,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m sb3_a
 
 def _print_any_letter() -> None:
     """Make standard output take the letters of paths and tasks that the locale lacks."""
+    # Such as a test's
     if not isinstance(sys.stdout, io.TextIOWrapper):
         return
     if sys.stdout.errors == "surrogateescape":
@@ -103,6 +108,7 @@ def _parser(program: str) -> Parser:
 
 
 def _positive_integer(text: str) -> int:
+    # int() would take signs and underscores, too.
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed; allowed are positive integers")
     return int(text)
@@ -127,20 +133,25 @@ def _run(options: argparse.Namespace) -> int:
     seeds = plan.parse_seeds(options.seeds)
     runs = plan.make_plan(suite, options.algos, seeds, grid, options.steps)
 
+    # A cluster's devices are not those of this machine.
     use_ray = options.backend == "ray" or options.address is not None
     if not use_ray:
         check_device(options.device)
     runner.check_runs(runs)
     if options.plan:
         # Read only: a plan that is shown makes no directory.
-        has_results = (options.out / "runs").is_dir()
-        runner.show_plan(runs, Results(options.out).names() if has_results else [])
+        finished_names: list[str] = []
+        if (options.out / "runs").is_dir():
+            finished_names = Results(options.out).names()
+        runner.show_plan(runs, finished_names)
         return 0
 
     with ResultsWriter(options.out) as results:
         names = {planned.name for planned in runs}
         finished = {done.path.name for done in results.runs(names)}
         runner.show_plan(runs, finished)
+
+        # Results are kept, so that the same command resumes.
         missing = [planned for planned in runs if planned.name not in finished]
         if not missing:
             return 0
@@ -156,16 +167,18 @@ def _run(options: argparse.Namespace) -> int:
         training = {"device": options.device, "models": not options.no_models}
         failures = runner.execute(missing, executor, results, training)
 
+    if not failures:
+        return 0
     for name, error in failures.items():
         print(f"failed: {name}: {error}", file=sys.stderr)
-    if failures:
-        complain(f"{len(failures)} of {len(runs)} runs failed; the others are kept, and the same command tries these again")
-    return 1 if failures else 0
+    complain(f"{len(failures)} of {len(runs)} runs failed; the others are kept, and the same command tries these again")
+    return 1
 
 
 def _report(options: argparse.Namespace) -> int:
     from sb3_ano.bench.report import Settings, write_report
 
+    # Next to the runs, whose directory no other command reads.
     out = options.out or options.results / "report"
     settings = Settings(
         returns=options.returns,
@@ -174,6 +187,7 @@ def _report(options: argparse.Namespace) -> int:
         tables=tuple(options.tables),
         command=options.command_line,
     )
+    # The same notes are in the report.
     for note in write_report(options.results, out, settings):
         print(printable(note))
     print(out / "index.html")
@@ -183,6 +197,7 @@ def _report(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     from sb3_ano.bench.export import export
 
+    # Each replaces the rows of its own runs only.
     for path in options.results:
         print(export(path, options.out))
     return 0

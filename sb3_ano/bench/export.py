@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -52,7 +51,7 @@ def export(path: Path, out: Path) -> str:
     return f"{path}: {len(runs)} runs; {out}/runs.csv has {count}"
 
 
-def key_of(run: RunFiles) -> dict[str, Any]:
+def key_of(run: RunFiles) -> dict[str, object]:
     """Return the columns that identify a run.
 
     :param run: finished run
@@ -79,7 +78,7 @@ def key_of(run: RunFiles) -> dict[str, Any]:
     return key
 
 
-def _summary(run: RunFiles, curve: pd.Series) -> dict[str, Any]:
+def _summary(run: RunFiles, curve: pd.Series) -> dict[str, object]:
     updates = run.updates()
 
     def of_updates(column: str) -> pd.Series:
@@ -110,7 +109,7 @@ def safe_for_spreadsheets(table: pd.DataFrame) -> pd.DataFrame:
     return table.map(_safe_cell).rename(columns=_safe_cell)
 
 
-def _safe_cell(cell: Any) -> Any:
+def _safe_cell(cell: object) -> object:
     # Negative numbers begin like formulas.
     if isinstance(cell, str) and _FORMULA.match(cell) and number(cell) is None:
         return f"'{cell}"
@@ -126,6 +125,7 @@ def merge_csv(table: pd.DataFrame, file: Path, key: list[str]) -> int:
     :return: number of rows in the file
     :raises ValueError: if the file has other columns, or is none
     """
+    # Rows of other programs have no identity.
     settings = [name for name in key if name != "identity"]
     # Texts in the file are safe already; a row is found there by the same texts.
     table = safe_for_spreadsheets(table)

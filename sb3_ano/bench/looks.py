@@ -32,6 +32,8 @@ def looks(algorithms: Iterable[str] = ()) -> Looks:
     """
     others = [label for label in dict.fromkeys(algorithms) if label not in _LOOKS]
     result = dict(_LOOKS)
+
+    # More than six others share looks.
     for index, label in enumerate(others):
         result[label] = _OTHERS[index % len(_OTHERS)]
     return result

@@ -7,9 +7,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from sb3_ano.bench.algorithms import Algorithm, canonical, parse_algorithm, parse_value, replaced
+from sb3_ano.bench.algorithms import Algorithm, Settings, canonical, parse_algorithm, parse_value, replaced
 from sb3_ano.bench.suites import Suite
 from sb3_ano.cli import check_names
 
@@ -46,12 +45,12 @@ class Run:
     algorithm: str
     seed: int
     total_timesteps: int
-    hyperparameters: Mapping[str, Any] = field(hash=False)
-    evaluation: Mapping[str, Any] = field(hash=False)
-    env_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    hyperparameters: Settings = field(hash=False)
+    evaluation: Settings = field(hash=False)
+    env_kwargs: Settings = field(default_factory=dict, hash=False)
     backend: str = "auto"
     imports: tuple[str, ...] = ()
-    changed: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    changed: Settings = field(default_factory=dict, hash=False)
 
     @functools.cached_property
     def identity(self) -> str:
@@ -65,6 +64,7 @@ class Run:
 
         for name, value in self.hyperparameters.items():
             default = algorithm.default(name)
+            # These two have no default of a constructor.
             if name in ("policy", "n_envs") or canonical(value) != canonical(default):
                 hyperparameters[name] = value
 
@@ -96,7 +96,7 @@ class Run:
         return re.sub(r"[^\w.+-]", "-", name, flags=re.ASCII)
 
 
-def parse_grid(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+def parse_grid(texts: Sequence[str]) -> dict[str, tuple[object, ...]]:
     """Parse the grid of the command line.
 
     :param texts: each ``[ALGORITHM.]NAME=VALUE,VALUE...`` or ``"paper"``
@@ -105,7 +105,10 @@ def parse_grid(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """
     axes: list[str] = []
     for text in texts:
-        axes += PAPER_GRID if text == "paper" else [text]
+        if text == "paper":
+            axes += PAPER_GRID
+        else:
+            axes.append(text)
 
     grid = {}
     for text in axes:
@@ -113,7 +116,7 @@ def parse_grid(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         if name in grid:
             raise ValueError(f"grid has {name!r} twice; give all of its values at once")
         # Values that are given twice are one.
-        values = dict.fromkeys(parse_value(value) for value in listed.split(","))
+        values = dict.fromkeys(map(parse_value, listed.split(",")))
         if "" in values:
             raise ValueError(f"grid {text!r} is not allowed; allowed are [ALGORITHM.]NAME=VALUE,VALUE and paper")
         grid[name] = tuple(values)
@@ -127,8 +130,10 @@ def parse_seeds(text: str) -> list[int]:
     :param text: value of ``--seeds``
     :raises ValueError: for any other text
     """
-    is_count = re.fullmatch(r"\d{1,6}", text) is not None
-    parts = [f"0-{int(text) - 1}"] if is_count else text.split(",")
+    parts = text.split(",")
+    # A number alone is a count.
+    if re.fullmatch(r"\d{1,6}", text):
+        parts = [f"0-{int(text) - 1}"]
     seeds: list[int] = []
 
     for part in parts:
@@ -140,6 +145,7 @@ def parse_seeds(text: str) -> list[int]:
             last = int(match[2] or first)
             span = range(first, last + 1)
 
+        # Also for ranges that end before they begin
         if not span:
             raise ValueError(f"seeds={text!r} is not allowed; allowed are a number such as 5, ranges such as 3-5, and 0,3-5")
         seeds += span
@@ -151,7 +157,7 @@ def make_plan(
     suite: Suite,
     labels: Sequence[str],
     seeds: Sequence[int],
-    grid: Mapping[str, Sequence[Any]] | None = None,
+    grid: Mapping[str, Sequence[object]] | None = None,
     total_timesteps: int | None = None,
 ) -> list[Run]:
     """Return all runs, seed by seed, so that an interrupted experiment has complete seeds.
@@ -164,6 +170,7 @@ def make_plan(
     :raises ValueError: for an unknown algorithm, or a hyperparameter that no algorithm of the plan has
     """
     grid = grid or {}
+    # A label that is given twice is one.
     algorithms = [parse_algorithm(label) for label in dict.fromkeys(labels)]
     axes = [_axes(algorithm, grid) for algorithm in algorithms]
     _require_used(grid, algorithms)
@@ -171,6 +178,7 @@ def make_plan(
     runs: dict[str, Run] = {}
     varied_algorithms = list(zip(algorithms, axes, strict=True))
 
+    # Seeds are the outermost loop.
     for seed, env_id, (algorithm, varied) in itertools.product(seeds, suite.tasks, varied_algorithms):
         for values in itertools.product(*varied.values()):
             changes = dict(zip(varied, values, strict=True))
@@ -181,7 +189,7 @@ def make_plan(
     return list(runs.values())
 
 
-def _axes(algorithm: Algorithm, grid: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+def _axes(algorithm: Algorithm, grid: Mapping[str, Sequence[object]]) -> dict[str, Sequence[object]]:
     """Return the part of a grid that concerns an algorithm, by hyperparameter."""
     axes = {}
     for key, values in grid.items():
@@ -193,7 +201,7 @@ def _axes(algorithm: Algorithm, grid: Mapping[str, Sequence[Any]]) -> dict[str, 
     return axes
 
 
-def _require_used(grid: Mapping[str, Sequence[Any]], algorithms: Sequence[Algorithm]) -> None:
+def _require_used(grid: Mapping[str, Sequence[object]], algorithms: Sequence[Algorithm]) -> None:
     """Reject hyperparameters of a grid that no algorithm has."""
     known = set()
     allowed = set()
@@ -215,7 +223,7 @@ def _make_run(
     algorithm: Algorithm,
     seed: int,
     total_timesteps: int | None,
-    changes: Mapping[str, Any],
+    changes: Settings,
 ) -> Run:
     settings = suite.resolve(env_id, algorithm)
     hyperparameters = settings["hyperparameters"]
@@ -228,9 +236,11 @@ def _make_run(
         if canonical(hyperparameters[name]) != canonical(before):
             changed[name] = hyperparameters[name]
 
+    # Reports do not compare runs of different length.
     if total_timesteps is not None and total_timesteps != settings["total_timesteps"]:
         settings["total_timesteps"] = total_timesteps
         changed["total_timesteps"] = total_timesteps
+
     return Run(
         suite=suite.name,
         env_id=env_id,

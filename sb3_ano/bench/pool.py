@@ -45,6 +45,7 @@ class WorkerError(RuntimeError):
         """
         if isinstance(error, WorkerError):
             return cls(error.message, error.details)
+        # Ray's errors have the traceback of the node below.
         first = next(iter(str(error).strip().splitlines()), "")
         return cls(f"{type(error).__name__}: {first}", str(error))
 
@@ -101,12 +102,16 @@ def call(
         # A process that is killed may have answered.
         if status == 0 and "result" in answer:
             return answer["result"]
+
         log.seek(0)
         # The causes of an error come first.
         lines = log.read().decode(errors="replace").splitlines()[-_LINES_OF_ERRORS:]
 
-    ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    raise WorkerError(answer.get("error", f"its process {ended}"), "\n".join(lines))
+    # Python has a negative number for a signal.
+    ended = f"its process ended with status {status}"
+    if status < 0:
+        ended = f"its process was killed by {signal.Signals(-status).name}"
+    raise WorkerError(answer.get("error", ended), "\n".join(lines))
 
 
 class Pool:
@@ -123,6 +128,7 @@ class Pool:
         threads: int = 1,
         held: Sequence[int] = (),
     ) -> None:
+        # A thread waits for each process.
         self._executor = ThreadPoolExecutor(jobs)
         self._processes: list[subprocess.Popen[str]] = []
         # Standard input of all processes: when this process is killed, it ends, and they end.

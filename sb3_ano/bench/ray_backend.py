@@ -34,6 +34,7 @@ class RayPool(Pool):
         threads: int,
     ) -> None:
         self._threads = threads
+        # Ray would try for minutes.
         if address is not None and address != "auto":
             require_reachable("--address", address)
 
@@ -59,10 +60,13 @@ class RayPool(Pool):
         :param request: argument of the function; ``directory`` becomes one on the node, and ``device="cuda"`` gets a GPU
         :return: content of the files in the directory, by name
         """
-        is_for_gpu = request.get("device", "cpu").startswith("cuda")
+        # Without one, Ray hides all GPUs from the task.
+        gpus = 0
+        if request.get("device", "cpu").startswith("cuda"):
+            gpus = 1
         task = ray.remote(
             num_cpus=self._threads,
-            num_gpus=1 if is_for_gpu else 0,
+            num_gpus=gpus,
             max_retries=_MOST_RESTARTS,
             # A training that fails would fail again.
             retry_exceptions=False,
@@ -82,6 +86,7 @@ def _call(
     expected: dict[str, str],
 ) -> dict[str, bytes]:
     """Call the function on a node, and return the files that it wrote."""
+    # Rows of different versions must not be mixed unnoticed.
     installed = versions(["sb3-ano"])
     if installed != expected:
         raise WorkerError(f"this node has {installed}, the driver {expected}; install the same version on all nodes")

@@ -73,6 +73,7 @@ class EpisodeRecorder(VecEnvWrapper):
 
         for index in np.flatnonzero(dones):
             episode = infos[index].get("episode")
+            # A lost life ends no episode.
             if episode is not None:
                 row = {
                     "r": float(episode["r"]),
@@ -154,6 +155,7 @@ class UpdateRecorder(BaseCallback):
         # SB3's names, and milliseconds.
         row = {"time/total_timesteps": done, "time/seconds": round(self.seconds(), 3)}
 
+        # What the algorithm has logged of its update
         for name, value in self.logger.name_to_value.items():
             if name.startswith("train/"):
                 row[name] = float(value)
@@ -168,6 +170,7 @@ class UpdateRecorder(BaseCallback):
             returns, lengths = self.evaluate(self.model, len(self.evaluations))
             self.evaluations.append((done, returns, lengths))
 
+        # Speeds are those of the training alone.
         self.seconds_paused += time.perf_counter() - start
 
     def write(self) -> None:
@@ -215,6 +218,7 @@ def make_evaluator(
             ours.obs_rms = theirs.obs_rms
 
         with same_random_state(), torch.no_grad():
+            # Other actions and episodes in each evaluation
             torch.manual_seed(seed + number)
             env.seed(seed + number * env.num_envs)
             actor = with_masks(model, env)
@@ -249,6 +253,8 @@ def measure_update(model: OnPolicyAlgorithm, rollout: RolloutBuffer) -> dict[str
         for samples in rollout.get(_SAMPLES_AT_ONCE):
             # In float64, because the KL divergence is a difference of almost equal numbers.
             parts.append(_log_ratios(model, samples).double().cpu().numpy())
+
+    # A ratio may be too large for a number, and is then infinite.
     log_ratio = np.concatenate(parts)
     with np.errstate(over="ignore"):
         ratio = np.exp(log_ratio)
@@ -277,6 +283,7 @@ def _log_ratios(model: OnPolicyAlgorithm, samples: Any) -> torch.Tensor:
         # The buffer has them as floats, in a column.
         actions = actions.long().flatten()
 
+    # sb3-contrib's policies take more.
     arguments = {}
     if getattr(samples, "action_masks", None) is not None:
         arguments["action_masks"] = samples.action_masks

@@ -115,6 +115,7 @@ class RunFiles:
         with named_errors(file):
             table = pd.read_csv(file, encoding="utf-8")
             _check_rows(table, "time/total_timesteps")
+
         return table
 
 
@@ -149,6 +150,7 @@ def _check_rows(
     for name in (steps, *columns):
         if name not in table:
             raise ValueError(f"column {name!r} is missing")
+
     for title, column in table.items():
         # A column without values has no numbers that it could be told by.
         is_number = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_complex_dtype(column)
@@ -160,8 +162,11 @@ def _check_rows(
     is_possible = (counts >= 0) & (counts <= _LARGEST_INTEGER)
     if not is_possible.all():
         raise ValueError(f"column {steps!r} has values that are not numbers of environment steps")
+
     growth = np.diff(counts)
-    is_wrong = growth <= 0 if strictly else growth < 0
+    is_wrong = growth < 0
+    if strictly:
+        is_wrong = growth <= 0
     if is_wrong.any():
         raise ValueError(f"column {steps!r} does not increase")
 
@@ -173,6 +178,7 @@ def read_run(path: Path) -> RunFiles:
     :raises ValueError: if the run is damaged
     :raises OSError: if ``run.json`` cannot be read
     """
+    # The last file of a run, which is incomplete without it
     document = read_json(path / RUN)
     if document.get("format") != FORMAT:
         raise ValueError(f"{path}: format {document.get('format')!r}; this version of sb3_ano reads format {FORMAT}")
@@ -200,6 +206,7 @@ def read_run(path: Path) -> RunFiles:
             raise ValueError(f"{path}: {name!r} is not a file of a run")
         if not (path / name).is_file():
             raise ValueError(f"{path}: {name!r} is missing")
+        # A file that was changed is no result of this run.
         if checksum(path / name) != expected:
             raise ValueError(f"{path}: the checksum of {name} does not match")
 
@@ -220,8 +227,12 @@ class Results:
 
     def names(self) -> list[str]:
         """Return the names of the finished runs."""
-        directories = [path for path in (self.path / _RUNS).iterdir() if path.is_dir()]
-        return sorted(path.name for path in directories)
+        names = []
+        for path in (self.path / _RUNS).iterdir():
+            # Users leave files there.
+            if path.is_dir():
+                names.append(path.name)
+        return sorted(names)
 
     def runs(self, names: Collection[str] | None = None) -> list[RunFiles]:
         """Read finished runs.
@@ -267,7 +278,9 @@ class ResultsWriter(Results, contextlib.AbstractContextManager["ResultsWriter"])
         super().__init__(path)
         self._lock = DirectoryLock(self.path)
         #: File descriptors that keep the directory locked while they are open.
-        self.held = () if self._lock.descriptor is None else (self._lock.descriptor,)
+        self.held: tuple[int, ...] = ()
+        if self._lock.descriptor is not None:
+            self.held = (self._lock.descriptor,)
 
     def begin(self, name: str) -> Path:
         """Return the directory of an unfinished run, with its last checkpoint.
@@ -284,6 +297,7 @@ class ResultsWriter(Results, contextlib.AbstractContextManager["ResultsWriter"])
         :param name: name of the run
         """
         try:
+            # Every second for each run, so that only the end is read.
             with (self.path / _UNFINISHED / name / MONITOR).open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - _TAIL))

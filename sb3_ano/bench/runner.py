@@ -105,6 +105,7 @@ def _check_model(run: Run, env: VecEnv, checked: set[str]) -> None:
     if observations.shape is not None:
         dimensions = len(observations.shape)
     spaces = (type(observations), dimensions, type(env.action_space))
+    # Spaces of the same kinds take the same policies.
     key = repr((run.algorithm, run.hyperparameters, spaces))
     if key in checked:
         return
@@ -125,17 +126,22 @@ def show_plan(runs: Sequence[Run], finished: Collection[str]) -> None:
     :param runs: all runs of the plan
     :param finished: names of the finished runs
     """
+    # A row for tasks and seeds together
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        changed = ", ".join(f"{name}={value}" for name, value in run.changed.items())
-        groups.setdefault((run.algorithm, changed), []).append(run)
+        changed = [f"{name}={value}" for name, value in run.changed.items()]
+        groups.setdefault((run.algorithm, ", ".join(changed)), []).append(run)
     # The last row is the sum.
     groups["all", ""] = list(runs)
 
     rows = []
     for names, group in groups.items():
-        missing = [run.total_timesteps for run in group if run.name not in finished]
-        tasks = {run.env_id for run in group}
+        missing = []
+        tasks = set()
+        for run in group:
+            tasks.add(run.env_id)
+            if run.name not in finished:
+                missing.append(run.total_timesteps)
         rows.append([*names, f"{len(tasks):,}", f"{len(group):,}", f"{len(missing):,}", f"{sum(missing):,}"])
 
     table = rich.table.Table(box=None)
@@ -169,6 +175,7 @@ def execute(
     :return: error of each run that failed, by name
     :raises OSError: if the results cannot be written
     """
+    # Errors of runs do not end the others; errors of the disk do.
     errors = {}
     try:
         futures = {}
@@ -210,7 +217,9 @@ def _published(
         except ValueError as damaged:
             error = damaged
 
-    return None if error is None else WorkerError.of(error)
+    if error is None:
+        return None
+    return WorkerError.of(error)
 
 
 def _ended(futures: dict[Future[Any], Run], results: ResultsWriter) -> Iterator[tuple[Run, Future[Any]]]:
@@ -226,7 +235,9 @@ def _ended(futures: dict[Future[Any], Run], results: ResultsWriter) -> Iterator[
         return total - missing
 
     # A file keeps all states.
-    interval = _IN_TERMINAL if sys.stderr.isatty() else _IN_FILE
+    interval = _IN_FILE
+    if sys.stderr.isatty():
+        interval = _IN_TERMINAL
     style = {
         "unit": "step",
         "unit_scale": True,

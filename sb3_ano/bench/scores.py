@@ -46,12 +46,12 @@ def load_table(name: str) -> pd.DataFrame:
     :raises FileNotFoundError: if there is no such table
     :raises ValueError: if the file is invalid
     """
+    # A file of the user's, unless it is one of ours
+    unit = "Normalized score"
+    path = Path(name)
     if name in _TABLES:
         file, unit = _TABLES[name]
         path = _DIRECTORY / file
-    else:
-        unit = "Normalized score"
-        path = Path(name)
 
     try:
         rows = pd.read_csv(path, encoding="utf-8-sig", skipinitialspace=True).rename(columns=_COLUMNS)
@@ -97,7 +97,9 @@ class ReferenceScores:
         tables_with_exact = rows["table"][exact]
         # The first row is that of the first table that has one.
         rows = rows[exact | ~rows["table"].isin(tables_with_exact)]
-        return None if rows.empty else rows.iloc[0]
+        if rows.empty:
+            return None
+        return rows.iloc[0]
 
     def normalize(
         self,
@@ -109,6 +111,7 @@ class ReferenceScores:
         :param env_id: id of the environment
         :param returns: returns of any shape
         """
+        # The first table that has the task
         row = self.find(env_id)
         values = np.asarray(returns, np.float64)
         if row is None:

@@ -7,7 +7,7 @@ comes from a stratified bootstrap of scores whose distances from the mean of the
 and Student's t has the degrees of freedom of Satterthwaite (1946), from each task's share of the statistic's variance.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -102,6 +102,7 @@ def estimate(
     """
     arrays = _checked(samples, paired)
     value = np.asarray(statistic(*arrays))
+    # A single seed shows nothing of the spread.
     if min(array.shape[-2] for array in arrays) < 2:
         return Estimate.exact(value)
 
@@ -123,6 +124,7 @@ def estimate(
         stretched = center + stretch * (array - center)
         resamples.append(np.take_along_axis(stretched[None], rows, axis=-2))
 
+    # All resamples at once, along the first dimension
     error = np.asarray(statistic(*resamples)).std(axis=0, ddof=1)
     degrees = _degrees_of_freedom(statistic, arrays, paired)
     half = _quantile(degrees) * error
@@ -153,8 +155,9 @@ def _degrees_of_freedom(
         distances = array - array.mean(axis=-2, keepdims=True)
         errors.append(np.moveaxis(distances, -2, 0) / np.sqrt(seeds - 1))
 
-    every = range(len(arrays))
-    together = [list(every)] if paired else [[index] for index in every]
+    together = [[index] for index in range(len(arrays))]
+    if paired:
+        together = [list(range(len(arrays)))]
     total = np.zeros(())
     squares = np.zeros(())
 
@@ -180,28 +183,10 @@ def aggregate(scores: np.ndarray, reps: int = 2000) -> dict[str, Estimate]:
     :param reps: number of resamples of the bootstrap
     :raises ValueError: for another shape, or scores that are not finite
     """
-    return {name: estimate(statistic, scores, reps=reps) for name, statistic in METRICS.items()}
-
-
-def performance_profile(scores: np.ndarray, thresholds: np.ndarray) -> Estimate:
-    """Compute the fraction of runs whose score is above each threshold, with Wilson's interval of a fraction.
-
-    :param scores: shape ``(seeds, tasks)``
-    :param thresholds: shape ``(points,)``
-    :raises ValueError: for another shape, or scores that are not finite
-    """
-    (array,) = _checked((scores,))
-    is_above = array[None] > thresholds[:, None, None]
-    fraction = is_above.mean(axis=(-2, -1))
-    # A single seed shows nothing of the spread.
-    if len(array) < 2:
-        return Estimate.exact(fraction)
-    # Wilson's interval, with Student's t instead of the normal quantile.
-    z2 = _quantile(array.size - 1) ** 2 / array.size
-    center = (fraction + z2 / 2) / (1 + z2)
-    variance = z2 * (fraction * (1 - fraction) + z2 / 4)
-    half = np.sqrt(variance) / (1 + z2)
-    return Estimate(fraction, center - half, center + half)
+    estimates = {}
+    for name, statistic in METRICS.items():
+        estimates[name] = estimate(statistic, scores, reps=reps)
+    return estimates
 
 
 def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> Estimate:
@@ -217,6 +202,8 @@ def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> Estima
     first, second = _checked((scores, others))
     n, tasks = first.shape
     m = len(second)
+
+    # Each run against each other one of the same task
     difference = first[:, None, :] - second[None, :, :]
     wins = (difference > 0) + 0.5 * (difference == 0)
     value = np.mean(wins)
@@ -229,6 +216,7 @@ def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> Estima
     variance = p * (1 - p) * (1 + ((n + m) / 2 - 1) * of_pairs) / (n * m * tasks)
     widest = _quantile(tasks * (n + m - 2)) * np.sqrt(variance)
     inside = p[np.abs(p - value) <= widest]
+    # The grid may have no point inside.
     low = np.minimum(inside.min(initial=1.0), value)
     high = np.maximum(inside.max(initial=0.0), value)
     return Estimate(value, low, high)
@@ -256,35 +244,13 @@ def relative_change(
         base = metric(old)
         value = metric(new)
         ratio = np.full(np.shape(value), np.nan)
+        # Of a base at or below 0, no change in percent makes sense.
         np.divide(value, base, out=ratio, where=(base > 0) & (value > 0))
         # On the scale of the logarithm a change and its inverse are alike.
         return np.log(ratio)
 
     change = estimate(log_ratio, before, after, reps=reps, paired=paired)
     return Estimate(*(np.expm1(part) for part in change))
-
-
-def interaction(
-    change: Sequence[np.ndarray],
-    other: Sequence[np.ndarray],
-    reps: int = 2000,
-    paired: bool = False,
-) -> Estimate:
-    """Compute the difference between the changes of the IQM of two algorithms, in units of the score.
-
-    :param change: scores of the algorithm before and after the change
-    :param other: scores of the other algorithm before and after
-    :param reps: number of resamples of the bootstrap
-    :param paired: whether all four have the same seeds
-    :raises ValueError: for other shapes, or scores that are not finite
-    """
-
-    def difference(*samples: np.ndarray) -> np.ndarray:
-        before, after, other_before, other_after = (interquartile_mean(sample) for sample in samples)
-        change_of_other = other_after - other_before
-        return after - before - change_of_other
-
-    return estimate(difference, *change, *other, reps=reps, paired=paired)
 
 
 def _checked(samples: tuple[np.ndarray, ...], paired: bool = False) -> list[np.ndarray]:
@@ -296,8 +262,11 @@ def _checked(samples: tuple[np.ndarray, ...], paired: bool = False) -> list[np.n
             raise ValueError("scores must be finite")
         arrays.append(array)
 
-    compared = {array.shape if paired else array.shape[-1:] for array in arrays}
+    # The same tasks, and for pairs the same number of seeds
+    shapes = [array.shape for array in arrays]
+    compared = set(shapes)
+    if not paired:
+        compared = {shape[-1:] for shape in shapes}
     if len(compared) > 1:
-        shapes = ", ".join(str(array.shape) for array in arrays)
-        raise ValueError(f"scores of shapes {shapes} cannot be compared")
+        raise ValueError(f"scores of shapes {', '.join(map(str, shapes))} cannot be compared")
     return arrays

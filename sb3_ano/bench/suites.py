@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from sb3_ano._registry import ALGORITHMS
-from sb3_ano.bench.algorithms import CLASSES, Algorithm, evaluated, parse_algorithm
+from sb3_ano.bench.algorithms import CLASSES, Algorithm, Settings, evaluated, parse_algorithm
 from sb3_ano.cli import check_names, hint
 from sb3_ano.envs.atari import atari_protocol
 from sb3_ano.zoo.hyperparameters import hyperparameter_file
@@ -50,16 +50,16 @@ class Task(BaseModel, extra="forbid", frozen=True):
     algorithms: dict[str, dict[str, Any]] = {}
     env_kwargs: dict[str, Any] = {}
 
-    def of_algorithm(self, algorithm: Algorithm) -> dict[str, Any]:
+    def of_algorithm(self, algorithm: Algorithm) -> Settings:
         """Return the changes for one algorithm; those for its options come after those for its name.
 
         :param algorithm: algorithm with its options
         """
-        changes: dict[str, dict[str, Any]] = {}
+        changes: dict[str, Settings] = {}
         for label, values in self.algorithms.items():
             # Options are in any order and spelling.
             changes[parse_algorithm(label).label] = values
-        return changes.get(algorithm.name, {}) | changes.get(algorithm.label, {})
+        return {**changes.get(algorithm.name, {}), **changes.get(algorithm.label, {})}
 
 
 class Suite(Task, frozen=True):
@@ -80,7 +80,7 @@ class Suite(Task, frozen=True):
 
     @field_validator("tasks", mode="before")
     @classmethod
-    def _named_tasks(cls, tasks: Any) -> Any:
+    def _named_tasks(cls, tasks: object) -> object:
         """Take a list of names, and names without settings."""
         if isinstance(tasks, list) and all(isinstance(task, str) for task in tasks):
             tasks = dict.fromkeys(tasks)
@@ -89,12 +89,13 @@ class Suite(Task, frozen=True):
             tasks = {name: settings or {} for name, settings in tasks.items()}
         return tasks
 
-    def model_post_init(self, context: Any) -> None:
+    def model_post_init(self, context: object) -> None:
         """Check the names that pydantic does not know.
 
         :param context: context of the validation, unused
         :raises ValueError: for an unknown algorithm or hyperparameter
         """
+        # A hyperparameter that one algorithm has may be given for all.
         known = set()
         for name in CLASSES:
             known |= Algorithm(name).hyperparameters
@@ -138,10 +139,14 @@ class Suite(Task, frozen=True):
         :raises ValueError: if the zoo's file asks for what experiments do not support, or the number of steps is unknown
         """
         task = self.tasks[env_id]
+
+        # The task's own length comes before the suite's, and that before the zoo's.
         entry, is_atari = zoo_settings(algorithm.name, env_id)
         steps = task.total_timesteps or self.total_timesteps or entry.get("n_timesteps")
         if steps is None:
             raise ValueError(f"suite {self.name!r}: total_timesteps of {env_id} is missing")
+
+        # Left out in silence, they would make another task.
         unsupported = [key for key in _UNSUPPORTED if entry.get(key) is not None]
         if unsupported:
             raise ValueError(f"{env_id} needs {', '.join(unsupported)} of the zoo's file, which experiments do not support")
@@ -150,10 +155,16 @@ class Suite(Task, frozen=True):
         shared = {**entry, **self.hyperparameters, **task.hyperparameters}
         known = algorithm.hyperparameters
         hyperparameters: dict[str, Any] = {"policy": "MlpPolicy", "n_envs": 1}
-        hyperparameters |= {name: value for name, value in shared.items() if name in known}
-        hyperparameters |= self.of_algorithm(algorithm) | task.of_algorithm(algorithm)
+        for name, value in shared.items():
+            if name in known:
+                hyperparameters[name] = value
+        hyperparameters |= self.of_algorithm(algorithm)
+        hyperparameters |= task.of_algorithm(algorithm)
+
+        # Python as text, as the zoo's files have it
         if isinstance(hyperparameters.get("normalize"), str):
             hyperparameters["normalize"] = evaluated(hyperparameters["normalize"])
+        # What the user typed comes last.
         hyperparameters |= dict(algorithm.options)
 
         env_kwargs = dict(entry.get("env_kwargs") or {})
@@ -173,18 +184,21 @@ class Suite(Task, frozen=True):
         }
 
 
-def zoo_settings(algorithm: str, env_id: str) -> tuple[dict[str, Any], bool]:
+def zoo_settings(algorithm: str, env_id: str) -> tuple[Settings, bool]:
     """Look up a task in the zoo's file, as the zoo does; also return whether the task is an Atari game.
 
     :param algorithm: name of the algorithm; one without a file, or whose file lacks the task, takes ANO's settings
     :param env_id: id of the task
     """
+    # Tasks that the algorithm's own file lacks are ANO's.
     content = dict(_zoo_file(_SHARED_FILE))
     if algorithm in ALGORITHMS:
         content |= _zoo_file(algorithm)
 
     is_atari = env_id not in content and atari_protocol(env_id) is not None
-    general = "atari" if is_atari else "default"
+    general = "default"
+    if is_atari:
+        general = "atari"
     settings = dict(content.get(env_id) or content.get(general) or {})
 
     if is_atari:
@@ -198,8 +212,9 @@ def zoo_settings(algorithm: str, env_id: str) -> tuple[dict[str, Any], bool]:
     return settings, is_atari
 
 
+# A plan reads them for each of its runs.
 @functools.cache
-def _zoo_file(algorithm: str) -> dict[str, dict[str, Any]]:
+def _zoo_file(algorithm: str) -> dict[str, Settings]:
     return yaml.safe_load(hyperparameter_file(algorithm).read_bytes())
 
 
@@ -212,6 +227,7 @@ def load_suite(name: str) -> Suite:
     version = _VERSION.search(name)
     path = _DIRECTORY / f"{_VERSION.sub('', name)}.yml"
 
+    # A file of the user's, whose name may end like a version
     if not path.is_file():
         version = None
         path = Path(name)
@@ -230,7 +246,9 @@ def load_suite(name: str) -> Suite:
     # The suites of this package have one version of each task.
     if version is None:
         return suite
-    tasks = {_VERSION.sub(version[0], task): settings for task, settings in suite.tasks.items()}
+    tasks = {}
+    for task, settings in suite.tasks.items():
+        tasks[_VERSION.sub(version[0], task)] = settings
     return suite.model_copy(update={"tasks": tasks})
 
 
@@ -241,6 +259,6 @@ def describe(error: ValidationError) -> str:
     """
     messages = []
     for part in error.errors():
-        place = ".".join(str(key) for key in part["loc"])
+        place = ".".join(map(str, part["loc"]))
         messages.append(f"{place} {part['msg']}".strip())
     return "; ".join(messages)

@@ -45,9 +45,11 @@ def check_device(device: str) -> None:
     :param device: SB3's ``device``
     :raises ValueError: if PyTorch knows no such device, or finds no CUDA device, and ``device`` asks for one
     """
+    # PyTorch does not know SB3's "auto".
+    if device == "auto":
+        return
     try:
-        # PyTorch does not know SB3's "auto".
-        torch.device("cpu" if device == "auto" else device)
+        torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"device={device!r} is not allowed; allowed are auto, cpu, cuda, cuda:0, ...") from error
 
@@ -64,6 +66,7 @@ def make_env(run: Run, n_envs: int, threads: int = 1) -> VecEnv:
     :raises ValueError: if the environments cannot be made
     """
     options: dict[str, Any] = {}
+    # gymnasium's environments have no threads.
     if run.backend != "gymnasium":
         options["num_threads"] = threads
     if run.hyperparameters.get("env_wrapper"):
@@ -99,7 +102,9 @@ def wrapped(run: Run, env: VecEnv, training: bool = True) -> VecEnv:
         env = VecNormalize(env, **options)
 
     n_stack = run.hyperparameters.get("frame_stack")
-    return VecFrameStack(env, n_stack) if n_stack else env
+    if n_stack:
+        env = VecFrameStack(env, n_stack)
+    return env
 
 
 def make_model(
@@ -114,6 +119,7 @@ def make_model(
     :param device: SB3's ``device``
     :raises ValueError: for hyperparameters that are not allowed
     """
+    # "no" in a grid would be a text, which is true.
     accelerated = run.hyperparameters.get(ACCELERATE, False)
     if not isinstance(accelerated, bool):
         raise ValueError(f"{ACCELERATE}={accelerated!r} is not allowed; allowed are True and False")
@@ -150,6 +156,7 @@ def train(
     :raises ValueError: if environments or model cannot be made, or if the training fails
     :raises OSError: if a file cannot be written
     """
+    # Modules that register the task
     for module in run.imports:
         importlib.import_module(module)
     check_device(device)
@@ -167,6 +174,7 @@ def train(
     # More environments than episodes would do nothing.
     bare_evaluation_env = make_env(run, min(episodes, _MOST_EVALUATION_ENVS), threads)
     evaluation_env = wrapped(run, bare_evaluation_env, training=False)
+    # Other episodes than those of the training
     seed = _SEEDS_APART * run.seed + _EVALUATION_SEEDS
     evaluate = make_evaluator(
         evaluation_env,
@@ -175,6 +183,7 @@ def train(
         seed,
     )
 
+    # The episodes are recorded below VecNormalize, with the task's own rewards.
     recorder = UpdateRecorder(directory, run, evaluate)
     bare = make_env(run, run.hyperparameters["n_envs"], threads)
     recorded = EpisodeRecorder(
@@ -203,6 +212,7 @@ def train(
         )
         details["seconds"] = recorder.seconds()
 
+    # From here on, the run only has to be written.
     recorder.write()
     if models:
         model.save(directory / MODEL)
@@ -210,10 +220,13 @@ def train(
         if normalization is not None:
             normalization.save(str(directory / NORMALIZATION))
 
+    resumed_at = None
+    if checkpoint is not None:
+        resumed_at = checkpoint.num_timesteps
     details |= {
         "finished": now(),
         "timesteps": model.num_timesteps,
-        "resumed_at": None if checkpoint is None else checkpoint.num_timesteps,
+        "resumed_at": resumed_at,
         "threads": threads,
         "device": str(model.device),
         "backend_used": getattr(bare.unwrapped, "backend", "gymnasium"),
@@ -234,6 +247,7 @@ def write_run(
     :param directory: directory of its files
     :param details: circumstances of the training
     """
+    # By which damage is noticed
     sha256 = {}
     for name in FILES:
         if (directory / name).is_file():

@@ -78,8 +78,10 @@ class TrainingCheckpoints(BaseCallback):
         for name, number in (("every", every), ("keep", keep)):
             if number is not None and (not isinstance(number, int | np.integer) or number < 1):
                 raise ValueError(f"{name}={number!r} is not allowed; allowed are positive integers")
+        # Also NaN
         if not seconds >= 0.0:
             raise ValueError(f"seconds={seconds!r} is not allowed; allowed are numbers >= 0")
+
         self.folder = Path(folder)
         self.every = every
         self.seconds = seconds
@@ -92,6 +94,7 @@ class TrainingCheckpoints(BaseCallback):
         model = self.model
         if not isinstance(model, OnPolicyAlgorithm):
             raise ValueError(f"TrainingCheckpoints cannot store {type(model).__name__}; allowed are on-policy algorithms")
+
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock_folder()
 
@@ -106,6 +109,7 @@ class TrainingCheckpoints(BaseCallback):
         if self._due is not None and model.num_timesteps >= self._written:  # a call of learn that continues
             return
 
+        # Restored when the first rollout starts, because only then everything is built.
         self._due = None
         self._pending = None
         if self.resume:
@@ -121,6 +125,7 @@ class TrainingCheckpoints(BaseCallback):
     def _lock_folder(self) -> None:
         directory = self.folder.resolve()
         thread = threading.current_thread()
+        # The lock of this process would let its other threads in.
         if directory in _locks:
             earlier, owner = _locks[directory]
             if earlier.descriptor is not None and owner is not thread and owner.is_alive():
@@ -141,6 +146,7 @@ class TrainingCheckpoints(BaseCallback):
         there = checkpoint.details
         settings = {"algorithm": here["algorithm"], **here["settings"]}
         earlier = {"algorithm": there["algorithm"], **there["settings"]}
+        # A setting that one of them lacks is different, too.
         for name in sorted(settings | earlier):
             value = settings.get(name)
             other = earlier.get(name)
@@ -154,6 +160,7 @@ class TrainingCheckpoints(BaseCallback):
             raise ValueError(
                 f"total_timesteps={total} is not allowed: {at}; to continue a later call of learn, load that model"
             )
+
         if total != there["total_timesteps"]:
             self._report(f"the run was started for {there['total_timesteps']} steps; schedules now use {total}")
 
@@ -174,8 +181,11 @@ class TrainingCheckpoints(BaseCallback):
         else:
             return
 
-        interval = self.seconds if self.every is None else self.every
-        self._due = self._position() + interval
+        # From now on, because writing takes time, too.
+        if self.every is None:
+            self._due = self._position() + self.seconds
+        else:
+            self._due = self._position() + self.every
 
     def _on_step(self) -> bool:
         return True
@@ -184,27 +194,45 @@ class TrainingCheckpoints(BaseCallback):
         self._release()
 
     def _position(self) -> float:
-        return time.monotonic() if self.every is None else self.model.num_timesteps
+        """Return the time, or the number of steps, that checkpoints are due by."""
+        if self.every is None:
+            return time.monotonic()
+        return self.model.num_timesteps
 
     def _save(self) -> None:
         model = self.model
         file = io.BytesIO()
         model.save(file)
 
+        # SB3's file lacks what follows.
         state = TrainingState(model, self.locals.get("callback"), exclude=self).capture()
         state["elapsed"] = time.time_ns() - model.start_time
-        state["logger"] = {name: dict(getattr(self.logger, name)) for name in _UNWRITTEN_RECORDS}
-        state["requires_grad"] = {name: parameter.requires_grad for name, parameter in model.policy.named_parameters()}
+        state["logger"] = {}
+        for name in _UNWRITTEN_RECORDS:
+            state["logger"][name] = dict(getattr(self.logger, name))
+        state["requires_grad"] = {}
+        for name, parameter in model.policy.named_parameters():
+            state["requires_grad"][name] = parameter.requires_grad
         state["exploration"] = {}
         if model.use_sde:
-            state["exploration"] = {name: getattr(model.policy.action_dist, name) for name in _NOISE}
+            for name in _NOISE:
+                state["exploration"][name] = getattr(model.policy.action_dist, name)
+
         state["random"] = random_state()
 
         steps = model.num_timesteps
-        path = write_checkpoint(self.folder, steps, file.getvalue(), pickle.dumps(state), self._details, self.keep)
+        path = write_checkpoint(
+            self.folder,
+            steps,
+            file.getvalue(),
+            pickle.dumps(state),
+            self._details,
+            self.keep,
+        )
         self._written = steps
         if state["dropped"] and self._due is None:  # only once
-            self._report(f"checkpoints lack {', '.join(sorted(state['dropped']))}, which cannot be stored")
+            dropped = ", ".join(sorted(state["dropped"]))
+            self._report(f"checkpoints lack {dropped}, which cannot be stored")
         self._report(f"wrote {path}", verbosity=2)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
@@ -216,6 +244,8 @@ class TrainingCheckpoints(BaseCallback):
 
         model.set_parameters(str(checkpoint.path), exact_match=True, device=model.device)
         different = training.restore(state["attributes"])
+
+        # The policy's parameters are SB3's matter, but not which of them are frozen.
         for name, parameter in policy.named_parameters():
             parameter.requires_grad_(state["requires_grad"][name])
         for name, noise in state["exploration"].items():
@@ -227,12 +257,14 @@ class TrainingCheckpoints(BaseCallback):
             moved = [tuple(part.to(model.device) for part in pair) for pair in lstm_states]
             model._last_lstm_states = type(lstm_states)(*moved)  # type: ignore[attr-defined]
 
+        # What the log shows
         model.start_time = time.time_ns() - state["elapsed"]
         for name, values in state["logger"].items():
             getattr(self.logger, name).update(values)
         for found in training.objects.values():
             if isinstance(found, ProgressBarCallback):
                 found.pbar.update(model.num_timesteps)
+        # Last, because restoring may draw numbers.
         set_random_state(state["random"])
 
         self._written = model.num_timesteps
@@ -240,6 +272,7 @@ class TrainingCheckpoints(BaseCallback):
         lost = sorted({*different, *state["dropped"]})
         if lost:
             _warn(f"{', '.join(lost)} cannot be restored and stay as this program built them: results may differ")
+
         kinds = state["without_state"]
         if kinds:
             _warn(f"the state of {', '.join(kinds)} cannot be stored: new episodes start, and results may differ")
@@ -264,6 +297,7 @@ def _settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
         is_free = name == "policy" or (name in NOT_HYPERPARAMETERS and name != "seed")
         if not is_free and hasattr(model, name):
             settings[name] = getattr(model, name)
+
     # The values of a shape, because its name says little.
     settings["shaping_fingerprint"] = getattr(model, "shaping_fingerprint", None)
 
@@ -273,11 +307,12 @@ def _settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
         names = constructor_parameters(VecNormalize).keys() - {"venv"}
         settings["VecNormalize"] = {name: vars(normalize).get(name) for name in sorted(names)}
 
+    # As the file will have them, so that tuples and lists compare as equal.
     plain: dict[str, Any] = json.loads(json.dumps(settings, default=_plain, skipkeys=True))
     return plain
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Return a schedule as three of its values, and a class or another object as its name."""
     if callable(value) and not isinstance(value, type):
         try:  # a schedule of the remaining progress

@@ -35,7 +35,14 @@ class Checkpoint:
     state: bytes
 
 
-def write_checkpoint(directory: Path, steps: int, model: bytes, state: bytes, details: dict[str, Any], keep: int) -> Path:
+def write_checkpoint(
+    directory: Path,
+    steps: int,
+    model: bytes,
+    state: bytes,
+    details: dict[str, Any],
+    keep: int,
+) -> Path:
     """Write a checkpoint, and remove all but the last ones up to it once it is safely on the disk.
 
     Only the process that holds the directory's lock may call it.
@@ -49,13 +56,21 @@ def write_checkpoint(directory: Path, steps: int, model: bytes, state: bytes, de
     :return: path of the file
     :raises OSError: if the file cannot be written; the earlier checkpoints then remain
     """
+    manifest = {
+        "format": FORMAT,
+        "num_timesteps": steps,
+        "details": details,
+    }
+    # Entries are added to SB3's file, which ignores them.
     archive = io.BytesIO(model)
     with zipfile.ZipFile(archive, "a") as file:
         file.writestr(_STATE, state)
-        file.writestr(_MANIFEST, json.dumps({"format": FORMAT, "num_timesteps": steps, "details": details}, indent=1))
+        file.writestr(_MANIFEST, json.dumps(manifest, indent=1))
+
     path = directory / f"checkpoint_{steps}_steps.zip"
     write_file(path, archive.getvalue())
 
+    # Newest first
     n_kept = 0
     for other in checkpoint_files(directory):
         if not other.is_file():  # a directory, or a link to nowhere
@@ -85,6 +100,7 @@ def remove_checkpoints(directory: Path) -> None:
 
 def checkpoint_files(directory: Path) -> list[Path]:
     """Return the files that are named like checkpoints, newest first, without looking into them."""
+    # By number, because file systems have no order, and times can be equal.
     numbered = []
     for path in directory.glob("*.zip"):
         match = _NAME.fullmatch(path.name)
@@ -103,14 +119,23 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     :raises OSError: if the file cannot be read
     """
     path = Path(path)
+    # At once, because another process may replace it meanwhile.
     content = io.BytesIO(read_file(path, sys.maxsize))
     try:
         with zipfile.ZipFile(content) as archive:
-            entries = {name: archive.read(name) for name in archive.namelist()}  # verifies their checksums
+            # Reading verifies their checksums.
+            entries = {name: archive.read(name) for name in archive.namelist()}
+
         manifest = json.loads(entries[_MANIFEST])
+        # Of a later version
         if manifest["format"] != FORMAT:
             raise ValueError(f"its format is {manifest['format']}, and this version of sb3_ano reads format {FORMAT}")
-        return Checkpoint(path, manifest["num_timesteps"], manifest["details"], entries[_STATE])
+        return Checkpoint(
+            path,
+            manifest["num_timesteps"],
+            manifest["details"],
+            entries[_STATE],
+        )
     # A damaged header can name a password, an unknown compression, or an offset outside of the file.
     except Exception as error:
         raise ValueError(f"{path} is not a checkpoint, or is damaged or truncated: {error}") from error

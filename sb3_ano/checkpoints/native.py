@@ -4,12 +4,15 @@ import importlib
 import os
 import random
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.monitor import ResultsWriter
+
+#: A picklable state by name.
+State: TypeAlias = dict[str, Any]
 
 
 class NativeState(NamedTuple):
@@ -34,7 +37,7 @@ def _set_generator(space: spaces.Space[Any], generator: Any) -> None:
     space._np_random = generator
 
 
-def _mujoco_state(data: Any) -> dict[str, Any]:
+def _mujoco_state(data: Any) -> State:
     """Return what the integration depends on, and all arrays.
 
     Quantities that are derived from positions lag behind them after a step, and environments read them. Recomputed, they
@@ -42,25 +45,33 @@ def _mujoco_state(data: Any) -> dict[str, Any]:
     """
     mujoco = importlib.import_module("mujoco")  # installed, because it made the data
     kind = mujoco.mjtState.mjSTATE_INTEGRATION
+
     integration = np.empty(mujoco.mj_stateSize(data.model, kind))
     mujoco.mj_getState(data.model, data, integration, kind)
+    # The next step would change the arrays.
     arrays = {name: array.copy() for name, array in simulator_arrays(data).items()}
     return {"integration": integration, "arrays": arrays}
 
 
-def simulator_arrays(found: Any) -> dict[str, np.ndarray]:
+def simulator_arrays(found: object) -> dict[str, np.ndarray]:
     """Return the arrays in the memory of MuJoCo's data by name; none of other objects."""
     arrays = {}
     if type(found).__name__ == "MjData":
         for name in dir(found):
-            if not name.startswith("_") and isinstance(getattr(found, name), np.ndarray):
-                arrays[name] = getattr(found, name)
+            if name.startswith("_"):
+                continue
+            value = getattr(found, name)
+            if isinstance(value, np.ndarray):
+                arrays[name] = value
+
     return arrays
 
 
-def _set_mujoco_state(data: Any, state: dict[str, Any]) -> None:
+def _set_mujoco_state(data: Any, state: State) -> None:
     mujoco = importlib.import_module("mujoco")
-    mujoco.mj_setState(data.model, data, state["integration"], mujoco.mjtState.mjSTATE_INTEGRATION)
+    kind = mujoco.mjtState.mjSTATE_INTEGRATION
+    mujoco.mj_setState(data.model, data, state["integration"], kind)
+
     for name, array in state["arrays"].items():
         target = getattr(data, name)
         # The number of constraints varies. Those of the last step are recomputed in the next one.
@@ -70,22 +81,25 @@ def _set_mujoco_state(data: Any, state: dict[str, Any]) -> None:
 
 def _synced_size(writer: ResultsWriter) -> int:
     """Write a monitor file to the disk, and return its size in bytes."""
+    # Otherwise the file may be shorter than its size here after the machine has failed.
     writer.file_handler.flush()
-    os.fsync(writer.file_handler.fileno())
-    return os.fstat(writer.file_handler.fileno()).st_size
+    descriptor = writer.file_handler.fileno()
+    os.fsync(descriptor)
+    return os.fstat(descriptor).st_size
 
 
 def _truncate(writer: ResultsWriter, size: int) -> None:
     """Remove the episodes after a checkpoint, which are trained again, unless the file is a new and shorter one."""
-    if os.fstat(writer.file_handler.fileno()).st_size > size:
-        os.ftruncate(writer.file_handler.fileno(), size)
+    descriptor = writer.file_handler.fileno()
+    if os.fstat(descriptor).st_size > size:
+        os.ftruncate(descriptor, size)
 
 
-def _ale_state(ale: Any) -> Any:
+def _ale_state(ale: Any) -> object:
     return ale.cloneState(include_rng=True)
 
 
-def _set_ale_state(ale: Any, state: Any) -> None:
+def _set_ale_state(ale: Any, state: object) -> None:
     ale.restoreState(state)
 
 
@@ -97,19 +111,23 @@ _SIMULATORS = {
 }
 
 
-def random_state() -> dict[str, Any]:
+def random_state() -> State:
     """Return the picklable states of Python's, NumPy's and PyTorch's generators, of GPUs only if PyTorch uses them."""
+    cuda = []
+    if torch.cuda.is_initialized():
+        cuda = torch.cuda.get_rng_state_all()
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "cuda": cuda,
     }
 
 
-def set_random_state(state: dict[str, Any]) -> None:
+def set_random_state(state: State) -> None:
     """Restore a state that :func:`random_state` returned; GPUs that this machine lacks are ignored."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
-    torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
+    count = torch.cuda.device_count()
+    torch.cuda.set_rng_state_all(state["cuda"][:count])

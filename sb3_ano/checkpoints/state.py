@@ -34,7 +34,15 @@ _DESCRIPTIONS = (types.ModuleType, types.MappingProxyType, EnvSpec)
 # Attributes that are not part of the state: arguments of constructors, and those that belong to the process.
 _ENVIRONMENT = {"_saved_kwargs", "class_attributes"}
 _CALLBACK = {"globals", "locals", "verbose"}
-_MODEL = {"_logger", "_total_timesteps", "policy_kwargs", "rollout_buffer_kwargs", "start_time", "tensorboard_log", "verbose"}
+_MODEL = {
+    "_logger",
+    "_total_timesteps",
+    "policy_kwargs",
+    "rollout_buffer_kwargs",
+    "start_time",
+    "tensorboard_log",
+    "verbose",
+}
 # Windows and surfaces in gymnasium's environments. Other environments may use the names for data, which can be pickled.
 _RENDERERS = {"clock", "mujoco_renderer", "renderer", "screen", "surf", "viewer", "window", "window_surface"}
 
@@ -57,10 +65,16 @@ class TrainingState:
     :param exclude: callback that is not part of the state
     """
 
-    def __init__(self, model: OnPolicyAlgorithm, callback: BaseCallback | None, exclude: BaseCallback | None = None) -> None:
+    def __init__(
+        self,
+        model: OnPolicyAlgorithm,
+        callback: BaseCallback | None,
+        exclude: BaseCallback | None = None,
+    ) -> None:
         self.objects: dict[str, Any] = {}
         self._names: dict[int, str] = {id(exclude): "not part of the state"}
         self._excluded_of_model = set(_MODEL)
+        # SB3 saves these in other ways, or not at all.
         for name in (*model._excluded_save_params(), *model._get_torch_save_params()[0]):
             if not name.startswith("_last_"):  # what a rollout starts from, which SB3 does not save
                 self._excluded_of_model.add(name)
@@ -76,28 +90,35 @@ class TrainingState:
         self._referable = {**self.objects, "model.policy.optimizer": model.policy.optimizer}
         for name, parameter in model.policy.named_parameters():
             self._referable[f"parameter {name}"] = parameter
+        # Environments of MuJoCo keep views of its memory.
         for name, found in self.objects.items():
             for key, array in simulator_arrays(found).items():
                 self._referable[f"{name}.{key}"] = array
+
         if hasattr(model, "_logger"):
             for place, part in enumerate([model.logger, *model.logger.output_formats]):
                 self._referable[f"logger {place}"] = part
         self._names = {id(value): name for name, value in self._referable.items()}
 
-    def _find(self, name: str, found: Any) -> None:
+    def _find(self, name: str, found: object) -> None:
         """Add an object that the program built, and those in its attributes."""
+        # Objects refer to each other in circles.
         if id(found) in self._names:
             return
+
         if isinstance(found, BaseCallback):
             # Numbered by class and not by place, which one more or one fewer callback would change.
             kind = f"callback {_kind(found)}"
-            earlier = [other for other in self.objects if other.startswith(f"{kind} ")]
-            name = f"{kind} {len(earlier)}"
+            number = 0
+            while f"{kind} {number}" in self.objects:
+                number += 1
+            name = f"{kind} {number}"
 
         self.objects[name] = found
         self._names[id(found)] = name
         for attribute, value in getattr(found, "__dict__", {}).items():  # simulators have none
             for place, part in _built_parts(value).items():
+                # What an opaque batch holds is not the state of the training.
                 if not _is_opaque(found) or isinstance(part, ResultsWriter):
                     self._find(f"{name}.{attribute}{place}", part)
 
@@ -115,6 +136,7 @@ class TrainingState:
             if _is_opaque(found) or _is_connected(found):
                 lost.append((name, name))
 
+        # At once, because pickling each attribute alone would take longer, and would copy what they share.
         state = {"environments": self._environments(), "objects": objects}
         try:
             content = self._pickled(state)
@@ -122,6 +144,7 @@ class TrainingState:
             lost += self._replace_unpicklable(objects)
             content = self._pickled(state)
 
+        # Environments that start new episodes are told apart from attributes that keep the values of the program.
         without_state = set()
         dropped = []
         for name, place in lost:
@@ -133,24 +156,31 @@ class TrainingState:
             # Opponents in an environment, for example, whose parameters are stored nowhere.
             if isinstance(found, BaseAlgorithm) and name != "model":
                 dropped.append(name)
-        return {"attributes": content, "without_state": sorted(without_state), "dropped": dropped}
+        return {
+            "attributes": content,
+            "without_state": sorted(without_state),
+            "dropped": dropped,
+        }
 
     def _replace_unpicklable(self, objects: dict[str, tuple[str, Any]]) -> Iterator[tuple[str, str]]:
         """Replace attributes that cannot be pickled, and yield objects and places of those that are lost."""
         for name, (_, attributes) in objects.items():
+            # Of a simulator
             if not isinstance(attributes, dict):
                 continue
+
             for key, value in attributes.items():
                 try:
                     self._pickled(value)
                 except Exception:  # as above
+                    # Equal code in the resuming program does the same.
                     code = _code(value)
                     attributes[key] = _NotStored(code)
                     is_rendered_again = key in _RENDERERS and isinstance(self.objects[name], gym.Env)
                     if code is None and not is_rendered_again:
                         yield name, f"{name}.{key}"
 
-    def _state_of(self, name: str, found: Any) -> Any:
+    def _state_of(self, name: str, found: object) -> object:
         native = native_state(type(found))
         if native is not None:
             return native.get(found)
@@ -159,27 +189,35 @@ class TrainingState:
 
         state = {}
         for key, value in vars(found).items():
-            if self._is_skipped(found, key, value) or isinstance(value, _DESCRIPTIONS) or _is_built_again(name, value):
+            if self._is_skipped(found, key, value):
                 continue
-            state[key] = _NotStored(os.fspath(value)) if _is_path_setting(found, value) else value
+            if isinstance(value, _DESCRIPTIONS) or _is_built_again(name, value):
+                continue
+            # The directory may have been moved.
+            if _is_path_setting(found, value):
+                value = _NotStored(os.fspath(value))
+            state[key] = value
+
         if isinstance(found, BaseAlgorithm) and hasattr(found, "shaping"):
             # Models do not save a shape, which may be a function without a name.
             state["shaping"] = found.shaping
         return state
 
-    def _is_skipped(self, found: Any, key: str, value: Any) -> bool:
+    def _is_skipped(self, found: object, key: str, value: object) -> bool:
         """Return whether an attribute is stored elsewhere, belongs to the process, or is an argument of the program."""
         if isinstance(found, BaseAlgorithm):
             return key in self._excluded_of_model
+
         if isinstance(found, BaseCallback):
             # Functions connect a callback with the rest of its program, and copies of what they refer to would not.
             return key in _CALLBACK or _is_nameless(value)
+
         if isinstance(found, torch.nn.Module | RolloutBuffer):
             # Parameters and buffers are in the model file, and a rollout starts with an empty rollout buffer.
             return not isinstance(value, int | float | str | None)
         return key in _ENVIRONMENT
 
-    def _pickled(self, value: Any) -> bytes:
+    def _pickled(self, value: object) -> bytes:
         file = io.BytesIO()
         pickler = _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL)
         pickler.names = self._names
@@ -199,6 +237,8 @@ class TrainingState:
             state = unpickler.load()
         except (AttributeError, ImportError) as error:
             raise ValueError(f"the checkpoint refers to an object that this program does not define: {error}") from error
+
+        # Before anything is changed
         self._require_environments(state["environments"])
 
         different = []
@@ -206,32 +246,41 @@ class TrainingState:
             found: Any = self.objects.get(name)
             if kind != _kind(found):  # a callback that the program has added or removed
                 continue
+
             native = native_state(type(found))
             if native is not None:
                 native.set(found, attributes)
                 continue
 
             for key, value in attributes.items():
-                is_shape = key == "shaping" and isinstance(found, BaseAlgorithm)
-                built = found.shaping if is_shape else vars(found).get(key)
-                restored = _connected(built, value)
+                if key == "shaping" and isinstance(found, BaseAlgorithm):
+                    model: Any = found
+                    restored = _connected(model.shaping, value)
+                    if restored != model.shaping:
+                        model.shaping = restored  # the setter makes it take effect
+                    continue
+
+                # What is not stored stays as the program built it, and is only compared.
+                built = vars(found).get(key)
                 if isinstance(value, _NotStored) or _is_path_setting(found, built):
                     if _path(built) != _path(value):
                         different.append(f"{name}.{key}")
-                elif not is_shape:
-                    vars(found)[key] = restored
-                elif restored != built:
-                    found.shaping = restored  # the setter makes it take effect
+                    continue
+                vars(found)[key] = _connected(built, value)
+
         return different
 
     def _require_environments(self, there: dict[str, str]) -> None:
         here = self._environments()
         names = {name for name, _ in here.items() ^ there.items()}
         if names:
+            # The outermost wrapper says most.
             name = min(names, key=lambda name: (len(name), name))
+            now = here.get(name, "missing")
+            before = there.get(name, "missing")
             raise ValueError(
-                f"{name.removeprefix('model.')} is {here.get(name, 'missing')}, but {there.get(name, 'missing')} in the "
-                "checkpoint; use as many environments and the same wrappers as before"
+                f"{name.removeprefix('model.')} is {now}, but {before} in the checkpoint; "
+                "use as many environments and the same wrappers as before"
             )
 
     def _environments(self) -> dict[str, str]:
@@ -247,60 +296,71 @@ def _is_training_env(name: str) -> bool:
     return name == "model.env" or name.startswith(("model.env.", "model.env["))
 
 
-def _built_parts(value: Any) -> dict[str, Any]:
+def _built_parts(value: object) -> dict[str, object]:
     """Return the built objects that a value is, or that a list, tuple or dict holds, by their place in it."""
-    parts: Iterable[tuple[Any, Any]] = [("", value)]
+    if _is_built(type(value)):
+        return {"": value}
+
+    parts: Iterable[tuple[object, object]] = []
     if isinstance(value, dict):
         parts = value.items()
     elif isinstance(value, list | tuple):
         kinds = set(map(type, value))  # long lists of numbers are common
-        parts = enumerate(value) if any(map(_is_built, kinds)) else []
+        if any(map(_is_built, kinds)):
+            parts = enumerate(value)
 
     built = {}
     for place, part in parts:
         if _is_built(type(part)):
-            built[f"[{place!r}]" if part is not value else ""] = part
+            built[f"[{place!r}]"] = part
     return built
 
 
-def _is_built_again(name: str, value: Any) -> bool:
+def _is_built_again(name: str, value: object) -> bool:
     """Tell whether the resuming program sets an attribute itself, because the value is nothing but built objects.
 
     Between training environments references are restored: a wrapper can switch from one environment to another. Their
     names exist there, because the environments are the same. Those of spaces and callbacks may not.
     """
     parts = _built_parts(value).values()
-    length = len(value) if isinstance(value, dict | list | tuple) else 1
+    length = 1
+    if isinstance(value, dict | list | tuple):
+        length = len(value)
+    # Numbers among them would be lost.
     if len(parts) != length or length == 0:
         return False
-    return not (_is_training_env(name) and all(isinstance(part, VecEnv | gym.Env) for part in parts))
+    if not _is_training_env(name):
+        return True
+    are_environments = all(isinstance(part, VecEnv | gym.Env) for part in parts)
+    return not are_environments
 
 
 def _is_built(kind: type) -> bool:
     return issubclass(kind, _BUILT) or native_state(kind) is not None
 
 
-def _is_opaque(found: Any) -> bool:
+def _is_opaque(found: object) -> bool:
     """Tell whether an object is a batch of environments of another library or another process."""
     return isinstance(found, VecEnv) and not isinstance(found, DummyVecEnv | VecEnvWrapper)
 
 
-def _is_connected(found: Any) -> bool:
+def _is_connected(found: object) -> bool:
     """Tell whether an environment holds a connection to a simulator, whose objects its other attributes may number."""
     if not isinstance(found, gym.Env):
         return False
     for name, value in vars(found).items():
+        # Windows are made again.
         if name not in _RENDERERS and _has_finalizer(value) and not _is_built(type(value)):
             return True
     return False
 
 
-def _has_finalizer(value: Any) -> bool:
+def _has_finalizer(value: object) -> bool:
     """Tell whether a value owns something outside of Python, which its copy would use and close, as PyBullet's clients do."""
     return isinstance(getattr(type(value), "__del__", None), types.FunctionType)
 
 
-def _is_path_setting(owner: Any, value: Any) -> bool:
+def _is_path_setting(owner: object, value: object) -> bool:
     """Tell whether a value is a path in a callback, which differs if the directory has been moved."""
     if not isinstance(owner, BaseCallback):
         return False
@@ -309,7 +369,7 @@ def _is_path_setting(owner: Any, value: Any) -> bool:
     return isinstance(value, os.PathLike)
 
 
-def _path(value: Any) -> str | None:
+def _path(value: object) -> str | None:
     """Return a path, or what stands for one, as text; None for other values, which are not compared."""
     if isinstance(value, _NotStored):
         return value.description
@@ -318,10 +378,12 @@ def _path(value: Any) -> str | None:
     return _code(value)
 
 
-def _code(value: Any) -> str | None:
+def _code(value: object) -> str | None:
     """Return text that is equal for equal functions without a name; None for other values."""
-    value = getattr(value, "value_schedule", value)
-    return f"code {value.__qualname__} {value.__code__.co_code.hex()}" if _is_nameless(value) else None
+    function: Any = getattr(value, "value_schedule", value)
+    if not _is_nameless(function):
+        return None
+    return f"code {function.__qualname__} {function.__code__.co_code.hex()}"
 
 
 def _connected(built: Any, value: Any) -> Any:
@@ -329,10 +391,14 @@ def _connected(built: Any, value: Any) -> Any:
     if isinstance(value, FloatSchedule) and isinstance(built, FloatSchedule):
         value.value_schedule = _connected(built.value_schedule, value.value_schedule)
         return value
+
+    # Another function is taken as it was stored.
     if not (_is_nameless(value) and _is_nameless(built) and value.__code__ == built.__code__):
         return value
 
-    for cell, stored in zip(built.__closure__ or (), value.__closure__ or (), strict=True):
+    cells = built.__closure__ or ()
+    stored_cells = value.__closure__ or ()
+    for cell, stored in zip(cells, stored_cells, strict=True):
         with contextlib.suppress(ValueError):  # an empty cell
             cell.cell_contents = _connected(cell.cell_contents, stored.cell_contents)
     built.__defaults__ = value.__defaults__
@@ -340,7 +406,7 @@ def _connected(built: Any, value: Any) -> Any:
     return built
 
 
-def _is_nameless(value: Any) -> bool:
+def _is_nameless(value: object) -> bool:
     """Tell whether a value is a lambda, or a function that was defined in another one."""
     return isinstance(value, types.FunctionType) and "<" in value.__qualname__
 
@@ -350,17 +416,22 @@ def _array(content: bytes, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarra
     return np.frombuffer(content, dtype).reshape(shape).copy()
 
 
-def _kind(found: Any) -> str:
+def _kind(found: object) -> str:
     return type(found).__qualname__
 
 
 class Unpickler(pickle.Unpickler):
     """Unpickle tensors of a GPU on the CPU if this machine has no GPU."""
 
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch.storage", "_load_from_bytes") and not torch.cuda.is_available():
-            return lambda content: torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
+    def find_class(self, module: str, name: str) -> object:
+        is_storage = (module, name) == ("torch.storage", "_load_from_bytes")
+        if is_storage and not torch.cuda.is_available():
+            return _load_on_cpu
         return super().find_class(module, name)
+
+
+def _load_on_cpu(content: bytes) -> object:
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -376,22 +447,33 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
     for _kind_of_file in (io.TextIOWrapper, memoryview):
         dispatch_table.pop(_kind_of_file, None)
 
-    def persistent_id(self, value: Any) -> str | None:
+    def persistent_id(self, value: object) -> str | None:
         return self.names.get(id(value))
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, gym.utils.EzPickle | gym.Env | VecEnv) or _has_finalizer(value):
             # Unpickled, an EzPickle object is as its constructor made it.
             raise pickle.PicklingError(f"{type(value).__qualname__} is pickled without its state")
+
+        # NumPy's own pickles of arrays would each get memory of their own.
         if type(value) is np.ndarray and not value.dtype.hasobject:
-            root = value.base if type(value.base) is np.ndarray else value
+            root = value
+            if type(value.base) is np.ndarray:
+                root = value.base
             if root.flags.c_contiguous and root is value:
                 return _array, (value.tobytes(), value.dtype, value.shape)
             if root.flags.c_contiguous:
-                offset = value.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+                # A view of an array that is pickled once
+                start = value.__array_interface__["data"][0]
+                offset = start - root.__array_interface__["data"][0]
                 return np.ndarray, (value.shape, value.dtype, root, offset, value.strides)
-        if isinstance(value, types.MethodType) and getattr(value.__self__, value.__name__, None) == value:
-            return getattr, (value.__self__, value.__name__)
+
+        # Methods of built objects stay connected with them.
+        if isinstance(value, types.MethodType):
+            owner = value.__self__
+            name = value.__name__
+            if getattr(owner, name, None) == value:
+                return getattr, (owner, name)
 
         # Named functions and classes are those of the resuming program, which may compare them with its own.
         is_part_of_code = isinstance(value, type) and value.__module__ == "builtins"

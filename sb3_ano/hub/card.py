@@ -5,7 +5,6 @@ import math
 import platform
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import gymnasium as gym
@@ -17,8 +16,9 @@ from sb3_ano._registry import zoo_name
 from sb3_ano._system import versions
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.envs.atari import atari_protocol
+from sb3_ano.hub.documents import Document
 from sb3_ano.hub.evaluation import Task
-from sb3_ano.hub.recipe import ATARI_WRAPPER, Part, hyperparameters, import_path, is_plain, literal, without_paths
+from sb3_ano.hub.recipe import Part, hyperparameters, import_path, is_plain, literal, without_paths
 from sb3_ano.hub.safe_format import PACKAGES, SAFE_FILES
 
 CARD = "README.md"
@@ -29,6 +29,7 @@ VIDEO = "replay.mp4"
 #: Names of files that do not depend on the agent. Together with the saved model, nothing else is read or written.
 FIXED_FILES = (*SAFE_FILES, CARD, RESULTS, VIDEO, LOGS, STATISTICS, "args.yml", "config.yml", "env_kwargs.yml")
 _REPOSITORY = "https://github.com/sb3-ano/sb3-ano"
+_ATARI_WRAPPER = "stable_baselines3.common.atari_wrappers.AtariWrapper"
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
 # Extra and package that contain environments, by the beginning of the environments' entry points.
 _ENVIRONMENTS = {
@@ -61,11 +62,11 @@ def model_file(algorithm: str, env_id: str) -> str:
 
 def model_card(
     model: ShapedPolicyAlgorithm,
-    config: dict[str, Any],
+    config: Document,
     parts: Sequence[Part],
     repo_id: str,
     task: Task,
-    results: dict[str, Any],
+    results: Document,
     has_video: bool,
     license: str | None,
     revision: str | None = None,
@@ -85,26 +86,31 @@ def model_card(
     name = type(model).__name__
     env_id = task.env_id
     metrics = []
+    how = {
+        "deterministic": results["is_deterministic"],
+        "n_eval_episodes": results["n_eval_episodes"],
+        "seed": results["seed"],
+    }
     for key in ("mean_reward", "std_reward"):
-        if math.isfinite(results[key]):  # the Hub rejects others
-            metric = EvalResult(
-                task_type="reinforcement-learning",
-                task_name="reinforcement-learning",
-                dataset_type=env_id,
-                dataset_name=env_id,
-                metric_type=key,
-                metric_name=key,
-                metric_value=results[key],
-                metric_args={
-                    "deterministic": results["is_deterministic"],
-                    "n_eval_episodes": results["n_eval_episodes"],
-                    "seed": results["seed"],
-                },
-            )
-            metrics.append(metric)
+        # The Hub rejects NaN and Inf.
+        if not math.isfinite(results[key]):
+            continue
+        metric = EvalResult(
+            task_type="reinforcement-learning",
+            task_name="reinforcement-learning",
+            dataset_type=env_id,
+            dataset_name=env_id,
+            metric_type=key,
+            metric_name=key,
+            metric_value=results[key],
+            metric_args=how,
+        )
+        metrics.append(metric)
 
+    # The Hub's search finds the agent by these.
     words = [env_id, "deep-reinforcement-learning", "reinforcement-learning", "stable-baselines3", "sb3-ano", name.lower()]
     metadata = ModelCardData(
+        # Metrics and a name go together.
         model_name=f"{name}-{env_id}" if metrics else None,
         library_name="stable-baselines3",
         pipeline_tag="reinforcement-learning",
@@ -136,23 +142,23 @@ def model_card(
     return page
 
 
-def write_settings(
-    folder: Path, document: dict[str, Any], task: Task, parts: Sequence[Part] = (), device: str = "auto"
-) -> dict[str, Any]:
+def write_settings(folder: Path, document: Document, task: Task, device: str = "auto") -> Document:
     """Write ``config.yml``, ``args.yml`` and ``env_kwargs.yml``, as a training of the zoo would have left them.
 
     :param folder: directory to write to
     :param document: description from :func:`~sb3_ano.hub.safe_format.describe`
     :param task: environment that it was trained in
-    :param parts: parts of the agent that are not built in
     :param device: device of the training
     :return: content of ``config.yml``
     """
     settings = task.settings
-    if not settings and "NoFrameskip" in task.env_id:
-        settings = {"env_wrapper": [ATARI_WRAPPER], "frame_stack": 4}
+    if "backend" not in settings and "NoFrameskip" in task.env_id:
+        # As in the zoo's own files
+        settings = {"env_wrapper": [_ATARI_WRAPPER], "frame_stack": 4, **settings}
+    config = hyperparameters(document, settings, task.published_kwargs)
+
+    # The zoo draws a seed for -1.
     seed = document["arguments"]["seed"]
-    config = hyperparameters(document, settings, task.published_kwargs, parts)
     arguments = {
         "algo": zoo_name(document["algorithm"]),
         "device": device,
@@ -164,7 +170,13 @@ def write_settings(
     packages = _packages(task)
     if packages:
         arguments["gym_packages"] = packages
-    comment = "".join(f"# {note}\n" for note in _notes(task, parts))
+
+    comment = ""
+    if task.additions:
+        # A line break would end the comment.
+        named = " ".join(", ".join(task.additions).split())
+        described = "of these, this file has frame_stack, max_episode_steps and AtariWrapper at most"
+        comment = f"# The environment had {named}; {described}.\n"
     write_file(folder / "config.yml", comment + _yaml(config))
     write_file(folder / "args.yml", _yaml(arguments))
     write_file(folder / "env_kwargs.yml", _yaml(task.published_kwargs))
@@ -174,28 +186,18 @@ def write_settings(
 class _Dumper(yaml.SafeDumper):
     """Write a value that occurs twice twice, and not as an alias."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         return True
 
 
-def _yaml(content: dict[str, Any]) -> str:
+def _yaml(content: Document) -> str:
     text: str = yaml.dump(content, Dumper=_Dumper, sort_keys=False)
     return text
 
 
-def _notes(task: Task, parts: Sequence[Part]) -> list[str]:
-    """Say what a training from the settings lacks."""
-    notes = [f"Not in this file: {missing}." for missing in task.missing]
-    for part in parts:
-        if not part.is_importable:
-            notes.append(f"{part.name} was {part.shown}, which cannot be imported by name: put one of yours in its place.")
-        else:
-            notes.append(f"{part.name} is {part.shown} of the author's code, which has to be on Python's path.")
-    return [" ".join(note.split()) for note in notes]
-
-
 def task_versions(task: Task) -> dict[str, str]:
     """Return the versions of Python and of the installed packages that an agent and its task depend on."""
+    # Of an environment that gymnasium has, its version is listed anyway.
     packages = [*PACKAGES, _package(task.env_id).partition(".")[0] or "gymnasium"]
     packages += [package for _, package in _requirements(task)]
     return {"python": platform.python_version(), **versions(packages)}
@@ -206,6 +208,7 @@ def install_line(task: Task) -> str:
     extras = ["hub"]
     for extra, _ in _requirements(task):
         extras.append(extra)
+    # From the source, because there is no release.
     return f'pip install "sb3-ano[{",".join(extras)}] @ git+{_REPOSITORY}"'
 
 
@@ -216,6 +219,7 @@ def _load_call(repo_id: str, revision: str | None, parts: Sequence[Part]) -> str
         arguments.append(f"revision={revision!r}")
     arguments.append("env=env")
 
+    # A shape has an argument of its own.
     objects = []
     for part in parts:
         if part.name == "shaping":
@@ -229,11 +233,16 @@ def _load_call(repo_id: str, revision: str | None, parts: Sequence[Part]) -> str
 
 def _setup(task: Task, parts: Sequence[Part]) -> list[str]:
     """Write the lines that import the author's code, and register the environment if importing does not."""
-    modules = {part.module for part in parts if part.module is not None}
-    modules.update(_packages(task))
+    modules = set(_packages(task))
+    for part in parts:
+        if part.module is not None:
+            modules.add(part.module)
     lines = [f"import {module}" for module in sorted(modules)]
 
-    registration = "" if task.additions else _registration(task.env_id)
+    # An environment with additions is made by the reader.
+    registration = ""
+    if not task.additions:
+        registration = _registration(task.env_id)
     if registration:
         lines += ["import gymnasium as gym", "", f"if {task.env_id!r} not in gym.registry:", f"    {registration}"]
     return lines
@@ -241,6 +250,7 @@ def _setup(task: Task, parts: Sequence[Part]) -> list[str]:
 
 def _packages(task: Task) -> list[str]:
     """List the modules that register the environment; those that everybody has are left out."""
+    # What the author has typed comes before a guess.
     if task.packages:
         return list(task.packages)
     package = _package(task.env_id)
@@ -254,12 +264,16 @@ def _registration(env_id: str) -> str:
     spec = gym.registry.get(env_id)
     if not _package(env_id) or spec is None or spec.additional_wrappers or not is_plain(spec.kwargs):
         return ""
+
+    # A class or a function stands for itself.
     entry_point = spec.entry_point
     if not isinstance(entry_point, str):
         path = import_path(entry_point)
         if path is None:
             return ""
         entry_point = ":".join(path)
+
+    # The defaults of gym.register are left out.
     arguments = [repr(env_id), repr(entry_point)]
     if spec.max_episode_steps is not None:
         arguments.append(f"max_episode_steps={spec.max_episode_steps}")
@@ -274,6 +288,7 @@ def _brought(task: Task, parts: Sequence[Part]) -> list[tuple[str, str]]:
     for module in _packages(task):
         if module != "rl_zoo3.import_envs":  # the extra installs it
             brought.append((f"import {module}", f"the module of the environment {task.env_id}"))
+
     for part in parts:
         if part.is_stand_in:
             continue
@@ -282,6 +297,7 @@ def _brought(task: Task, parts: Sequence[Part]) -> list[tuple[str, str]]:
         else:
             owner = f"{part.shown} of the author's code, for {part.name}"
             brought.append((part.expression, f"{owner}, which cannot be imported by name: define it first"))
+
     for file in task.files:
         brought.append((f"./{file}", "the author's file, in the current directory"))
     return brought
@@ -289,8 +305,10 @@ def _brought(task: Task, parts: Sequence[Part]) -> list[tuple[str, str]]:
 
 def _entry_point(env_id: str) -> str:
     """Return where an environment is made, ``"module:class"``, or ``"module"`` for a function; empty if it is not known."""
+    # EnvPool's ids of games are not registered.
     if atari_protocol(env_id) is not None:
         return "ale_py"
+
     spec = gym.registry.get(env_id.rpartition(":")[2])
     if spec is None or spec.entry_point is None:
         return ""
@@ -302,7 +320,9 @@ def _entry_point(env_id: str) -> str:
 def _package(env_id: str) -> str:
     """Return the module that has an environment, which its import registers in most packages; or an empty string."""
     module = _entry_point(env_id).partition(":")[0]
-    return "" if module.partition(".")[0] in _SHIPPED else module
+    if module.partition(".")[0] in _SHIPPED:
+        return ""
+    return module
 
 
 def _requirements(task: Task) -> list[tuple[str, str]]:
@@ -312,6 +332,7 @@ def _requirements(task: Task) -> list[tuple[str, str]]:
     for start, requirement in _ENVIRONMENTS.items():
         if entry_point.startswith(start):
             needed.append(requirement)
+    # Its environments have no entry point.
     if task.backend == "envpool":
         needed.append(("envpool", "envpool"))
     return needed

@@ -26,7 +26,7 @@ from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, Line
 from sb3_ano._arguments import NOT_HYPERPARAMETERS, constructor_parameters
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
-from sb3_ano.hub.documents import SafeFormatError, rejected, require_like, shown
+from sb3_ano.hub.documents import Document, SafeFormatError, rejected, require_like, shown
 from sb3_ano.shaping import SHAPINGS
 
 # fmt: off
@@ -39,11 +39,18 @@ _OPTIMIZERS = ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam"
 
 
 def _by_name(*classes: type) -> dict[str, type]:
-    return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in classes}
+    named = {}
+    for cls in classes:
+        named[f"{cls.__module__}.{cls.__qualname__}"] = cls
+    return named
 
 
 def _of_module(module: types.ModuleType, names: Iterable[str]) -> dict[str, type]:
-    return {f"{module.__name__}.{name}": getattr(module, name) for name in names}
+    """Return classes by the names that users write, which are not those of the modules that define them."""
+    named = {}
+    for name in names:
+        named[f"{module.__name__}.{name}"] = getattr(module, name)
+    return named
 
 
 def _policies() -> dict[str, type]:
@@ -83,54 +90,74 @@ _MAX_ITEMS = 1000
 _LSTM = {"bias": True, "dropout": 0.0}
 
 
-def dotted_name(thing: Any) -> str:
+def dotted_name(thing: object) -> str:
     """Return ``"module:name"`` of a class or function, or of the class of any other object, for information only."""
-    owner = thing if hasattr(thing, "__qualname__") else type(thing)
+    owner: Any = thing
+    if not hasattr(thing, "__qualname__"):
+        owner = type(thing)
+
     module = str(owner.__module__)
     # A module that was loaded by its path may have any name, even that path.
-    is_name = all(part.isidentifier() for part in module.split("."))
-    return f"{module if is_name else '__main__'}:{owner.__qualname__}"
+    if not all(map(str.isidentifier, module.split("."))):
+        module = "__main__"
+    return f"{module}:{owner.__qualname__}"
 
 
 def is_built_in(shaping_name: str | list[str]) -> bool:
     """Return whether every shape of this name is one of :data:`~sb3_ano.shaping.SHAPINGS`."""
-    names = [shaping_name] if isinstance(shaping_name, str) else shaping_name
-    return all(name in SHAPINGS for name in names)
+    if isinstance(shaping_name, str):
+        return shaping_name in SHAPINGS
+    return SHAPINGS.keys() >= set(shaping_name)
 
 
-def encode(value: Any, name: str, custom: dict[str, Any]) -> Any:
+def encode(value: Any, name: str, custom: Document) -> Any:
     """Convert a value to JSON.
 
     :param value: constructor argument, or part of one
     :param name: dotted name of the value, by which classes and schedules are recognized
     :param custom: dictionary that collects, by dotted name, what only the caller of ``load_safe`` can supply
     """
+    # JSON knows Python's numbers only.
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else {"$float": repr(value)}
-    if isinstance(value, list | tuple):
-        items = [encode(item, f"{name}.{index}", custom) for index, item in enumerate(value)]
-        return {"$tuple": items} if isinstance(value, tuple) else items
-    if isinstance(value, dict) and _has_plain_keys(value):
-        return {key: encode(item, f"{name}.{key}", custom) for key, item in value.items()}
+        if math.isfinite(value):
+            return value
+        return {"$float": repr(value)}
 
+    if isinstance(value, list | tuple):
+        items = []
+        for index, item in enumerate(value):
+            items.append(encode(item, f"{name}.{index}", custom))
+        if isinstance(value, tuple):
+            return {"$tuple": items}
+        return items
+    if isinstance(value, dict) and _has_plain_keys(value):
+        document = {}
+        for key, item in value.items():
+            document[key] = encode(item, f"{name}.{key}", custom)
+        return document
+
+    # SB3 wraps schedules, and also what it has wrapped before.
     while isinstance(value, FloatSchedule):
         value = value.value_schedule
     if name in SCHEDULES:
         schedule = _encode_schedule(value)
         if schedule is not None:
             return schedule
+
     for known, cls in _allowed_classes(name).items():
         if value is cls:
             return {"$class": known}
+    # Whatever is left has no word in the format.
     custom[name] = value
     return {"$custom": dotted_name(value)}
 
 
-def _has_plain_keys(value: dict[Any, Any]) -> bool:
+def _has_plain_keys(value: dict[object, object]) -> bool:
+    # Keys with a dollar sign are tags.
     return all(isinstance(key, str) and not key.startswith("$") for key in value)
 
 
@@ -138,7 +165,7 @@ def _allowed_classes(name: str) -> dict[str, type]:
     return CLASSES.get(name.rpartition(".")[2], {})
 
 
-def _encode_schedule(schedule: Any) -> Any:
+def _encode_schedule(schedule: Any) -> float | Document | None:
     """Convert a constant or linear schedule to JSON; None for any other."""
     kind = type(schedule)  # a subclass may compute something else
     if kind is ConstantSchedule:
@@ -147,6 +174,7 @@ def _encode_schedule(schedule: Any) -> Any:
         schedule = LinearSchedule(schedule.initial_value, 0.0, 1.0)
     elif kind is not LinearSchedule:
         return None
+
     return {
         "$schedule": "linear",
         "start": float(schedule.start),
@@ -155,7 +183,7 @@ def _encode_schedule(schedule: Any) -> Any:
     }
 
 
-def decode(value: Any, name: str, custom: dict[str, Any]) -> Any:
+def decode(value: object, name: str, custom: Document) -> Any:
     """Convert JSON to the value that :func:`encode` described. Nothing is imported.
 
     :param value: decoded JSON
@@ -164,18 +192,28 @@ def decode(value: Any, name: str, custom: dict[str, Any]) -> Any:
         what is used is removed
     :raises SafeFormatError: if the value names a class that is not allowed there, or something that the caller has to supply
     """
+    # What the caller supplies comes first, whatever the file says.
     if name in custom:
         return custom.pop(name)
+
     if isinstance(value, list):
         if len(value) > _MAX_ITEMS:
             raise rejected(name, value, f"lists of up to {_MAX_ITEMS} elements")
-        return [decode(item, f"{name}.{index}", custom) for index, item in enumerate(value)]
+        items = []
+        for index, item in enumerate(value):
+            items.append(decode(item, f"{name}.{index}", custom))
+        return items
     if not isinstance(value, dict):
         return value
 
     tag = _tag(value)
     if tag is None:
-        return {key: decode(item, f"{name}.{key}", custom) for key, item in value.items()}
+        decoded = {}
+        for key, item in value.items():
+            decoded[key] = decode(item, f"{name}.{key}", custom)
+        return decoded
+
+    # A schedule is the only tag with several keys.
     content = value[tag]
     if content == "linear" and tag == "$schedule" and name in SCHEDULES:
         return _decode_schedule(value, name)
@@ -190,6 +228,7 @@ def decode(value: Any, name: str, custom: dict[str, Any]) -> Any:
         if not isinstance(content, str) or content not in allowed:
             raise rejected(name, content, ", ".join(allowed) or "values that are not classes")
         return allowed[content]
+
     if tag == "$custom" and isinstance(content, str):
         raise SafeFormatError(
             f"{name} was {shown(content)}, which is not built in and is never imported by its name; pass it as "
@@ -198,14 +237,14 @@ def decode(value: Any, name: str, custom: dict[str, Any]) -> Any:
     raise rejected(name, value, "plain values, $tuple, $float, $class, $schedule and $custom")
 
 
-def _tag(value: dict[str, Any]) -> str | None:
+def _tag(value: Document) -> str | None:
     for key in value:
         if key.startswith("$"):
             return key
     return None
 
 
-def _decode_schedule(value: dict[str, Any], name: str) -> LinearSchedule:
+def _decode_schedule(value: Document, name: str) -> LinearSchedule:
     require_like(value, {"$schedule": None, "start": 1.0, "end": 0.0, "end_fraction": 1.0}, name)
     if not value["end_fraction"] > 0.0:
         raise rejected(f"{name}.end_fraction", value["end_fraction"], "numbers above 0")
@@ -214,7 +253,7 @@ def _decode_schedule(value: dict[str, Any], name: str) -> LinearSchedule:
     return LinearSchedule(value["start"], value["end"], value["end_fraction"])
 
 
-def stored_arguments(algorithm: type[ShapedPolicyAlgorithm]) -> dict[str, Any]:
+def stored_arguments(algorithm: type[ShapedPolicyAlgorithm]) -> Document:
     """Return the names and defaults of an algorithm's arguments that the format stores."""
     defaults = {}
     for name, parameter in constructor_parameters(algorithm).items():
@@ -223,7 +262,7 @@ def stored_arguments(algorithm: type[ShapedPolicyAlgorithm]) -> dict[str, Any]:
     return defaults
 
 
-def encode_arguments(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> dict[str, Any]:
+def encode_arguments(model: ShapedPolicyAlgorithm, custom: Document) -> Document:
     """Convert the constructor arguments of a model to JSON.
 
     :param model: algorithm that keeps its arguments as attributes
@@ -240,7 +279,7 @@ def encode_arguments(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> di
     return arguments
 
 
-def decode_arguments(document: Any, algorithm: type[ShapedPolicyAlgorithm], custom: dict[str, Any]) -> dict[str, Any]:
+def decode_arguments(document: object, algorithm: type[ShapedPolicyAlgorithm], custom: Document) -> Document:
     """Convert JSON to the attributes of a model that :func:`encode_arguments` described.
 
     An argument that the JSON lacks has its default, because the algorithm may have got it later. Types and ranges are left to
@@ -250,10 +289,15 @@ def decode_arguments(document: Any, algorithm: type[ShapedPolicyAlgorithm], cust
         algorithm checks it has another type
     """
     defaults = stored_arguments(algorithm) | {"policy_kwargs": {}}
-    stored = document
-    if isinstance(document, dict):
-        stored = defaults | document
-    examples = {name: defaults[name] if name in _UNCHECKED else None for name in defaults}
+    if not isinstance(document, dict):
+        raise rejected("arguments", document, "objects")
+
+    stored = defaults | document
+    examples: Document = dict.fromkeys(defaults)
+    # MaskableANO has no use_sde.
+    for name in _UNCHECKED:
+        if name in defaults:
+            examples[name] = defaults[name]
     require_like(stored, examples, "arguments")
 
     attributes = {}
@@ -263,7 +307,7 @@ def decode_arguments(document: Any, algorithm: type[ShapedPolicyAlgorithm], cust
     return attributes
 
 
-def require_numbers(values: Any, taker: Any, name: str) -> None:
+def require_numbers(values: object, taker: type, name: str) -> None:
     """Check the arguments of a class from a library whose defaults are numbers: they are finite numbers, too.
 
     Many classes of PyTorch take NaN, infinity and booleans without an error.
@@ -276,29 +320,40 @@ def require_numbers(values: Any, taker: Any, name: str) -> None:
     if not isinstance(values, dict):
         return
     for key, parameter in inspect.signature(taker).parameters.items():
-        default = parameter.default
-        examples = default if isinstance(default, tuple) else (default,)
-        takes_numbers = all(type(example) in (int, float) for example in examples)
+        # Such as betas of Adam, a pair
+        examples = _as_tuple(parameter.default)
+        takes_numbers = {int, float} >= set(map(type, examples))
         if not takes_numbers or key not in values:
             continue
 
-        given = values[key]
-        for number in given if isinstance(given, tuple | list) else (given,):
+        for number in _as_tuple(values[key]):
+            # Booleans are integers in Python.
             if type(number) not in (int, float) or not math.isfinite(number):
-                raise rejected(f"{name}.{key}", given, "finite numbers")
+                raise rejected(f"{name}.{key}", values[key], "finite numbers")
 
 
-def _require_cheap(policy_kwargs: Any) -> None:
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, tuple | list):
+        return tuple(value)
+    return (value,)
+
+
+def _require_cheap(policy_kwargs: Document) -> None:
     """Reject what takes memory or minutes even where a policy is built without memory."""
     layers = policy_kwargs.get("n_lstm_layers", 1)
     if type(layers) is not int or layers > _MAX_ITEMS:
         raise rejected("policy_kwargs.n_lstm_layers", layers, f"integers up to {_MAX_ITEMS}")
+
+    # Each of them may be missing.
     options = policy_kwargs.get("lstm_kwargs") or {}
-    examples = {name: example for name, example in _LSTM.items() if name in options}
+    examples = {}
+    for name, example in _LSTM.items():
+        if name in options:
+            examples[name] = example
     require_like(options, examples, "policy_kwargs.lstm_kwargs")
 
 
-def decode_policy(document: Any, custom: dict[str, Any]) -> type[BasePolicy]:
+def decode_policy(document: object, custom: Document) -> type[BasePolicy]:
     """Return the policy class that :func:`encode` described; the names of SB3's stand alone.
 
     :raises SafeFormatError: if the name is not SB3's, or the caller has to supply the class
@@ -306,12 +361,13 @@ def decode_policy(document: Any, custom: dict[str, Any]) -> type[BasePolicy]:
     policy = decode(document, "policy", custom)
     if isinstance(policy, str) and policy in CLASSES["policy"]:
         return CLASSES["policy"][policy]
+    # A class that the caller supplies
     if not (isinstance(policy, type) and issubclass(policy, BasePolicy)):
         raise rejected("policy", policy, ", ".join(CLASSES["policy"]))
     return policy
 
 
-def readable(encoded: Any) -> Any:
+def readable(encoded: object) -> Any:
     """Replace the tags in what :func:`encode` returned by what the zoo's files have for them.
 
     Schedules become the zoo's text, or their numbers by name; classes become their names, and tuples lists.
@@ -319,7 +375,7 @@ def readable(encoded: Any) -> Any:
     return json.loads(json.dumps(encoded), object_hook=_without_tag)
 
 
-def _without_tag(value: dict[str, Any]) -> Any:
+def _without_tag(value: Document) -> Any:
     tag = _tag(value)
     if tag is None:
         return value
@@ -328,6 +384,7 @@ def _without_tag(value: dict[str, Any]) -> Any:
     if tag != "$schedule":
         return value[tag]
 
+    # The zoo has a word for a line to 0 only.
     schedule = _decode_schedule(value, "schedule")
     if (schedule.end, schedule.end_fraction) == (0.0, 1.0) and schedule.start > 0.0:
         return f"lin_{schedule.start}"

@@ -6,7 +6,6 @@ import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from huggingface_hub import HfApi, constants, errors, hf_hub_url, is_offline_mode
@@ -37,6 +36,7 @@ def require_no_secrets(folder: Path) -> None:
         if len(secret) >= _SHORTEST_SECRET:
             known.append(secret.encode())
 
+    # Archives compress what they hold, and pickles in JSON are encoded.
     for file in sorted(folder.iterdir()):
         for name, content in _contents(file):
             if any(secret in content for secret in known):
@@ -51,6 +51,7 @@ def _contents(file: Path) -> Iterator[tuple[str, bytes]]:
     if file.suffix != ".zip":
         yield file.name, file.read_bytes()
         return
+
     with zipfile.ZipFile(file) as archive:
         for entry in archive.namelist():
             content = archive.read(entry)
@@ -71,6 +72,7 @@ def safe_errors(token: str | None = None) -> Iterator[None]:
     :raises ConnectionError: instead of the HTTP client's errors, which are no OSError
     """
     remember({"hub_token": token, "endpoint": constants.ENDPOINT})
+
     try:
         yield
     except Exception as error:
@@ -79,6 +81,7 @@ def safe_errors(token: str | None = None) -> Iterator[None]:
             endpoint = hide(constants.ENDPOINT)
             message = hide(one_line(error))
             raise ConnectionError(f"the Hub at {endpoint} cannot be reached: {message}") from None
+        # Other errors keep their classes, which say what happened.
         _hide_secrets(error)
         raise
 
@@ -86,7 +89,8 @@ def safe_errors(token: str | None = None) -> Iterator[None]:
 def _hide_secrets(error: BaseException) -> None:
     """Change the messages of an error and of all errors that Python prints with it."""
     seen: set[int] = set()
-    pending: list[Any] = [error]
+    # Errors can name each other in a circle.
+    pending: list[object] = [error]
     while pending:
         current = pending.pop()
         if not isinstance(current, BaseException) or id(current) in seen:
@@ -95,6 +99,7 @@ def _hide_secrets(error: BaseException) -> None:
         pending += [current.__cause__, current.__context__, *current.args]
 
         current.args = hide(current.args)
+        # Of add_note, which are printed, too
         if hasattr(current, "__notes__"):
             current.__notes__ = hide(current.__notes__)
         if isinstance(current, OSError):  # its text is made of these
@@ -132,15 +137,18 @@ def download(
     revision = revision or constants.DEFAULT_REVISION
     api = HfApi(token=token)
     ordered = [*(name for name in names if name != marker), marker]
+
     with safe_errors(token):
         try:
             paths = _download_online(api, repo_id, ordered, marker, max_bytes, revision)
         except errors.RevisionNotFoundError:
+            # The cache may have a branch that has been deleted.
             raise
         except (HTTPError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
             paths = _cached(api, repo_id, ordered, marker, revision)
             if not paths:
                 raise _unavailable(error, repo_id, revision) from None
+            # It may be the cache of another program.
             sizes = {name: path.stat().st_size for name, path in paths.items()}
             _require_size(repo_id, sizes, max_bytes)
     return paths
@@ -150,7 +158,9 @@ def _download_online(
     api: HfApi, repo_id: str, ordered: list[str], marker: str, max_bytes: int, revision: str
 ) -> dict[str, Path]:
     info = api.model_info(repo_id, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT, files_metadata=True)
-    listed = {file.rfilename: file.size for file in info.siblings or []}
+    listed = {}
+    for file in info.siblings or []:
+        listed[file.rfilename] = file.size
     if marker not in listed:
         return {}
 
@@ -162,6 +172,8 @@ def _download_online(
         if size is None:  # some mirrors list no sizes, but tell them of each file
             url = hf_hub_url(repo_id, name, revision=info.sha, endpoint=api.endpoint)
             size = api.get_hf_file_metadata(url=url).size
+
+        # Without a size, the file could fill the disk.
         if size is None:
             endpoint = without_login(constants.ENDPOINT)
             raise ValueError(
@@ -192,8 +204,13 @@ def _cached(api: HfApi, repo_id: str, ordered: list[str], marker: str, revision:
         found = Path(api.hf_hub_download(repo_id, marker, revision=revision, local_files_only=True))
     except errors.LocalEntryNotFoundError:
         return {}
+
     snapshot = found.parent  # of one commit
-    return {name: snapshot / name for name in ordered if (snapshot / name).exists()}
+    paths = {}
+    for name in ordered:
+        if (snapshot / name).exists():
+            paths[name] = snapshot / name
+    return paths
 
 
 def _unavailable(error: Exception, repo_id: str, revision: str) -> Exception:

@@ -9,11 +9,13 @@ import threading
 from collections.abc import Collection, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from sb3_ano._io import replace_directory
 from sb3_ano.extras import printable
 
+#: An object of JSON, whose values are not checked yet.
+Document: TypeAlias = dict[str, Any]
 #: Flag for files of a directory that a stranger filled: links are not followed.
 NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 _MAX_MESSAGE = 900
@@ -38,11 +40,13 @@ def shortened(message: str, longest: int) -> str:
     message = printable(message)
     if len(message) <= longest:
         return message
+
+    # Its end often says more than its middle.
     half = longest // 2 - 3
     return f"{message[:half]} ... {message[-half:]}"
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Represent a stranger's value in at most 150 characters, on one line."""
     return shortened(_SHORT.repr(value), 150)
 
@@ -52,7 +56,7 @@ def one_line(error: BaseException) -> str:
     return shortened(f"{type(error).__name__}: {error}", 500)
 
 
-def rejected(name: str, value: Any, allowed: str) -> SafeFormatError:
+def rejected(name: str, value: object, allowed: str) -> SafeFormatError:
     """Create the error for a value that is not allowed.
 
     :param name: dotted name of the value
@@ -75,6 +79,7 @@ def translate_errors(what: str) -> Iterator[None]:
     except (SafeFormatError, MemoryError):  # untrusted has one message for all that is too large
         raise
     except Exception as error:
+        # The cause is kept for tracebacks.
         raise SafeFormatError(f"{what}: {one_line(error)}") from error
 
 
@@ -89,9 +94,11 @@ def untrusted(folder: str | os.PathLike[str]) -> Iterator[None]:
     """
     with _LOCK:  # Python's path is one for all threads
         path = sys.path.copy()
+        # Links and relative names may lead to the directory, too.
         with contextlib.suppress(ValueError):  # raised for a name with a null byte
             excluded = os.path.realpath(folder)
             sys.path[:] = [entry for entry in path if os.path.realpath(entry or os.curdir) != excluded]
+
         try:
             yield
         except MemoryError as error:
@@ -100,7 +107,7 @@ def untrusted(folder: str | os.PathLike[str]) -> Iterator[None]:
             sys.path[:] = path
 
 
-def require_like(value: Any, example: Any, name: str) -> None:
+def require_like(value: object, example: object, name: str) -> None:
     """Check that a value has the type of an example, such as the default of an argument; ranges are not checked.
 
     Python's numbers and booleans would otherwise pass for each other, or fail long after the agent was loaded.
@@ -115,17 +122,22 @@ def require_like(value: Any, example: Any, name: str) -> None:
         if not isinstance(value, dict):
             raise rejected(name, value, "objects")
         for key in {**example, **value}:
-            if key not in value or key not in example:
-                problem = "lacks" if key in example else "has the unknown key"
-                raise SafeFormatError(f"{name} {problem} {shown(key)}; its keys are {', '.join(example)}")
+            allowed = f"its keys are {', '.join(example)}"
+            if key not in value:
+                raise SafeFormatError(f"{name} lacks {shown(key)}; {allowed}")
+            if key not in example:
+                raise SafeFormatError(f"{name} has the unknown key {shown(key)}; {allowed}")
             require_like(value[key], example[key], f"{name}.{key}")
+
     elif isinstance(example, bool):
         if not isinstance(value, bool):
             raise rejected(name, value, "true and false")
+
     elif isinstance(example, int | float):
         # NumPy and PyTorch hold no larger integers. Booleans are integers in Python.
         is_integer = type(value) is int and abs(value) < 2**63
-        if not is_integer and not (isinstance(value, float) and not math.isnan(value)):
+        is_float = isinstance(value, float) and not math.isnan(value)
+        if not is_integer and not is_float:
             raise rejected(name, value, "numbers")
 
 
@@ -144,6 +156,7 @@ def new_folder(path: str | os.PathLike[str], own: Collection[str]) -> Iterator[P
         if not target.exists():
             return
         for entry in sorted(target.iterdir()):
+            # A directory is never ours, whatever its name is.
             is_own = not entry.is_dir() and any(fnmatch(entry.name, name) for name in own)
             if not is_own:
                 allowed = "allowed are a new directory and one that holds only an agent"
@@ -152,4 +165,5 @@ def new_folder(path: str | os.PathLike[str], own: Collection[str]) -> Iterator[P
     require_own()
     with replace_directory(target) as folder:
         yield folder
+        # The user may have put a file there meanwhile.
         require_own()

@@ -61,6 +61,7 @@ def load_from_hub(
 def _downloaded(repo_id: str, revision: str | None, token: str | None) -> Iterator[Path]:
     """Yield a temporary directory with the files that loading reads, by their fixed names."""
     paths = download(repo_id, (*SAFE_FILES, RESULTS), DOCUMENT, MAX_BYTES, revision, token)
+    # An agent of SB3, or no agent
     if not paths:
         raise ValueError(
             f"{repo_id} holds no agent in the safe format (no {DOCUMENT}). An SB3 .zip runs any code that its author put in: "
@@ -71,6 +72,7 @@ def _downloaded(repo_id: str, revision: str | None, token: str | None) -> Iterat
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / repo_id  # errors name the repository
         folder.mkdir(parents=True)
+
         for name, path in paths.items():  # the cache holds links, which the safe format rejects
             shutil.copyfile(path, folder / name)
         yield folder
@@ -105,6 +107,8 @@ def download_run(
         trained_in = _read_env_id(agent)
         if env_id not in (None, trained_in):
             raise ValueError(f"{agent} holds an agent for {trained_in}, not for {env_id}")
+
+        # On the CPU, because the agent does not act here.
         _write_run(agent, run, load_safe(agent, device="cpu"), Task(trained_in, {}))
     return Path(path)
 
@@ -116,6 +120,7 @@ def _read_env_id(agent: Path) -> str:
         results = read_json(path)
         env_id: str = results["env_id"]
         env_kwargs = results.get("env_kwargs")
+        # Of games, ids are registered late.
         register_atari(env_id)
 
     if env_id not in gym.registry:
@@ -123,6 +128,7 @@ def _read_env_id(agent: Path) -> str:
             f"{path} names the environment {shown(env_id)}, which is not registered here; allowed are registered ids, "
             "without a module, so import the package of the environment first if you trust it"
         )
+    # A file name or a command among them could do harm.
     if env_kwargs:
         warnings.warn(
             f"the agent was trained with env_kwargs={shown(env_kwargs)}, which are left out; check them and pass them to the "
@@ -136,6 +142,8 @@ def _write_run(agent: Path, run: Path, model: ShapedPolicyAlgorithm, task: Task)
     name = environment_name(task.env_id)
     normalization = open_document(agent)["vec_normalize"]
     (run / name).mkdir()
+
+    # A pickle of our own making, which the zoo loads
     model.save(run / f"{name}.zip")
 
     if normalization is not None:
@@ -146,6 +154,7 @@ def _write_run(agent: Path, run: Path, model: ShapedPolicyAlgorithm, task: Task)
         venv = load_normalization(agent, DirectVecEnv([lambda: env]))
         venv.save(str(run / name / "vecnormalize.pkl"))
 
+    # Without environments, the model does not know its statistics.
     document = describe(model, {})
     document["vec_normalize"] = normalization
     write_settings(run / name, document, task)

@@ -28,7 +28,7 @@ from sb3_ano._secrets import hide, is_surely_secret, remember
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.hub import card
 from sb3_ano.hub.connection import require_no_secrets, safe_errors, without_login
-from sb3_ano.hub.documents import new_folder, one_line
+from sb3_ano.hub.documents import Document, new_folder, one_line
 from sb3_ano.hub.evaluation import Task, evaluate, loaded_agent, task_of
 from sb3_ano.hub.recipe import custom_parts, without_machine
 from sb3_ano.hub.safe_format import DOCUMENT, SAFE_FILES, describe, require_algorithm, save_safe
@@ -47,7 +47,7 @@ def package(
     *,
     revision: str | None = None,
     env_id: str | None = None,
-    env_kwargs: dict[str, Any] | None = None,
+    env_kwargs: Document | None = None,
     n_eval_episodes: int = 10,
     deterministic: bool = True,
     seed: int = 0,
@@ -87,19 +87,27 @@ def package(
     """
     require_algorithm(model)
     task = task_of(model, env, env_id, env_kwargs)
-    files = [] if run is None else sorted(Path(run).iterdir())
+    files = []
+    if run is not None:
+        files = sorted(Path(run).iterdir())
     task = dataclasses.replace(task, packages=_packages_of_run(files, task))
     for name, value in task.env_kwargs.items():
         # So that no file has a password of the environment.
-        remember(value, name if is_surely_secret(name) else "")
+        kind = ""
+        if is_surely_secret(name):
+            kind = name
+        remember(value, kind)
 
-    objects: dict[str, Any] = {}
+    objects: Document = {}
     document = describe(model, objects)
     parts = custom_parts(document, objects)
 
     # Only next to our card are archives and settings ours: a user's own files may have such names.
-    is_ours = all((Path(path) / name).is_file() for name in (card.CARD, DOCUMENT))
-    with new_folder(path, _OWN if is_ours else SAFE_FILES) as work:
+    replaced: tuple[str, ...] = SAFE_FILES
+    if (Path(path) / card.CARD).is_file() and (Path(path) / DOCUMENT).is_file():
+        replaced = _OWN
+
+    with new_folder(path, replaced) as work:
         save_safe(model, work)
         _save_for_sb3(model, work, task)
 
@@ -109,9 +117,9 @@ def package(
             results = evaluate(agent, n_eval_episodes, deterministic=deterministic, seed=seed)
             _say(verbose, f"mean return {results['mean_reward']:.2f} +/- {results['std_reward']:.2f}")
             if video:
-                _record(agent, work / card.VIDEO, video_length, deterministic=deterministic, seed=seed)
+                _record(agent, work / card.VIDEO, video_length, deterministic, seed)
 
-        config = card.write_settings(work, document, task, parts, model.device.type)
+        config = card.write_settings(work, document, task, model.device.type)
         _copy_run(files, work, task)
         _write_results(work / card.RESULTS, results, task)
         has_video = (work / card.VIDEO).exists()
@@ -120,14 +128,16 @@ def package(
     return Path(path)
 
 
-def _write_results(path: Path, results: dict[str, Any], task: Task) -> None:
+def _write_results(path: Path, results: Document, task: Task) -> None:
     """Write the evaluation as JSON, which has no NaN and no infinity: they become their names in settings, and else null."""
-    content: dict[str, Any] = strict(results, named=False)
+    content: Document = strict(results, named=False)
     if not math.isfinite(results["mean_reward"]):
         warnings.warn(
             f"the mean return is {results['mean_reward']}; results.json has null in its place, and the Hub lists no result",
             stacklevel=4,
         )
+
+    # What download_run reads, and what a reader compares
     content["env_id"] = task.env_id
     content["env_kwargs"] = strict(task.published_kwargs)
     content["versions"] = card.task_versions(task)
@@ -137,7 +147,7 @@ def _write_results(path: Path, results: dict[str, Any], task: Task) -> None:
 class _Anonymous(cloudpickle.CloudPickler):  # type: ignore[misc]
     """Pickle functions that cannot be imported by name without the path of the file that defines them."""
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         if isinstance(obj, types.FunctionType):
             # What cloudpickle notes of a function's module, which has the path in __file__.
             noted = {}
@@ -145,12 +155,14 @@ class _Anonymous(cloudpickle.CloudPickler):  # type: ignore[misc]
                 if name in obj.__globals__:
                     noted[name] = obj.__globals__[name]
             self.globals_ref.setdefault(id(obj.__globals__), noted)
+
+        # Tracebacks would show the path.
         elif isinstance(obj, types.CodeType):
             return self.dispatch_table[types.CodeType](obj.replace(co_filename=f"<{obj.co_name}>"))
         return super().reducer_override(obj)
 
 
-def _anonymous_pickle(value: Any, protocol: int | None = None, buffer_callback: Any = None) -> bytes:
+def _anonymous_pickle(value: object, protocol: int | None = None, buffer_callback: object = None) -> bytes:
     """Do what ``cloudpickle.dumps`` does, without paths of this machine."""
     with io.BytesIO() as file:
         _Anonymous(file, protocol=protocol, buffer_callback=buffer_callback).dump(value)
@@ -164,17 +176,18 @@ def _save_for_sb3(model: ShapedPolicyAlgorithm, work: Path, task: Task) -> None:
     with mock.patch.object(cloudpickle, "dumps", _anonymous_pickle):
         # A path on the author's machine, and what its Monitor has logged of the last episodes.
         model.save(work / name, exclude=["tensorboard_log", "ep_info_buffer", "ep_success_buffer"])
+
     statistics = model.get_vec_normalize_env()
     if statistics is not None:
         statistics.save(str(work / card.STATISTICS))
 
     # cloudpickle writes the code of what it cannot import by name.
-    markers = (b"_make_function", b"_make_skeleton_class")
     code = []
     for part in sorted(vars(model).keys() - {*model._excluded_save_params(), "policy"}):
         content = cloudpickle.dumps(vars(model)[part])
-        if any(marker in content for marker in markers):
+        if b"_make_function" in content or b"_make_skeleton_class" in content:
             code.append(part)
+
     if code:
         warnings.warn(
             f"{name} holds the code of {', '.join(code)} and the values of the globals that it uses, because it cannot be "
@@ -183,15 +196,17 @@ def _save_for_sb3(model: ShapedPolicyAlgorithm, work: Path, task: Task) -> None:
         )
 
 
-def _record(agent: ShapedPolicyAlgorithm, path: Path, length: int, **options: Any) -> None:
+def _record(agent: ShapedPolicyAlgorithm, path: Path, length: int, deterministic: bool, seed: int) -> None:
     try:
-        record(agent, path, length, **options)
+        record(agent, path, length, deterministic=deterministic, seed=seed)
     except Exception as error:  # graphics drivers and their bindings raise errors of any class
+        # A video that was begun
         path.unlink(missing_ok=True)
         print(f"no video: the environment does not render: {one_line(error)}")
 
 
 def _say(verbose: int, line: str) -> None:
+    # At once, because what follows takes minutes.
     if verbose >= 1:
         print(hide(line), flush=True)
 
@@ -203,6 +218,7 @@ def _copy_run(files: list[Path], work: Path, task: Task) -> None:
     """
     with zipfile.ZipFile(work / card.LOGS, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in files:
+            # Nothing else of the directory is published.
             if any(map(file.match, _LOGS)):
                 archive.write(file, file.name)
 
@@ -228,6 +244,7 @@ def _packages_of_run(files: list[Path], task: Task) -> tuple[str, ...]:
     # The author's own. The zoo writes an ordered dictionary into it, which a plain loader rejects.
     packages = []
     for name in yaml.unsafe_load(arguments.read_text()).get("gym_packages") or ():
+        # It becomes an import in the card.
         if isinstance(name, str) and all(map(str.isidentifier, name.split("."))):
             packages.append(name)
     return tuple(packages)
@@ -243,7 +260,7 @@ def push_to_hub(
     private: bool | None = None,
     token: str | None = None,
     env_id: str | None = None,
-    env_kwargs: dict[str, Any] | None = None,
+    env_kwargs: Document | None = None,
     n_eval_episodes: int = 10,
     deterministic: bool = True,
     seed: int = 0,
@@ -297,18 +314,22 @@ def push_to_hub(
             license=license,
             verbose=verbose,
         )
+
+        # Nothing has gone online so far.
         require_no_secrets(folder)
         with safe_errors(token):
             _commit(api, repo_id, folder, revision, hide(message))
 
     page = without_login(str(url))
     if revision is not None:
+        # The name of a branch may have slashes.
         page += f"/tree/{quote(revision, safe='')}"
     return page
 
 
 def _commit(api: HfApi, repo_id: str, folder: Path, revision: str | None, message: str) -> None:
     """Replace the files of an earlier push with those of a directory, in one commit."""
+    # Pull requests exist already.
     if revision is not None and not revision.startswith("refs/"):
         api.create_branch(repo_id, branch=revision, exist_ok=True)
 
@@ -317,6 +338,7 @@ def _commit(api: HfApi, repo_id: str, folder: Path, revision: str | None, messag
     former = {file.rfilename for file in before.siblings or []}.intersection(card.FIXED_FILES)
 
     operations: list[CommitOperationAdd | CommitOperationDelete] = []
+    # A video or statistics of another agent
     for name in sorted(former - files.keys()):
         operations.append(CommitOperationDelete(name))
     for name, path in files.items():

@@ -22,8 +22,8 @@ from sb3_ano._secrets import hide
 from sb3_ano._system import versions
 from sb3_ano.algorithms import ANO, MaskableANO, RecurrentANO, ShapedPolicyAlgorithm
 from sb3_ano.hub import codec, documents, state
-from sb3_ano.hub.documents import SafeFormatError, rejected, require_like, translate_errors, untrusted
-from sb3_ano.hub.spaces import decode_space, encode_space
+from sb3_ano.hub.documents import Document, SafeFormatError, rejected, require_like, translate_errors, untrusted
+from sb3_ano.hub.spaces import Space, decode_space, encode_space
 from sb3_ano.shaping import ShapingLike, fingerprint, name_of
 
 FORMAT = "sb3_ano agent"
@@ -66,9 +66,10 @@ def save_safe(model: ShapedPolicyAlgorithm, path: str | os.PathLike[str]) -> Pat
     :raises FileExistsError: if ``path`` is a directory with other files
     """
     require_algorithm(model)
-    custom: dict[str, Any] = {}
+    custom: Document = {}
     # Before the checksum, which the file must match.
     document = hide(describe(model, custom))
+
     tensors = {POLICY: state.unique_tensors(state.uncompiled(model.policy))}
     state.require_finite(model, tensors[POLICY], "model.policy")
     venv = model.get_vec_normalize_env()
@@ -96,7 +97,7 @@ def save_safe(model: ShapedPolicyAlgorithm, path: str | os.PathLike[str]) -> Pat
     return Path(path)
 
 
-def require_algorithm(model: Any) -> None:
+def require_algorithm(model: object) -> None:
     """Check that the format knows the class of a model.
 
     :raises TypeError: if ``model`` is not an algorithm of this package
@@ -106,7 +107,7 @@ def require_algorithm(model: Any) -> None:
         raise TypeError(f"model is of class {type(model).__name__}; allowed are {allowed}; others have model.save")
 
 
-def describe(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> dict[str, Any]:
+def describe(model: ShapedPolicyAlgorithm, custom: Document) -> Document:
     """Describe an agent as JSON, without its tensors.
 
     :param model: algorithm of this package
@@ -114,12 +115,20 @@ def describe(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> dict[str, 
     :raises TypeError: if a space is of a kind that SB3 does not support
     """
     policy = codec.encode(model.policy_class, "policy", custom)
-    progress = {name.lstrip("_"): codec.encode(getattr(model, name), name, {}) for name in _PROGRESS}
+    progress = {}
+    for name in _PROGRESS:
+        progress[name.lstrip("_")] = codec.encode(getattr(model, name), name, {})
+
+    # A name says little about a function, hence some of its values.
     shaping = None
     if isinstance(model, ANO):
         values = codec.encode(fingerprint(model.shaping), "shaping.fingerprint", {})
         shaping = {"name": name_of(model.shaping), "fingerprint": values}
+
+    normalization = None
     venv = model.get_vec_normalize_env()
+    if venv is not None:
+        normalization = state.encode_normalization(venv)
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -131,13 +140,13 @@ def describe(model: ShapedPolicyAlgorithm, custom: dict[str, Any]) -> dict[str, 
         "action_space": encode_space(model.action_space),
         "n_envs": int(model.n_envs),
         "shaping": shaping,
-        "vec_normalize": None if venv is None else state.encode_normalization(venv),
+        "vec_normalize": normalization,
         "files": {},
         "versions": {"python": platform.python_version(), **versions(PACKAGES)},
     }
 
 
-def _checksum(document: dict[str, Any]) -> str:
+def _checksum(document: Document) -> str:
     """Return a SHA-256 of a document; NaN and Inf, which other readers of JSON do not know, raise ValueError."""
     return hashlib.sha256(json.dumps(document, allow_nan=False).encode()).hexdigest()
 
@@ -171,6 +180,7 @@ def load_safe(
     """
     folder = Path(path)
     supplied = dict(custom_objects or {})
+    # What is used is removed.
     unused = dict(supplied)
     with untrusted(folder):
         document, model, weights = _read_model(folder, unused, device)
@@ -180,7 +190,8 @@ def load_safe(
 
         _set_shaping(model, folder, document["shaping"], shaping)
         if env is not None:
-            _set_env(model, None if document["vec_normalize"] is None else folder, env)
+            is_normalized = document["vec_normalize"] is not None
+            _set_env(model, folder if is_normalized else None, env)
         if env is None or "n_steps" not in supplied:  # the number of environments is the caller's, too
             _require_affordable(model, folder)
 
@@ -219,20 +230,24 @@ def load_normalization(path: str | os.PathLike[str], venv: VecEnv) -> VecNormali
         return state.restore_normalization(venv, document["vec_normalize"], file, state.read_tensors(file, document["files"]))
 
 
-def open_document(folder: Path) -> dict[str, Any]:
+def open_document(folder: Path) -> Document:
     """Read the JSON of an agent, and check its format, checksum and keys.
 
     :raises SafeFormatError: if there is none, it is of a newer format, or it is damaged
     """
     path = folder / DOCUMENT
     with translate_errors(f"{path} cannot be read"):
+        # A directory that a killed process was replacing
         restore(folder)
-        document = read_json(path, documents.NO_LINKS)
+        document: Document = read_json(path, documents.NO_LINKS)
+
     version = document.get("format_version")
     if type(version) is not int or version < 1 or document.get("format") != FORMAT:
         raise SafeFormatError(f"{path} is not of an agent in the safe format")
     if version > FORMAT_VERSION:
         raise SafeFormatError(f"{path} has format version {version}; install a newer sb3_ano: this one reads {FORMAT_VERSION}")
+
+    # Users may edit the file, and remove the checksum.
     stated = document.pop("checksum", None)
     with translate_errors(f"{path} is not valid"):  # nested too deeply, NaN or Inf
         checksum = _checksum(document)
@@ -245,8 +260,8 @@ def open_document(folder: Path) -> dict[str, Any]:
 
 
 def _read_model(
-    folder: Path, custom: dict[str, Any], device: torch.device | str
-) -> tuple[dict[str, Any], ShapedPolicyAlgorithm, dict[str, torch.Tensor]]:
+    folder: Path, custom: Document, device: torch.device | str
+) -> tuple[Document, ShapedPolicyAlgorithm, dict[str, torch.Tensor]]:
     """Read what a directory says of an agent, and check all that can be checked before memory is taken for it.
 
     :param custom: what the caller supplies by dotted name; what is used is removed
@@ -265,6 +280,7 @@ def _read_model(
     model = algorithm(policy, None, device=device, _init_setup_model=False)  # type: ignore[arg-type]
     with translate_errors(f"{folder / DOCUMENT} does not describe an agent"):
         model.policy_class = codec.decode_policy(document["policy"], custom)
+        # The names are those of the constructor's arguments.
         vars(model).update(codec.decode_arguments(document["arguments"], type(model), custom))
         _set_progress(model, document["progress"])
         model.observation_space = decode_space(document["observation_space"], "observation_space")
@@ -291,10 +307,11 @@ def _read_model(
     return document, model, weights
 
 
-def _set_progress(model: ShapedPolicyAlgorithm, document: Any) -> None:
+def _set_progress(model: ShapedPolicyAlgorithm, document: Document) -> None:
     initial = {name.lstrip("_"): getattr(model, name) for name in _PROGRESS}
     stored = initial | document  # what the algorithm has got later is missing
     require_like(stored, dict.fromkeys(initial, 0), "progress")
+
     for attribute in _PROGRESS:
         name = attribute.lstrip("_")
         value = stored[name]
@@ -307,7 +324,7 @@ def _set_progress(model: ShapedPolicyAlgorithm, document: Any) -> None:
         setattr(model, attribute, value)
 
 
-def _set_shaping(model: ShapedPolicyAlgorithm, folder: Path, document: Any, shaping: ShapingLike | None) -> None:
+def _set_shaping(model: ShapedPolicyAlgorithm, folder: Path, document: object, shaping: ShapingLike | None) -> None:
     """Set the constructor's argument ``shaping``, verified as ``ANO.load`` does."""
     if not isinstance(model, ANO):
         name = type(model).__name__
@@ -316,6 +333,7 @@ def _set_shaping(model: ShapedPolicyAlgorithm, folder: Path, document: Any, shap
         if shaping is not None:
             raise TypeError(f"shaping={shaping!r} is given, but {folder} holds an agent of {name}, which takes none")
         return
+
     with translate_errors("shaping cannot be read"):
         decoded = codec.decode(document, "shaping", {})
         require_like(decoded, {"name": None, "fingerprint": None}, "shaping")
@@ -323,13 +341,17 @@ def _set_shaping(model: ShapedPolicyAlgorithm, folder: Path, document: Any, shap
         if shaping is None and not codec.is_built_in(name):
             trained = f"{folder} was trained with shaping={name!r}"
             raise SafeFormatError(f"{trained}, which is not built in and is never imported by its name; pass it as shaping=")
-        given = name if shaping is None else shaping
+        given = name
+        if shaping is not None:
+            given = shaping
+        # The function of a name may be another one in this version.
         is_same = np.allclose(fingerprint(given), decoded["fingerprint"], rtol=1e-6, atol=1e-9)
     if not is_same and shaping is None:
         raise SafeFormatError(
             f"{folder} was trained with shaping={name!r}, but the function of that name is another one now; pass the one to "
             "continue with as shaping="
         )
+
     if not is_same:
         was = documents.shortened(str(name), 150)
         warnings.warn(f"{folder} was trained with shaping={was!r}; the given shaping= is another function", stacklevel=3)
@@ -339,7 +361,7 @@ def _set_shaping(model: ShapedPolicyAlgorithm, folder: Path, document: Any, shap
 
 
 def _require_affordable(model: ShapedPolicyAlgorithm, folder: Path) -> None:
-    parts: list[spaces.Space[Any]] = [model.action_space]
+    parts: list[Space] = [model.action_space]
     if isinstance(model.observation_space, spaces.Dict):
         parts += model.observation_space.spaces.values()
     else:
@@ -348,6 +370,8 @@ def _require_affordable(model: ShapedPolicyAlgorithm, folder: Path) -> None:
     size = 7 * 4  # columns of float32, from rewards to TD errors
     for part in parts:
         size += math.prod(part.shape or ()) * np.dtype(part.dtype).itemsize
+
+    # What some algorithms store in addition
     if isinstance(model, MaskableANO):
         size += 8 * spaces.flatdim(model.action_space)  # float32 in the buffers of sb3-contrib, two per binary action
     if isinstance(model, RecurrentANO):
@@ -373,13 +397,19 @@ def _set_env(model: ShapedPolicyAlgorithm, statistics: Path | None, env: GymEnv 
 
     given = unwrap_vec_normalize(env)
     if statistics is not None:
-        stored = load_normalization(statistics, env if given is None else given.venv)
+        inner = env
+        if given is not None:
+            inner = given.venv
+        stored = load_normalization(statistics, inner)
         if given is None:
-            stored.training = stored.norm_reward = False
+            # Of an agent that only acts, statistics must not drift.
+            stored.training = False
+            stored.norm_reward = False
             env = stored
         elif given.ret_rms.count < 1.0:  # it counts steps
             given.ret_rms = stored.ret_rms
             if stored.norm_obs:
                 given.obs_rms = stored.obs_rms
+
     model.n_envs = env.num_envs
     model.set_env(env)

@@ -5,7 +5,7 @@ import inspect
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from sb3_ano._io import read_file
 from sb3_ano.algorithms import ShapedPolicyAlgorithm
 from sb3_ano.envs import VecNormalize as FastVecNormalize
 from sb3_ano.hub.codec import decode, encode
-from sb3_ano.hub.documents import NO_LINKS, SafeFormatError, rejected, require_like, shown, translate_errors
+from sb3_ano.hub.documents import NO_LINKS, Document, SafeFormatError, rejected, require_like, shown, translate_errors
 
 MAX_TENSOR_BYTES = 2**31
 # safetensors takes up to 100 MB, with a minute and a gigabyte to read them.
@@ -36,16 +36,17 @@ def serialize(tensors: Mapping[str, torch.Tensor]) -> bytes:
     for name, tensor in tensors.items():
         # safetensors rejects tensors that share memory.
         copies[name] = tensor.detach().cpu().clone().contiguous()
+
     content: bytes = save(copies)
     return content
 
 
-def fingerprint_of(content: bytes) -> dict[str, Any]:
+def fingerprint_of(content: bytes) -> Document:
     """Return size and SHA-256 of a file, by which damage is noticed."""
     return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def read_tensors(path: Path, files: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def read_tensors(path: Path, files: Document) -> dict[str, torch.Tensor]:
     """Read a file of tensors, on the CPU.
 
     :param path: file of at most 2 GiB
@@ -56,16 +57,22 @@ def read_tensors(path: Path, files: Mapping[str, Any]) -> dict[str, torch.Tensor
         content = read_file(path, MAX_TENSOR_BYTES, NO_LINKS)
         if fingerprint_of(content) != files.get(path.name):
             raise SafeFormatError(f"{path} is damaged or cut off: the JSON states another size or SHA-256")
+
+        # The file begins with the length of its header.
         header = int.from_bytes(content[:8], "little")
         if header > _MAX_HEADER_BYTES:
             raise SafeFormatError(f"{path} is damaged: its header claims {header} bytes")
+
         tensors: dict[str, torch.Tensor] = load(content)
     return tensors
 
 
 def specify(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Describe types and shapes of tensors by name; they may be on PyTorch's ``meta`` device."""
-    return {name: f"{tensor.dtype} of shape {tuple(tensor.shape)}" for name, tensor in tensors.items()}
+    specs = {}
+    for name, tensor in tensors.items():
+        specs[name] = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+    return specs
 
 
 def require_specs(path: Path, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, str], owner: str) -> None:
@@ -78,6 +85,7 @@ def require_specs(path: Path, tensors: Mapping[str, torch.Tensor], expected: Map
     :raises SafeFormatError: if they differ
     """
     found = specify(tensors)
+    # Extra tensors are as wrong as missing ones.
     for name in [*found, *expected]:
         spec = found.get(name, "missing")
         other = expected.get(name, "missing")
@@ -87,14 +95,14 @@ def require_specs(path: Path, tensors: Mapping[str, torch.Tensor], expected: Map
 
 def uncompiled(module: nn.Module) -> nn.Module:
     """Return a module without the wrapper of ``torch.compile``, which changes the names of its tensors."""
-    original: nn.Module = getattr(module, "_orig_mod", module)
-    return original
+    return cast(nn.Module, getattr(module, "_orig_mod", module))
 
 
 def _first_names(module: nn.Module) -> dict[str, str]:
     """Map each name in a module's state to the first name of the same tensor: shared layers are stored once."""
     names = {}
     first: dict[int, str] = {}
+    # With keep_vars, the same tensor is the same object.
     for name, tensor in module.state_dict(keep_vars=True).items():
         names[name] = first.setdefault(id(tensor), name)
     return names
@@ -113,10 +121,13 @@ class WithoutValues(TorchFunctionMode):
     resumes as from SB3's file. gSDE samples when it is built, and PyTorch would validate the distribution on the meta device.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+        # Orthogonal initialization needs tensors of these shapes.
         if func is torch.linalg.qr:
             matrix = args[0]
             return matrix, matrix[: matrix.shape[1]]
+
+        # What a validation compares has no values on the meta device.
         if func is torch.Tensor.__bool__ and args[0].is_meta:
             return True
         return func(*args, **(kwargs or {}))
@@ -144,6 +155,7 @@ def describe_policy(model: ShapedPolicyAlgorithm) -> dict[str, str]:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # they come again when the policy is built with memory
+        # The learning rate does not matter.
         built = on_meta(model.observation_space, model.action_space, lambda _: 1e-3, **keywords)
         return specify(unique_tensors(built))
 
@@ -170,15 +182,20 @@ def load_policy(model: ShapedPolicyAlgorithm, tensors: Mapping[str, torch.Tensor
     :param model: algorithm that is set up
     :param tensors: the policy's tensors, shared ones once
     """
-    named = {name: tensors[first] for name, first in _first_names(model.policy).items()}
+    named = {}
+    for name, first in _first_names(model.policy).items():
+        named[name] = tensors[first]
     model.policy.load_state_dict(named)
     if model.use_sde:
         model.policy.reset_noise()  # on the right device, as SB3 does
 
 
-def encode_normalization(venv: VecNormalize) -> dict[str, Any]:
+def encode_normalization(venv: VecNormalize) -> Document:
     """Convert the arguments of VecNormalize to JSON."""
-    return {name: encode(getattr(venv, name), f"vec_normalize.{name}", {}) for name in _SETTINGS}
+    document = {}
+    for name in _SETTINGS:
+        document[name] = encode(getattr(venv, name), f"vec_normalize.{name}", {})
+    return document
 
 
 def statistics_of(venv: VecNormalize) -> dict[str, torch.Tensor]:
@@ -187,6 +204,7 @@ def statistics_of(venv: VecNormalize) -> dict[str, torch.Tensor]:
     for name, running in _running(venv).items():
         parts = {"mean": running.mean, "var": running.var, "count": running.count}
         for part, value in parts.items():
+            # A copy, because the running arrays change.
             statistics[f"{name}.{part}"] = torch.from_numpy(np.array(value, dtype=np.float64))
     return statistics
 
@@ -195,6 +213,8 @@ def _running(venv: VecNormalize) -> dict[str, RunningMeanStd]:
     running = {"ret_rms": venv.ret_rms}
     if not venv.norm_obs:
         return running
+
+    # Observations that are dictionaries have statistics for each key.
     if isinstance(venv.obs_rms, dict):
         for key, statistics in venv.obs_rms.items():
             running[f"obs_rms[{key}]"] = statistics
@@ -203,7 +223,7 @@ def _running(venv: VecNormalize) -> dict[str, RunningMeanStd]:
     return running
 
 
-def restore_normalization(venv: VecEnv, document: Any, path: Path, tensors: Mapping[str, torch.Tensor]) -> VecNormalize:
+def restore_normalization(venv: VecEnv, document: object, path: Path, tensors: Mapping[str, torch.Tensor]) -> VecNormalize:
     """Wrap environments with VecNormalize as it was stored.
 
     :param venv: environments with the observations that the statistics are of
@@ -220,17 +240,20 @@ def restore_normalization(venv: VecEnv, document: Any, path: Path, tensors: Mapp
     keys = shown(settings["norm_obs_keys"])
     with translate_errors(f"the observations of env cannot be normalized as they were, with norm_obs_keys={keys}"):
         normalized = FastVecNormalize(venv, **settings)
+
+    # Before anything is set
     require_specs(path, tensors, specify(statistics_of(normalized)), "the observations of env")
     _require_normalizing(path, tensors, settings)
 
     for name, running in _running(normalized).items():
+        # Copies, to which nothing else refers.
         running.mean = tensors[f"{name}.mean"].numpy().copy()
         running.var = tensors[f"{name}.var"].numpy().copy()
         running.count = float(tensors[f"{name}.count"])
     return normalized
 
 
-def _require_normalizing(path: Path, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> None:
+def _require_normalizing(path: Path, tensors: Mapping[str, torch.Tensor], settings: Document) -> None:
     """Check settings and statistics of VecNormalize for values with which it returns NaN, or always the same.
 
     :raises SafeFormatError: if there is one
@@ -243,8 +266,11 @@ def _require_normalizing(path: Path, tensors: Mapping[str, torch.Tensor], settin
 
     epsilon = torch.tensor(settings["epsilon"], dtype=torch.float64)
     for name, value in {"epsilon": epsilon, **tensors}.items():
+        # Variances, counts and epsilon cannot be negative.
         is_mean = name.endswith(".mean")
         if not value.isfinite().all() or (not is_mean and (value < 0).any()):
             raise SafeFormatError(f"{path} is damaged: {name} cannot normalize; it is not finite, or below 0")
+
+        # A division by 0 would be NaN.
         if name.endswith(".var") and (value + epsilon <= 0).any():
             raise SafeFormatError(f"{path} is damaged: {name} cannot normalize; it is 0, and so is epsilon")

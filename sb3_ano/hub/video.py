@@ -38,10 +38,13 @@ def record(model: BaseAlgorithm, path: Path, length: int = 1000, *, deterministi
     with software_rendering(), contextlib.closing(writer):  # the writer itself is not closed after an error
         env.seed(seed)
         agent = with_masks(model, env)
+
+        # Recurrent policies keep their states, and forget them where an episode starts.
         states = None
         starts = np.ones(env.num_envs, dtype=bool)
         observations: Any = env.reset()
         for _ in range(length):
+            # Before the step, so that the first frame is the start of an episode.
             writer.append_data(_frame(env))
             actions, states = agent.predict(observations, states, starts, deterministic)
             observations, _, starts, _ = env.step(actions)
@@ -55,7 +58,11 @@ def _frame(env: VecEnv) -> np.ndarray:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # SB3's and gymnasium's, which say the same in more lines
         frames = list(env.get_images())
-    frame = None if not frames else frames[0]
+
+    # An environment without a mode returns None, or nothing.
+    frame = None
+    if frames:
+        frame = frames[0]
     if frame is None:
         raise ValueError(
             "the environment was made without render_mode='rgb_array'; make it with gym.make(id, render_mode='rgb_array') and "
@@ -69,6 +76,7 @@ def software_rendering() -> contextlib.AbstractContextManager[Any]:
 
     gymnasium would take GLFW, because it can be imported, and fail.
     """
+    # macOS and Windows always have one.
     has_display = sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if has_display or "MUJOCO_GL" in os.environ:
         return contextlib.nullcontext()

@@ -4,7 +4,7 @@ import argparse
 import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import rl_zoo3.utils
@@ -24,6 +24,8 @@ from sb3_ano.zoo.settings import check_settings
 
 # What acting does not need, and files of other versions of Python hold in a form that cannot be read.
 _NOT_FOR_ACTING = {"learning_rate": 0.0, "lr_schedule": lambda _: 0.0, "clip_range": lambda _: 0.0}
+# Rewards, ends and infos of all environments.
+_Step: TypeAlias = tuple[np.ndarray, np.ndarray, list[dict[str, Any]]]
 
 
 class Agent(NamedTuple):
@@ -58,6 +60,7 @@ def run_of(values: argparse.Namespace) -> Path:
     number = values.exp_id or newest_run(directory, values.env)
     if number > 0:
         return directory / f"{values.env}_{number}"
+    # Agents without a run are next to each other.
     return directory
 
 
@@ -70,6 +73,8 @@ def newest_run(directory: Path, name: str) -> int:
     :param name: directory name of the environment
     """
     newest: int = rl_zoo3.utils.get_latest_run_id(str(directory), name)
+
+    # First a final agent, which has the environment's name
     for pattern in (f"{name}.zip", "*.zip"):
         for number in range(newest, 0, -1):
             if any((directory / f"{name}_{number}").glob(pattern)):
@@ -93,6 +98,7 @@ def load_agent(
     which = (values.load_best, values.load_checkpoint, values.load_last_checkpoint)
     name, file, run = rl_zoo3.utils.get_model_path(number, values.folder, values.algo, values.env, *which)
     print(f"Loading {file}")
+
     if getattr(values, "num_threads", 0) > 0:
         torch.set_num_threads(values.num_threads)
     set_random_seed(values.seed)
@@ -110,6 +116,7 @@ def load_agent(
         env_kwargs.update(typed["env_kwargs"] or {})
     env_kwargs.update(values.env_kwargs or {})
 
+    # The mode is no setting of the task, and is not published.
     shown = dict(env_kwargs)
     if render_mode is not None:
         shown.setdefault("render_mode", render_mode)
@@ -130,8 +137,11 @@ def load_agent(
         options.update(buffer_size=1, optimize_memory_usage=False)
     if for_acting:
         options.update(seed=values.seed, custom_objects=_NOT_FOR_ACTING)
+    # Such a buffer needs the environment, also where nothing is trained.
     if not for_acting or "HerReplayBuffer" in str(hyperparams.get("replay_buffer_class")):
         options["env"] = env
+
+    # Processes of environments would stay.
     try:
         model = algorithm.load(file, **options)
     except BaseException:
@@ -157,14 +167,16 @@ def enjoy(values: argparse.Namespace) -> None:
     is_atari = ExperimentManager.is_atari(values.env.gym_id)
     returns = _Returns(values.n_envs, only_monitored=is_atari, prints=values.verbose > 0 and values.n_envs == 1)
 
-    steps: Iterable[Any] = _steps(agent.model, agent.env, values.n_timesteps, agent.is_deterministic)
+    steps: Iterable[_Step] = _steps(agent.model, agent.env, values.n_timesteps, agent.is_deterministic)
     if values.progress:
         steps = tqdm(steps, total=values.n_timesteps)
+    # After Ctrl-C, the returns so far are printed.
     with contextlib.closing(agent.env), contextlib.suppress(KeyboardInterrupt):
         for rewards, dones, infos in steps:
             if not values.no_render:
                 agent.env.render("human")
             returns.add(rewards, dones, infos)
+
     if values.verbose > 0:
         returns.print_summary(values.n_timesteps)
 
@@ -187,7 +199,7 @@ def record_video(values: argparse.Namespace) -> None:
             pass
 
 
-def _steps(model: BaseAlgorithm, env: VecEnv, length: int, is_deterministic: bool) -> Iterator[tuple[Any, Any, Any]]:
+def _steps(model: BaseAlgorithm, env: VecEnv, length: int, is_deterministic: bool) -> Iterator[_Step]:
     """Let a model act, and yield the rewards, ends and infos of each step."""
     actor = with_masks(model, env)
     observations: Any = env.reset()
@@ -225,16 +237,20 @@ class _Returns:
         for index in np.flatnonzero(dones):
             info = infos[index]
             monitored = info.get("episode")
+            # Wrappers outside of the monitor may change rewards, and are part of the task.
             if not self.only_monitored:
                 self._end(self._running_returns[index], self._running_lengths[index])
             elif monitored is not None:
                 self._end(monitored["r"], monitored["l"])
+
+            # Of tasks with goals
             if info.get("is_success") is not None:
                 self.successes.append(bool(info["is_success"]))
             self._running_returns[index] = 0.0
             self._running_lengths[index] = 0
 
     def _end(self, total: float, length: int) -> None:
+        # NumPy's numbers would print as such.
         self.returns.append(float(total))
         self.lengths.append(int(length))
         if self.prints:

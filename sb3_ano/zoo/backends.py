@@ -31,7 +31,7 @@ class Backend(NamedTuple):
     env_kwargs: Hyperparameters
 
     def vec_env_class(
-        self, *, env_kwargs: Hyperparameters | None, vec_env_cls: Any, **arguments: Any
+        self, *, env_kwargs: Hyperparameters | None, vec_env_cls: object, **arguments: Any
     ) -> Callable[..., VecEnv]:
         """Return a function for the zoo to call instead of a class of vectorized environments.
 
@@ -43,6 +43,7 @@ class Backend(NamedTuple):
         :param arguments: other arguments of ``make_vec_env``
         """
         arguments["env_kwargs"] = {**self.env_kwargs, **(env_kwargs or {})}
+        # Every user has the default, so that it says nothing.
         if vec_env_cls is not DummyVecEnv:
             arguments["vec_env_cls"] = vec_env_cls
 
@@ -64,10 +65,12 @@ def take_backend(hyperparams: Hyperparameters, env_id: str) -> Backend | None:
     """
     if "backend" not in hyperparams:
         return None
+
     backend = Backend(env_id, hyperparams.pop("backend"), {})
     if not ExperimentManager.is_atari(env_id) or atari_protocol(env_id) is None:
         return backend
 
+    # One wrapper, alone or in a list, with or without arguments
     wrapper = hyperparams.get("env_wrapper")
     if isinstance(wrapper, list) and len(wrapper) == 1:
         wrapper = wrapper[0]
@@ -75,10 +78,12 @@ def take_backend(hyperparams: Hyperparameters, env_id: str) -> Backend | None:
     if isinstance(wrapper, dict) and len(wrapper) == 1:
         wrapper, options = next(iter(wrapper.items()))
 
+    # Its arguments become settings of the task.
     if wrapper in _ATARI_WRAPPERS:
         for name, value in (options or {}).items():
             backend.env_kwargs[_RENAMED.get(name, name)] = value
         del hyperparams["env_wrapper"]
+        # The protocol's own default is 4.
         hyperparams.setdefault("frame_stack", 1)
     # Above other wrappers, the zoo stacks the frames.
     if not hyperparams.get("env_wrapper") and "frame_stack" in hyperparams:
@@ -107,6 +112,7 @@ def make_agents_envs(
     :param monitor_dir: directory for monitor files; None writes none
     """
     prepare_env(env_id)
+    # The caller's keep the key.
     hyperparams = dict(hyperparams)
     vec_env_class: Any = ExperimentManager.default_vec_env_cls
 

@@ -57,6 +57,7 @@ def benchmark(values: argparse.Namespace, program: str) -> None:
         if row is None:
             failed.append(f"{algo} on {env_id}")
             continue
+
         rows.append(row)
         if values.verbose > 0:
             print(f"{row.eval_episodes} episodes, mean return {row.mean_reward:.2f} +/- {row.std_reward:.2f}\n")
@@ -65,9 +66,11 @@ def benchmark(values: argparse.Namespace, program: str) -> None:
         file = Path(values.benchmark_dir, "benchmark.md")
         write_file(file, _HEADER.format(program=program, steps=values.n_timesteps) + _table(sorted(rows)))
         print(f"The table is in {file}")
+        # The zoo's own place
         if not values.test_mode and file.absolute() != Path("benchmark.md").absolute():
             shutil.copy(file, "benchmark.md")
             print("and in benchmark.md")
+
     if failed:
         raise ValueError(f"{len(failed)} of {len(agents)} agents have no returns, as said above: {', '.join(failed)}")
 
@@ -77,18 +80,22 @@ def _agents(values: argparse.Namespace) -> dict[str, tuple[str, str]]:
     directory = Path(values.log_dir)
     agents: dict[str, tuple[str, str]] = {}
     if directory.is_dir():
+        # The zoo reads them with YAML's unsafe loader.
         for settings in directory.glob("*/*/*/args.yml"):
             check_settings(settings)
         agents.update(rl_zoo3.utils.get_trained_models(str(directory)))
     if not values.no_hub:
         agents.update(rl_zoo3.utils.get_hf_trained_models())
 
+    # MuJoCo's tasks with goals need another package.
     for name, (_, env_id) in list(agents.items()):
         if "Fetch" in env_id and not values.with_mujoco:
             print(f"{name} is left out; --with-mujoco includes it")
             del agents[name]
+
     if not agents:
         raise ValueError(f"--log-dir {directory} holds no agents; allowed are directories that train has written")
+    # One is enough to see whether it works.
     if values.test_mode:
         first = next(iter(agents))
         return {first: agents[first]}
@@ -99,6 +106,8 @@ def _evaluate(values: argparse.Namespace, name: str, algo: str, env_id: str) -> 
     """Evaluate one agent in a process, unless its monitor files are there; None after a printed reason if that fails."""
     trained_for = _training_steps(values, algo, env_id)
     log = Path(values.benchmark_dir, name)
+
+    # An interrupted benchmark continues.
     episodes = _read_episodes(log)
     if episodes is not None:
         print(f"The returns of an earlier evaluation are in {log}, which can be deleted to evaluate again")
@@ -110,6 +119,7 @@ def _evaluate(values: argparse.Namespace, name: str, algo: str, env_id: str) -> 
         print(f"No episode of {algo} on {env_id} has ended within {values.n_timesteps} steps; use a larger -n")
         return None
 
+    # Whole episodes only, so that there are fewer steps than were asked for.
     returns = episodes["r"].to_numpy()
     steps = int(episodes["l"].sum())
     return _Row(algo, env_id, float(np.mean(returns)), float(np.std(returns)), trained_for, steps, len(returns))
@@ -123,10 +133,12 @@ def _training_steps(values: argparse.Namespace, algo: str, env_id: str) -> str:
         number = 1
         load_from_sb3(algo, name, values.log_dir, number, values.gym_packages)
 
+    # A stranger may have written them.
     settings = Path(values.log_dir, algo, f"{name}_{number}", name)
     check_settings(settings / "config.yml")
     hyperparams, _ = rl_zoo3.utils.get_saved_hyperparams(str(settings))
     steps = float(hyperparams.get("n_timesteps", 0))
+
     if steps < 1e6:
         return f"{int(steps / 1e3)}k"
     return f"{int(steps / 1e6)}M"
@@ -144,6 +156,7 @@ def _enjoy(values: argparse.Namespace, algo: str, env_id: str, log: Path) -> int
         "--verbose": 0,
         "--reward-log": log,
     }
+    # In a process of its own, because an agent's package can do anything to this one.
     arguments = ["enjoy", "--no-render"]
     for option, value in options.items():
         arguments += [option, str(value)]
@@ -158,6 +171,7 @@ def _read_episodes(log: Path) -> pd.DataFrame | None:
         episodes = load_results(str(log))
     except (LoadMonitorResultsError, OSError, ValueError):  # no directory, no files, or an empty one of a killed process
         return None
+    # Files with a header only
     if len(episodes) == 0:
         return None
     return episodes
@@ -167,6 +181,7 @@ def _table(rows: Sequence[_Row]) -> str:
     """Return rows as a table in Markdown."""
     lines = ["|" + "|".join(_Row._fields) + "|", "|---|---|--:|--:|--:|--:|--:|"]
     for row in rows:
+        # More digits would say more than the episodes do.
         mean = round(row.mean_reward, 3)
         std = round(row.std_reward, 3)
         cells = [row.algo, row.env_id, mean, std, row.n_timesteps, row.eval_timesteps, row.eval_episodes]

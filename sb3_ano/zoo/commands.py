@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
 import rl_zoo3.train
@@ -21,7 +20,7 @@ from sb3_ano._io import remove_leftovers
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano.envs import explained_missing_packages, register_atari
 from sb3_ano.zoo import agents, fixes, settings
-from sb3_ano.zoo.manager import Manager, OwnManager, make_manager, plan_training
+from sb3_ano.zoo.manager import Manager, make_manager, plan_training
 from sb3_ano.zoo.packages import directory_name, import_packages, read_packages, require_registered, split_module
 from sb3_ano.zoo.parsing import PLOTS, Options, run_zoo
 from sb3_ano.zoo.settings import is_trusted
@@ -31,13 +30,6 @@ _RECORDINGS = ("*-step-*-to-step-*.mp4", "training.mp4", "training.gif")
 # These show an agent of a run, whose training has named the packages of its environment.
 _VIDEOS = ("record_video", "record_training", "push_to_hub")
 _SHOW_RUN = ("enjoy", *_VIDEOS)
-
-# Options of a search that a training with its result does not have, or has in the file of the best hyperparameters.
-_SEARCH_ONLY = (
-    *("optimize_hyperparameters", "n_trials", "max_total_trials", "n_jobs", "sampler", "pruner", "n_startup_trials"),
-    *("n_evaluations", "storage", "study_name", "trial_id", "no_optim_plots", "optimization_log_path"),
-    *("conf_file", "hyperparams", "n_timesteps", "resume", "checkpoint_freq"),
-)
 
 
 def run_command(name: str, arguments: Sequence[str], program: str) -> None:
@@ -90,6 +82,12 @@ def _choose_folder(options: Options) -> None:
 def _train(stack: ExitStack, options: Options) -> None:
     """Train with our manager of experiments."""
     values = options.values
+    # The engine computes their losses and rollouts.
+    is_known = values.algo in ALGORITHMS or issubclass(rl_zoo3.ALGOS[values.algo], PPO | RecurrentPPO)
+    if values.accelerate and not is_known:
+        allowed = f"ppo and ppo_lstm; {', '.join(ALGORITHMS)} are always accelerated"
+        raise ValueError(f"--accelerate cannot accelerate {values.algo}; allowed are {allowed}")
+
     plan = plan_training(options)
     # Runs that are continued name the packages of their environments.
     continued = plan.get("resumed")
@@ -102,38 +100,9 @@ def _train(stack: ExitStack, options: Options) -> None:
         stack.enter_context(fixes.secrets_in_wandb())
     stack.enter_context(fixes.evaluations())
     # The zoo's code makes its manager in one place, by this name.
-    manager = functools.partial(make_manager, own=_own_manager(options), others=Manager, **plan)
+    manager = functools.partial(make_manager, others=Manager, **plan)
     stack.enter_context(fixes.replaced(rl_zoo3.train, "ExperimentManager", manager))
     run_zoo("train", values)
-
-
-def _own_manager(options: Options) -> Callable[..., Any]:
-    """Return the manager of this package's algorithms and of accelerated ones, on a cluster if the user wants one."""
-    values = options.values
-    # Their losses and rollouts are those that the engine computes.
-    is_known = values.algo in ALGORITHMS or issubclass(rl_zoo3.ALGOS[values.algo], PPO | RecurrentPPO)
-    if values.accelerate and not is_known:
-        allowed = f"ppo and ppo_lstm; {', '.join(ALGORITHMS)} are always accelerated"
-        raise ValueError(f"--accelerate cannot accelerate {values.algo}; allowed are {allowed}")
-
-    address = options.take("cluster")
-    numbers = {}
-    for name in ("env_runners", "learners"):
-        number = options.take(name)
-        if number is not None:
-            numbers[name] = number
-    if (numbers and address is None) or min(numbers.values(), default=0) < 0:
-        raise ValueError("--env-runners and --learners are integers from 0, and need --cluster")
-
-    if address is None:
-        return functools.partial(OwnManager, train_command=options.command_line(without=_SEARCH_ONLY))
-
-    if values.algo != "ano" or values.optimize_hyperparameters:
-        raise ValueError("--cluster trains ano only, and does not search hyperparameters")
-
-    from sb3_ano.zoo.cluster import ClusterManager  # imports Ray
-
-    return functools.partial(ClusterManager, cluster=address, **numbers)
 
 
 def _prepare_environment(stack: ExitStack, options: Options, run: Path | None) -> list[str]:

@@ -30,11 +30,13 @@ def figures(command: str, values: argparse.Namespace, file: str | None, *, has_d
     :raises ValueError: if nothing is plotted, or matplotlib does not write files of this format
     """
     show = plt.show
+    # Without a display, pyplot would fail, or write nothing.
     is_shown = file is None and has_display
     if not is_shown:
         matplotlib.use("agg")
 
     def show_drawn(*args: object, **kwargs: object) -> None:
+        # An empty window would not say why it is empty.
         for number in plt.get_fignums():
             if any(axes.has_data() for axes in plt.figure(number).axes):
                 break
@@ -68,6 +70,7 @@ def checked_results(values: argparse.Namespace) -> Iterator[argparse.Namespace]:
     if not names[0].endswith(".pkl"):
         names[0] += ".pkl"
 
+    # The zoo unpickles whatever is in a file, so that it gets copies of our own making.
     with tempfile.TemporaryDirectory() as directory:
         copies = []
         for number, name in enumerate(names):
@@ -82,7 +85,7 @@ def checked_results(values: argparse.Namespace) -> Iterator[argparse.Namespace]:
 class _ResultsUnpickler(pickle.Unpickler):
     """Read results of ``all_plots``, plain values and arrays, without running what else a stranger may have put in."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if module.partition(".")[0] == "numpy" and name in _OF_NUMPY:
             return super().find_class(module, name)
         raise ValueError(f"the file holds {module}.{name}, which all_plots does not write")
@@ -100,6 +103,7 @@ def make_comparable(results: dict[str, Any], values: argparse.Namespace) -> dict
     for env in results.keys() - {"results_table", *values.skip_envs}:
         for result in results[env].values():
             counts[env] = len(result["timesteps"])
+
             if np.ndim(result["last_evals"]) == 0:  # of one run, the zoo keeps a number
                 result["last_evals"] = np.asarray(result["mean_per_eval"])[-1]
             if not values.iqm:
@@ -123,6 +127,7 @@ def _why_empty(command: str, values: argparse.Namespace) -> str:
         algorithms = values.algos
         lacking = "two evaluations; train with a smaller --eval-freq"
 
+    # Are there runs at all?
     places = []
     has_runs = False
     for folder in folders:
@@ -131,13 +136,17 @@ def _why_empty(command: str, values: argparse.Namespace) -> str:
             places.append(str(place))
             for env in values.env:
                 has_runs = has_runs or any(place.glob(f"*{env}*"))
+
     where = f"of {', '.join(values.env)} in {', '.join(places)}"
-    return f"no run {where} has {lacking}" if has_runs else f"there is no run {where}"
+    if not has_runs:
+        return f"there is no run {where}"
+    return f"no run {where} has {lacking}"
 
 
 def _save_all(file: Path) -> None:
     for position, number in enumerate(plt.get_fignums(), start=1):
         figure = plt.figure(number)
+        # --figure names one file.
         path = file
         if position > 1:
             path = file.with_stem(f"{file.stem}-{position}")

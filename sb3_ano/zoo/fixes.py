@@ -79,7 +79,8 @@ def secrets_in_wandb() -> Iterator[None]:
     wandb = importlib.import_module("wandb")
     init = wandb.init
 
-    def init_without_secrets(*, config: Any = None, **options: Any) -> Any:
+    def init_without_secrets(*, config: object = None, **options: Any) -> object:
+        # wandb stores the command line, too.
         with replaced(sys, "argv", hide(sys.argv)):
             return init(config=hide(config), **options)
 

@@ -15,14 +15,13 @@ from huggingface_hub.errors import EntryNotFoundError, RemoteEntryNotFoundError
 from huggingface_sb3 import EnvironmentName, ModelName, ModelRepoId
 from stable_baselines3.common.utils import set_random_seed
 
-from sb3_ano._io import replace_directory, write_file
+from sb3_ano._io import no_empty_directories, replace_directory, write_file
 from sb3_ano._registry import ALGORITHMS, zoo_name
 from sb3_ano.algorithms.loading import read_saved_model
 from sb3_ano.hub import download_run, push_to_hub
 from sb3_ano.zoo.agents import Agent, load_agent
 from sb3_ano.zoo.fixes import missing_metadata
 from sb3_ano.zoo.packages import write_packages
-from sb3_ano.zoo.search import no_empty_directories
 
 
 def push(values: argparse.Namespace) -> None:
@@ -51,6 +50,7 @@ def push(values: argparse.Namespace) -> None:
 
 
 def _push_ours(values: argparse.Namespace, agent: Agent) -> None:
+    """Push an agent of this package in both formats."""
     # Publish the number of environments of the training.
     agent.model.n_envs = read_saved_model(agent.file).attributes["n_envs"]
     url = push_to_hub(
@@ -71,6 +71,8 @@ def _push_ours(values: argparse.Namespace, agent: Agent) -> None:
 
 
 def _push_the_zoos(values: argparse.Namespace, agent: Agent) -> None:
+    """Push an agent as the zoo does."""
+    # The zoo's code imports a name that has been renamed.
     with missing_metadata():
         package_to_hub = importlib.import_module("rl_zoo3.push_to_hub").package_to_hub
         package_to_hub(
@@ -156,6 +158,7 @@ def _load_without_run(values: argparse.Namespace, directory: Path, download: Cal
     with no_empty_directories(directory), replace_directory(settings) as new:
         run = new / "run"
         download(run)
+        # Settings are in a directory of their own, next to the model.
         for file in (run / values.env).iterdir():
             file.rename(new / file.name)
         write_file(model, (run / model.name).read_bytes())
@@ -165,6 +168,7 @@ def _load_without_run(values: argparse.Namespace, directory: Path, download: Cal
 
 def _download_safe(repo_id: str, run: Path, algo: str, name: EnvironmentName) -> None:
     download_run(repo_id, run, env_id=name.gym_id)
+    # Otherwise the agent would be among those of another algorithm.
     trained_by = zoo_name(read_saved_model(run / f"{name}.zip").attributes["algorithm"])
     if trained_by != algo:
         raise ValueError(f"{repo_id} holds an agent of {trained_by}; use --algo {trained_by}")
@@ -197,6 +201,8 @@ def download_pickle(repo_id: str, run: Path, algo: str, name: EnvironmentName) -
         shutil.copy(fetch(repo_id, "vec_normalize.pkl"), settings / "vecnormalize.pkl")
     except missing:
         print("No normalization file")
+
+    # The zoo loads no agent without its logs.
     with zipfile.ZipFile(fetch(repo_id, "train_eval_metrics.zip")) as metrics:
         metrics.extractall(run)
 

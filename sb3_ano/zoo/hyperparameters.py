@@ -82,6 +82,7 @@ def hyperparameter_file(algo: str) -> Path:
     """
     algo = _SHARED_FILES.get(algo, algo)
     package = Path(__file__).resolve().parents[1]
+    # hatch_build.py puts it there.
     installed = package / "hyperparams" / f"{algo}.yml"
     if installed.is_file():
         return installed
@@ -107,6 +108,7 @@ def resolve_names(settings: Hyperparameters) -> Hyperparameters:
         elif isinstance(value, str) and ":" in value:
             resolved[name] = _imported(name, value)
 
+    # config.yml of a pushed agent names it with a dot.
     buffer = settings.get("rollout_buffer_class")
     if isinstance(buffer, str):
         resolved["rollout_buffer_class"] = _imported("rollout_buffer_class", ":".join(buffer.rsplit(".", 1)))
@@ -128,10 +130,12 @@ def read_file(name: str) -> dict[str, object]:
     :return: hyperparameters by environment
     :raises ValueError: if the file cannot be read, or has no hyperparameters
     """
+    # What is no YAML is Python: a file, or the name of a module.
     read = _read_python
     if name.endswith((".yml", ".yaml")):
         read = _read_yaml
     content = read(name)
+
     if not content:
         raise ValueError(f"{name} is empty; allowed are entries ENVIRONMENT: {{KEY: VALUE, ...}}")
     if not isinstance(content, dict):
@@ -139,7 +143,7 @@ def read_file(name: str) -> dict[str, object]:
     return content
 
 
-def _read_yaml(name: str) -> Any:
+def _read_yaml(name: str) -> object:
     file = Path(name)
     try:
         return yaml.load(file.read_text(encoding="utf-8-sig"), Loader=_FileLoader)
@@ -157,11 +161,12 @@ def _read_yaml(name: str) -> Any:
         raise ValueError(f"{file} is not YAML: {error}") from error
 
 
-def _read_python(name: str) -> Any:
+def _read_python(name: str) -> object:
     """Run a Python file, or import a module, and return its ``hyperparams``."""
     try:
         if name.endswith(".py"):
-            variables: dict[str, Any] = {}
+            # The user's own, as in the zoo
+            variables: dict[str, object] = {}
             exec(compile(Path(name).read_bytes(), name, "exec"), variables)
         else:
             variables = vars(importlib.import_module(name))
@@ -174,6 +179,7 @@ def _read_python(name: str) -> Any:
         raise ValueError(f"{name} cannot be run: {error}") from error
     except (Exception, SystemExit) as error:  # whatever the file raises
         raise ValueError(f"{name} cannot be run: {type(error).__name__}: {error}") from error
+
     if "hyperparams" not in variables:
         raise ValueError(f"{name} has no variable 'hyperparams', a dictionary with an entry for each environment")
     return variables["hyperparams"]
@@ -189,6 +195,7 @@ def find_entry(content: Mapping[str, object], env_id: str, is_atari: bool, sourc
     :return: name of the entry and its hyperparameters
     :raises ValueError: if there is no such entry, or it holds no hyperparameters
     """
+    # In the zoo, games have no other default.
     shared = "default"
     if is_atari:
         shared = "atari"
@@ -196,7 +203,7 @@ def find_entry(content: Mapping[str, object], env_id: str, is_atari: bool, sourc
     if env_id in content:
         name = env_id
     if name not in content:
-        near = hint(env_id, [str(key) for key in content])
+        near = hint(env_id, list(map(str, content)))
         raise ValueError(f"{source} has no entry {env_id!r}{near or ','} and no entry {shared!r} for environments without one")
 
     entry = content[name]
@@ -224,10 +231,12 @@ def read_hyperparameters(
     allowed = (set(arguments) - NOT_HYPERPARAMETERS) | _ZOO_KEYS
     if "action_noise" in arguments:
         allowed |= _NOISE_KEYS
+
     unknown = sorted(map(str, set(settings) - allowed))
     if unknown:
         more = hint(unknown[0], sorted(allowed)) or f"; allowed are {', '.join(sorted(allowed))}"
         raise ValueError(f"{source}: unknown key {', '.join(map(repr, unknown))} for {algorithm.__name__}{more}")
+
     for name in required:
         if name not in settings:
             raise ValueError(f"{source}: the key {name!r} is missing; the zoo needs it for every environment")
@@ -263,6 +272,7 @@ def name_classes(value: object) -> object:
 
 def _read_value(name: str, value: Any, arguments: Mapping[str, inspect.Parameter], algorithm: type[BaseAlgorithm]) -> Any:
     """Return the value of a hyperparameter, or raise ValueError or TypeError with its name."""
+    # First what the zoo reads itself.
     if name in _POSITIVE:
         if name == "frame_stack" and value is None:
             return None
@@ -270,6 +280,7 @@ def _read_value(name: str, value: Any, arguments: Mapping[str, inspect.Parameter
         if not _is_integer(number) or number < 1:
             raise ValueError(f"{name}={value!r} is not allowed; allowed are positive integers")
         return int(number)
+
     if name in _CALLED:
         _check_called(name, value)
         return value
@@ -280,12 +291,16 @@ def _read_value(name: str, value: Any, arguments: Mapping[str, inspect.Parameter
         if value is not None and not isinstance(value, dict):
             raise ValueError(f"env_kwargs={value!r} is not allowed; allowed is a dictionary, such as {{gravity: 9.8}}")
         return value
+
     if name == "policy":
         _check_policy(value, algorithm)
         return name_classes(value)  # the zoo takes names only
     if name == "shaping":
-        names = value if isinstance(value, list | tuple) else [value]
-        if not all(isinstance(part, str) for part in names):
+        names = [value]
+        if isinstance(value, list | tuple):
+            names = list(value)
+        # A run could not store a function.
+        if {str} != set(map(type, names)):
             raise ValueError(f"shaping={value!r} is not allowed; allowed are names, such as 'module:function'")
         return value
     return _read_argument(name, value, arguments.get(name))
@@ -295,6 +310,7 @@ def _read_argument(name: str, value: Any, argument: inspect.Parameter | None) ->
     """Return the value of an argument of the constructor, as its annotation wants it."""
     if argument is None or argument.annotation is argument.empty:
         return value
+
     # A type, or what is left of it as text.
     annotation = str(argument.annotation)
     if isinstance(argument.annotation, type):
@@ -326,6 +342,7 @@ def _read_argument(name: str, value: Any, argument: inspect.Parameter | None) ->
         if isinstance(number, list | dict | bool) or (isinstance(number, str) and "str" not in words):
             raise ValueError(f"{name}={value!r} is of type {type(value).__name__}; allowed are numbers")
         elif number is None and not may_be_none:
+            # Such as a key without a value
             raise ValueError(f"{name} has no value; allowed are numbers")
         return number
     elif words == {"bool"} and not isinstance(value, bool | int):
@@ -333,7 +350,7 @@ def _read_argument(name: str, value: Any, argument: inspect.Parameter | None) ->
     return value
 
 
-def _read_number(value: Any) -> Any:
+def _read_number(value: object) -> Any:
     """Return the number if a text is one, and any other value as it is."""
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         return _as_number(value.strip())
@@ -348,7 +365,9 @@ def _is_integer(value: object) -> bool:
 
 def _check_called(name: str, value: object) -> None:
     """Check wrappers and callbacks: a class or its name, with or without arguments, or a list of those."""
-    parts = value if isinstance(value, list) else [value]
+    parts: list[Any] = [value]
+    if isinstance(value, list):
+        parts = value
     for part in parts:
         called = part
         options: Any = {}
@@ -378,6 +397,7 @@ def _import_class(name: str, path: str) -> object:
     module, _, attribute = path.rpartition(".")
     if not module:
         raise ValueError(f"{name}={path!r} is not allowed; allowed are names with their module, such as my_package.{path}")
+
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # whatever the module raises
@@ -396,6 +416,8 @@ def _check_expression(name: str, value: object) -> None:
             if isinstance(error, NameError):
                 advice += "; for classes of your own, use a file in Python (--conf-file FILE.py)"
             raise ValueError(f"{name}={value!r} cannot be evaluated: {error}; {advice}") from error
+
+    # None is the default of all of them.
     if name == "replay_buffer_class" or value is None:
         return
     if name == "normalize" and isinstance(value, bool):
@@ -419,6 +441,7 @@ def _check_policy(value: object, algorithm: type[BaseAlgorithm]) -> None:
         return
     if not isinstance(value, str):
         raise ValueError(f"policy={value!r} is of type {type(value).__name__}; allowed are names such as 'MlpPolicy'")
+    # A class of the user's own has its module's name.
     if "." in value:
         _import_class("policy", value)
     elif value not in algorithm.policy_aliases:

@@ -7,23 +7,27 @@ the zoo draws if none is given; ``checkpoint_freq``; and whether it has ``finish
 import argparse
 import contextlib
 import copy
+import functools
 import os
 import re
 import shutil
 import sys
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 from pprint import pprint
 from typing import Any
 
+import optuna
 import rl_zoo3.train
 import yaml
 from rl_zoo3.exp_manager import EnvironmentName, ExperimentManager
+from rl_zoo3.hyperparams_opt import HYPERPARAMS_CONVERTER, HYPERPARAMS_SAMPLER, convert_onpolicy_params, sample_ppo_params
 from stable_baselines3.common import vec_env
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from sb3_ano._io import read_json, write_file, write_json
+from sb3_ano._io import no_empty_directories, read_json, write_file, write_json
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano._secrets import hide
 from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
@@ -42,8 +46,6 @@ from sb3_ano.zoo.hyperparameters import (
     resolve_names,
 )
 from sb3_ano.zoo.parsing import Options
-from sb3_ano.zoo.search import Search, no_empty_directories, require_storage
-from sb3_ano.zoo.search_spaces import register_search_spaces
 
 # What the zoo puts after the name of the environment to name a run: a number and, with -uuid, a UUID.
 _NUMBER = r"_(\d+)(_[0-9a-f-]{36})?"
@@ -78,7 +80,9 @@ class Manager(ExperimentManager):
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
+        # Those of this package accelerate themselves.
         self._is_accelerated = accelerated and self.algo not in ALGORITHMS
+
         # The zoo has read its options, and stores them as they are.
         options_as_typed: dict[str, Any] = self.args.__dict__
         options_as_typed.update(hide(options_as_typed))
@@ -86,6 +90,7 @@ class Manager(ExperimentManager):
         self.record: dict[str, Any] = {}
         if record:
             self.record = {**record, "seed": self.seed, "finished": False}
+
         self.resumed = resumed
         self.continues = False
         # Where each hyperparameter comes from, for messages.
@@ -95,21 +100,27 @@ class Manager(ExperimentManager):
             self.params_path = str(record_of(resumed).parent)
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, Hyperparameters] | None:
-        """Set up the experiment; a run that cannot start leaves no directory, which ``enjoy`` would take for a run."""
+        """Set up the experiment; a run that cannot start leaves no directory, which ``enjoy`` would take for a run.
+
+        :raises ValueError: if an option of a search is invalid
+        """
+        if self.optimize_hyperparameters:
+            self._check_search()
         with no_empty_directories(Path(self.save_path).parent), contextlib.ExitStack() as new:
             if self.resumed is None:
                 self._make_directory()
                 new.callback(shutil.rmtree, self.save_path, ignore_errors=True)
+
             self.checkpoints = Path(self.save_path) / "checkpoints"
             if self.resumed is not None:
                 # Without a checkpoint the run restarts, and so do its files.
                 self.continues = newest_checkpoint(self.checkpoints, lambda line: None) is not None
             result = self._set_up()
+            # A search makes its models later, and its directory goes.
             if result is None:
                 return None
 
             model, saved = result
-            self.check_model(model)
             model = self.accelerate(model)
             new.pop_all()  # the directory stays
 
@@ -119,6 +130,16 @@ class Manager(ExperimentManager):
             self.callbacks.append(TrainingCheckpoints(self.checkpoints, every, resume=is_resumed, verbose=self.verbose))
             write_json(record_of(Path(self.save_path)), self.record)
         return model, saved
+
+    def _check_search(self) -> None:
+        """Check the options of a search that the zoo does not check."""
+        if self.n_evaluations is not None and self.n_evaluations < 1:
+            raise ValueError(f"--n-evaluations {self.n_evaluations} is not allowed; allowed are positive integers")
+
+        is_url = self.storage is None or "://" in self.storage
+        if not is_url and not self.storage.endswith(".log"):
+            allowed = "allowed are URLs such as sqlite:///study.db, and journals such as study.log"
+            raise ValueError(f"--storage {hide(self.storage)} is not allowed; {allowed}")
 
     def accelerate(self, model: BaseAlgorithm) -> BaseAlgorithm:
         """Accelerate a model if the user wants it.
@@ -137,6 +158,7 @@ class Manager(ExperimentManager):
             return super().setup_experiment()
         except (TypeError, ValueError) as error:
             key = re.match(r"\w+", str(error))
+            # Other errors say themselves what they are about.
             if key is None or key[0] not in self._sources:
                 raise
             raise type(error)(f"{self._sources[key[0]]}: {error}") from error
@@ -151,9 +173,6 @@ class Manager(ExperimentManager):
             # The part of a UUID stays.
             self.save_path = re.sub(f"{_NUMBER}$", lambda match: f"_{int(match[1]) + 1}{match[2] or ''}", self.save_path)
         self.params_path = f"{self.save_path}/{self.env_name}"
-
-    def check_model(self, model: BaseAlgorithm) -> None:
-        """Raise ValueError for a model that this manager cannot train."""
 
     def read_hyperparameters(self) -> tuple[Hyperparameters, Hyperparameters]:
         """Read and check hyperparameters; a resumed run has those that it was started with.
@@ -171,6 +190,7 @@ class Manager(ExperimentManager):
         algorithm = rl_zoo3.ALGOS[self.algo]
         typed = read_hyperparameters(self.custom_hyperparams or {}, algorithm)
         self.custom_hyperparams = typed
+
         print(f"Loading hyperparameters from: {self.config}")
         entry, found = find_entry(read_file(self.config), self.env_name.gym_id, self._is_atari, self.config)
         if entry == "default":
@@ -183,6 +203,7 @@ class Manager(ExperimentManager):
         hyperparameters = read_hyperparameters(found, algorithm, source)
         self._sources = dict.fromkeys(hyperparameters, source) | dict.fromkeys(typed, "-params")
         hyperparameters |= self._read_trial()
+        # The command line has the last word.
         hyperparameters |= typed
 
         if hyperparameters.get("env_kwargs") and self.env_kwargs:
@@ -207,14 +228,50 @@ class Manager(ExperimentManager):
         if self.storage is None or self.study_name is None:
             raise ValueError("the hyperparameters of a trial are loaded with both --storage and --study-name")
 
+        # Optuna would create an empty file.
+        file = self.storage.removeprefix("sqlite:///")
+        is_file = file != self.storage or file.endswith(".log")
+        if is_file and not Path(file).is_file():
+            raise ValueError(f"--storage {hide(self.storage)}: there is no file {file}; -optimize makes one")
+
+        which = "the best trial"
+        if self.trial_id is not None:
+            which = f"--trial-id {self.trial_id}"
         try:
-            require_storage(self.storage)
             return self.load_trial(self.storage, self.study_name, self.trial_id)
-        except (KeyError, IndexError) as error:
-            which = ""
-            if self.trial_id is not None:
-                which = f"--trial-id {self.trial_id} of "
-            raise ValueError(f"{which}--study-name {self.study_name} is not in {self.storage}") from error
+        except Exception as error:  # each database's driver has errors of its own
+            reason = hide(str(error).partition("\n")[0])
+            raise ValueError(
+                f"{which} of --study-name {self.study_name} in --storage {hide(self.storage)} cannot be loaded: {reason}"
+            ) from None
+
+    def objective(self, trial: optuna.Trial) -> float:
+        """Train an agent with sampled hyperparameters, and evaluate it.
+
+        :param trial: trial
+        :return: mean return of the last evaluation
+        :raises optuna.TrialPruned: if the pruner stops the trial, or the training diverges
+        """
+        try:
+            return float(super().objective(trial))
+        except ArithmeticError as error:
+            # The zoo knows the errors of SB3's algorithms only. A pruned trial tells the sampler that it was bad.
+            print(f"trial {trial.number} is pruned: {error}")
+            raise optuna.TrialPruned(str(error)) from error
+
+    def hyperparameters_optimization(self) -> None:
+        """Search hyperparameters as the zoo does, with accelerated models if the user wants them."""
+        algorithm = rl_zoo3.ALGOS[self.algo]
+
+        def make_model(**options: Any) -> BaseAlgorithm:
+            return self.accelerate(algorithm(**options))
+
+        # The zoo makes the models of trials by this name.
+        rl_zoo3.ALGOS[self.algo] = make_model
+        try:
+            super().hyperparameters_optimization()
+        finally:
+            rl_zoo3.ALGOS[self.algo] = algorithm
 
     def _preprocess_hyperparams(self, hyperparams: Hyperparameters) -> Any:
         # Before the zoo, which does not know the key, and would pass it to the algorithm.
@@ -235,6 +292,7 @@ class Manager(ExperimentManager):
         prepare_env(env_id)
         run = copy.copy(self)  # the zoo makes the environments of any class that it finds there
         run.monitor_kwargs = dict(self.monitor_kwargs)
+
         # The zoo's monitor of tasks with goals; see is_robotics_env.
         if not run.monitor_kwargs and (self.is_panda_gym(env_id) or "parking-v0" in env_id):
             run.monitor_kwargs["info_keywords"] = ("is_success",)
@@ -247,6 +305,7 @@ class Manager(ExperimentManager):
             monitor_dir: str | None = self.save_path
             if eval_env:
                 env_kwargs = self.eval_env_kwargs
+            # The log is that of the training.
             if eval_env or no_log:
                 monitor_dir = None
             run.vec_env_class = self.backend.vec_env_class(
@@ -288,12 +347,11 @@ class Manager(ExperimentManager):
         elif record.exists():
             # First: a checkpoint that is left behind costs only its space.
             write_json(record, {**self.record, "finished": True})
-            shutil.rmtree(self.checkpoints / "rllib", ignore_errors=True)  # of a training on a cluster
             remove_checkpoints(self.checkpoints)
 
 
-class OwnManager(Search, Manager):
-    """Run an experiment with an algorithm of this package, with our search and VecNormalize."""
+class OwnManager(Manager):
+    """Run an experiment with an algorithm of this package, with its schedules and VecNormalize."""
 
     @staticmethod
     def _preprocess_schedules(hyperparams: Hyperparameters) -> Hyperparameters:
@@ -316,20 +374,18 @@ class OwnManager(Search, Manager):
 
     def _maybe_normalize(self, env: vec_env.VecEnv, eval_env: bool) -> vec_env.VecEnv:
         env = super()._maybe_normalize(env, eval_env)
+        # A user's subclass stays.
         if type(env) is vec_env.VecNormalize:
             env.__class__ = VecNormalize  # which has the same attributes, and computes the same in less time
         return env
 
 
-def make_manager(
-    args: Any, algo: str, *positional: Any, own: Any = OwnManager, others: Any = ExperimentManager, **options: Any
-) -> Any:
+def make_manager(args: Any, algo: str, *positional: Any, others: Any = ExperimentManager, **options: Any) -> Any:
     """Return our manager for the algorithms of this package and accelerated ones, and another one for all others.
 
     :param args: options of ``train``
     :param algo: zoo name of the algorithm
     :param positional: further arguments of the zoo's manager
-    :param own: class of the manager for the algorithms of this package
     :param others: class of the manager for other algorithms, by default the zoo's own
     :param options: keyword arguments of the manager
     """
@@ -338,7 +394,7 @@ def make_manager(
         options["config"] = options.get("config") or str(hyperparameter_file(algo))
     elif not options.get("accelerated"):
         return others(args, algo, *positional, **options)
-    return own(args, algo, *positional, **options)
+    return OwnManager(args, algo, *positional, **options)
 
 
 def register_algorithms() -> None:
@@ -347,9 +403,35 @@ def register_algorithms() -> None:
     All modules of the zoo share one dictionary of algorithms, which is changed in place. ``train`` makes its manager in one
     place.
     """
-    rl_zoo3.ALGOS.update({name: entry.algorithm for name, entry in ALGORITHMS.items()})
+    for name, entry in ALGORITHMS.items():
+        rl_zoo3.ALGOS[name] = entry.algorithm
+        # Samplers of the user's own stay.
+        HYPERPARAMS_SAMPLER.setdefault(name, functools.partial(sample_hyperparameters, name))
+        HYPERPARAMS_CONVERTER.setdefault(name, convert_onpolicy_params)
     rl_zoo3.train.ExperimentManager = make_manager
-    register_search_spaces()
+
+
+def sample_hyperparameters(
+    algo: str, trial: optuna.Trial, n_actions: int, n_envs: int, additional_args: Mapping[str, Any]
+) -> Hyperparameters:
+    """Sample hyperparameters from the zoo's search space of PPO, and the arguments that PPO does not have.
+
+    With the first argument bound, this is a function of the zoo's ``HYPERPARAMS_SAMPLER``.
+
+    :param algo: zoo name of an algorithm of this package
+    :param trial: trial that stores the sampled parameters
+    :param n_actions: size of the action space
+    :param n_envs: number of environments
+    :param additional_args: further arguments of the zoo
+    :return: sampled hyperparameters
+    """
+    sampled: Hyperparameters = sample_ppo_params(trial, n_actions, n_envs, additional_args)
+    for name, values in ALGORITHMS[algo].search_space.items():
+        if isinstance(values, tuple):
+            sampled[name] = trial.suggest_float(name, *values, log=True)
+        else:
+            sampled[name] = trial.suggest_categorical(name, values)
+    return sampled
 
 
 def record_of(run: Path) -> Path:
@@ -377,6 +459,8 @@ def plan_training(options: Options) -> dict[str, Any]:
     run = None
     if resume:
         run = _newest_run(options.values)
+
+    # A new run
     if run is None:
         new: dict[str, Any] | None = None
         if freq is None or freq > 0:
@@ -388,17 +472,11 @@ def plan_training(options: Options) -> dict[str, Any]:
     started = {**vars(options.parse(record["arguments"])), "seed": record["seed"]}
     given = options.given()
     free = _WHICH | _SHOWN
-    further = "-i"
-    if started.get("cluster") is not None:
-        free = free | {"cluster", "env_runners"}  # another cluster may do
-        further = "-i, without --cluster if observations are normalized"
 
     for name, value in given.items():
         if name not in free and hide(value) != hide(started[name]):  # it would be another run
             kept = f"is not what {run} was started with ({' '.join(record['arguments'])}); a resumed run keeps its options"
-            raise ValueError(
-                f"--{name.replace('_', '-')} {value} {kept}; to train its agent further, start a new run with {further}"
-            )
+            raise ValueError(f"--{name.replace('_', '-')} {value} {kept}; to train its agent further, start a new run with -i")
     if record["finished"]:
         print(f"{run} has finished: there is nothing to resume")
         raise SystemExit(0)

@@ -30,6 +30,7 @@ def import_packages(names: Iterable[str], source: str = "--gym-packages") -> Non
             importlib.import_module(name)
         except ModuleNotFoundError as error:
             remedy = "install it, or add its directory to PYTHONPATH"
+            # The module itself, and not one that it imports
             if error.name is not None and f"{name}.".startswith(f"{error.name}."):
                 remedy += "; a module is named as in an import statement, without a path and without .py"
             raise ValueError(f"{source} {name}: there is no module {error.name!r} here; {remedy}") from error
@@ -65,6 +66,7 @@ def read_packages(run: Path, name: str) -> list[str]:
     for package in packages:
         is_name = isinstance(package, str) and _MODULE.fullmatch(package) is not None
         top = str(package).partition(".")[0]
+        # Importing these would run something.
         if not is_name or top == "rl_zoo3" or top in sys.stdlib_module_names:
             raise ValueError(f"{file}: gym_packages={str(package)[:100]!r} is not a module that registers environments")
     return packages
@@ -106,6 +108,7 @@ def require_registered(env_id: str, packages: Sequence[str]) -> None:
     """
     if env_id in gym.registry:
         return
+
     message = f"--env {env_id} is not registered"
     if packages:
         message += f", also not by --gym-packages {' '.join(packages)}"
@@ -119,6 +122,7 @@ def _similar_id(env_id: str) -> str | None:
     """Return the newest version of the registered environment whose name is spelled most similarly, or None."""
     newest: dict[str, tuple[int, str]] = {}
     for known in gym.registry:
+        # Some ids have no version.
         number = 0
         version = _VERSION.search(known)
         if version is not None:

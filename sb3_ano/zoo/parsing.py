@@ -3,9 +3,8 @@
 import argparse
 import functools
 import runpy
-import shlex
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -41,6 +40,7 @@ class Options:
         self.program = program
         self.arguments = list(arguments)
         self._parser = _zoo_parser(command)
+
         if " " in self._parser.prog:  # the zoo's plots have a sentence there
             self._parser.description = self._parser.prog
         self._parser.prog = program
@@ -75,25 +75,6 @@ class Options:
         """Remove one of our options, which the zoo would write into ``args.yml``, and return its value or None."""
         return vars(self.values).pop(name, None)
 
-    def command_line(self, without: Collection[str]) -> str:
-        """Return the command line with some options left out, quoted for a shell.
-
-        :param without: destinations of the options to leave out
-        """
-        words = self.program.split()
-        for name, value in self.given().items():
-            if name in without:
-                continue
-
-            words.append(f"--{name.replace('_', '-')}")
-            if isinstance(value, dict):  # KEY:VALUE, which the zoo evaluates
-                words += [f"{key}:{setting!r}" for key, setting in value.items()]
-            elif isinstance(value, list):
-                words += map(str, value)
-            elif value is not True:
-                words.append(str(value))
-        return shlex.join(words)
-
 
 def run_zoo(command: str, values: argparse.Namespace) -> None:
     """Run the zoo's own code of a command.
@@ -126,7 +107,9 @@ def _run(command: str, parse: Callable[[argparse.ArgumentParser], argparse.Names
 
     The zoo makes its parsers inside of its functions and scripts, so that nothing else could be replaced.
     """
-    module = f"rl_zoo3.plots.{command}" if command in PLOTS else f"rl_zoo3.{command}"
+    module = f"rl_zoo3.{command}"
+    if command in PLOTS:
+        module = f"rl_zoo3.plots.{command}"
     if command not in _SCRIPTS:
         import_module(module)
     original = argparse.ArgumentParser.parse_args
@@ -137,6 +120,7 @@ def _run(command: str, parse: Callable[[argparse.ArgumentParser], argparse.Names
         return parse(parser)
 
     with replaced(argparse.ArgumentParser, "parse_args", parse_args):
+        # A script does nothing under another name.
         if command in _SCRIPTS:
             runpy.run_module(module, run_name="__main__")
         else:
@@ -146,6 +130,7 @@ def _run(command: str, parse: Callable[[argparse.ArgumentParser], argparse.Names
 
 def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
     add = parser.add_argument_group("added by sb3_ano").add_argument
+    # Some commands of the zoo have the option, and some show no defaults.
     has_packages = False
     for action in parser._actions:
         has_packages = has_packages or action.dest == "gym_packages"
@@ -159,9 +144,6 @@ def _add_options(parser: argparse.ArgumentParser, command: str) -> None:
         add("--accelerate", action="store_true", help="train PPO and RecurrentPPO in less time, with the same numbers")
         add("--resume", action="store_true", help="resume the newest run of --algo and --env from its last checkpoint")
         add("--checkpoint-freq", metavar="STEPS", type=int, help="steps between checkpoints, 0: none (default: one a minute)")
-        add("--cluster", metavar="ADDRESS", nargs="?", const="", help="train on this Ray cluster, the one here, or a new one")
-        add("--env-runners", metavar="N", type=int, help="processes that step environments, with --cluster (default: 2)")
-        add("--learners", metavar="N", type=int, help="processes that train, with --cluster (default: 0, the main process)")
     elif command in PLOTS:
         add("--figure", metavar="FILE", help="save the plot to FILE instead of showing it: png, svg, pdf, ...")
     else:

@@ -53,12 +53,13 @@ class SettingsLoader(yaml.SafeLoader):
     n_aliases = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        # Aliases of aliases grow without bounds.
         self.n_aliases += self.check_event(yaml.AliasEvent)
         if self.n_aliases > _MAX_ALIASES:
             raise yaml.YAMLError(f"more than {_MAX_ALIASES} aliases")
         return super().compose_node(parent, index)
 
-    def reject(self, node: yaml.Node) -> Any:
+    def reject(self, node: yaml.Node) -> object:
         raise yaml.YAMLError(f"{node.tag.replace(_TAG, '!!python/')} runs code when it is read")
 
     def construct_class(self, name: str, node: yaml.Node) -> type:
@@ -83,6 +84,7 @@ SettingsLoader.add_constructor(None, SettingsLoader.reject)
 def _library_class(name: str) -> type | None:
     """Return a class of the known libraries, or of a module that the user has named, or None."""
     module, _, attribute = name.rpartition(".")
+    # The user's own may be imported, because the user has asked for it.
     if module.partition(".")[0] in user_modules:
         try:
             importlib.import_module(module)
@@ -106,6 +108,7 @@ def check_settings(file: Path) -> None:
     """
     if is_trusted() or not file.exists():
         return
+
     try:
         if not file.is_file() or file.stat().st_size > _MAX_BYTES:
             raise ValueError(f"it is not a file of up to {_MAX_BYTES:,} bytes")
@@ -125,11 +128,12 @@ def check_settings(file: Path) -> None:
         raise ValueError(message) from error
 
 
-def _check_called(key: str, called: Any, kind: type) -> None:
+def _check_called(key: str, called: object, kind: type) -> None:
     """Check that a class, or the name of one, is a known one of a kind, and writes no files."""
-    found = called
+    found: Any = called
     if not isinstance(called, type):
         found = _library_class(str(called))
+    # Those that write files would write where a stranger wants.
     if found is None or not issubclass(found, kind) or issubclass(found, _WRITERS):
         reason = f"is called and is no {kind.__name__} of a known library"
         raise ValueError(f"{key}={str(called)[:100]!r} {reason}{_own_module(str(called))}")
@@ -141,17 +145,21 @@ def _own_module(name: str) -> str:
     is_known = module in sys.stdlib_module_names or any(library.startswith(f"{module}.") for library in _LIBRARIES)
     if is_known or not module.isidentifier():
         return ""
+    # Then its classes are known, too.
     return f" (if {module} is a module of yours, use --gym-packages {module})"
 
 
-def _names(called: Any) -> list[Any]:
+def _names(called: object) -> list[object]:
     """Return the names in a setting: None, a name, a name with arguments, or a list of those."""
     if called is None:
         return []
-    parts = called if isinstance(called, list) else [called]
+    parts: list[object] = [called]
+    if isinstance(called, list):
+        parts = called
 
-    names: list[Any] = []
+    names: list[object] = []
     for part in parts:
+        # From a class to its arguments
         if isinstance(part, dict):
             names.extend(part)
         else:
@@ -164,6 +172,7 @@ def _is_plain(expression: str) -> bool:
     try:
         body = ast.parse(expression, mode="eval").body
         values = [body]
+        # As the zoo's files have it
         if isinstance(body, ast.Call) and ast.unparse(body.func) == "dict" and not body.args:
             values = [keyword.value for keyword in body.keywords]
         for value in values:

@@ -37,8 +37,8 @@ def test_aggregates_equal_those_of_rliable_and_of_a_hand_worked_table_with_inter
     band = ours.estimate(ours.METRICS["IQM"], curve, reps=REPS)
     assert band.value == pytest.approx([metrics.aggregate_iqm(point) for point in curve], abs=1e-12)
     if len(sample) == 1:
-        others = [ours.probability_of_improvement(sample, scores(3, 6)), ours.performance_profile(sample, np.array([1.0]))]
-        assert all(np.isnan([part.low, part.high]).all() for part in [*estimates.values(), *others, band])
+        probability = ours.probability_of_improvement(sample, scores(3, 6))
+        assert all(np.isnan([part.low, part.high]).all() for part in [*estimates.values(), probability, band])
     else:
         assert ((band.low < band.value) & (band.value < band.high)).all()
 
@@ -83,17 +83,15 @@ def test_95_percent_intervals_contain_the_truth_in_95_percent_of_cases(seeds, co
         return rng.normal(means * factor, deviations, (seeds, len(means)))
 
     truths = {name: np.mean([ours.METRICS[name](draw()) for _ in range(10_000)]) for name in ("IQM", "Mean")}
-    truths |= {"change": 0.5, "interaction": 0.0, "profile": np.mean(stats.norm.sf(0.2, means, deviations))}
+    truths["change"] = 0.5
     truths["P"] = np.mean(stats.norm.cdf(0.05 / (np.sqrt(2.0) * deviations)))
     for _ in range(simulations):
-        first, second, third, fourth = draw(), draw(1.5), draw(), draw(1.5)
+        first, second, third = draw(), draw(1.5), draw()
         results = {
             "IQM": ours.estimate(ours.METRICS["IQM"], first, reps=REPS),
             "Mean": ours.estimate(ours.mean, first, reps=REPS),
             "change": ours.relative_change(first, second, REPS, metric=ours.mean),
-            "interaction": ours.interaction([first, second], [third, fourth], REPS),
             "P": ours.probability_of_improvement(first + 0.05, third),
-            "profile": ours.performance_profile(first, np.array([0.2])),
         }
         hits.update(name for name, part in results.items() if part.low <= truths[name] <= part.high)
     assert min(hits[name] for name in truths) >= 0.93 * simulations, hits
@@ -165,28 +163,13 @@ def test_probability_of_improvement_equals_that_of_rliable_with_ties_too(sample,
     assert 0.2 < sure.low < 0.8
 
 
-def test_performance_profiles_count_the_scores_above_with_wilsons_interval():
-    sample, thresholds = scores(4, 6), np.linspace(0.0, 3.0, 13)
-    thresholds[5] = sample[2, 3]  # a score at the threshold is not above it
-    band = ours.performance_profile(sample, thresholds)
-    counts = np.array([sum(value > tau for value in sample.flat) for tau in thresholds])
-    np.testing.assert_allclose(band.value, counts / 24, atol=1e-12)
-    level = 2 * stats.norm.cdf(stats.t.ppf(0.975, 23)) - 1  # t instead of the normal distribution
-    expected = [stats.binomtest(int(count), 24).proportion_ci(level, method="wilson") for count in counts]
-    np.testing.assert_allclose([band.low, band.high], np.transpose([(part.low, part.high) for part in expected]), atol=1e-9)
-
-
-# The report had no number for the claim that one algorithm reacts more to the learning rate.
-def test_changes_are_relative_and_interactions_are_differences_of_changes():
+def test_changes_are_relative():
     result = ours.relative_change(HAND, 0.6 * HAND, REPS)
     sure = ours.relative_change(HAND, 0.6 * HAND, REPS, True, ours.mean)
     assert float(result.value) == pytest.approx(-0.4, abs=1e-12)
     assert result.low < -0.4 < result.high
     assert (sure.low, sure.high) == pytest.approx((-0.4, -0.4), abs=1e-9)
     assert math.isnan(ours.relative_change(-HAND, HAND, REPS).value)
-    zero = np.zeros((4, 2))
-    difference = ours.interaction([HAND, HAND + 0.5], [zero, zero + 0.2], REPS, paired=True)
-    assert difference == pytest.approx((0.3,) * 3, abs=1e-9)
 
 
 def test_invalid_input_is_rejected():

@@ -346,7 +346,7 @@ def test_hyperparameters_are_plain_values(pack):
     folder = pack(model)
     found = json.loads((folder / "README.md").read_text().split("```json\n")[1].split("```")[0])
     assert yaml.safe_load((folder / "config.yml").read_text()) == found
-    expected = {"clip_range": "lin_0.2", "clip_range_high": 0.3, "policy_kwargs": "dict(activation_fn=nn.ReLU)"}
+    expected = {"clip_range": "lin_0.2", "clip_range_high": 0.3, "policy_kwargs": "{'activation_fn': nn.ReLU}"}
     expected |= {"learning_rate": {"start": 0.001, "end": 0.0001, "end_fraction": 0.5}}
     expected |= {"shaping": "ano", "normalize": False, "policy": "MlpPolicy", "n_envs": 1, "n_steps": SMALL["n_steps"]}
     assert found == found | expected

@@ -263,6 +263,13 @@ BUILT = {
     "options['env_kwargs'] = {'max_num_frames_per_episode': 400}\n"
     "env = VecFrameStack(make_vec_env('PongNoFrameskip-v4', **options), 2)\nenv.seed(0)\n",
 }
+#: Wrappers that config.yml only names.
+ONLY_NAMED = {
+    "inner stack": "VecFrameStack",
+    "wrappers": "Scaled.*Doubled",
+    "gymnasium's wrappers": "ClipReward.*TimeAwareObservation",
+    "atari of sb3": "what its id does not make",
+}
 
 
 def wrapped(env):
@@ -325,6 +332,11 @@ def test_what_is_published_runs_as_printed_and_trains_again(name, author, hub, r
 
     printed = run_there(reader, given + BUILT.get(name, "") + code_of(card))
     assert f"{results['mean_reward']:.2f} +/- {results['std_reward']:.2f}" in printed.splitlines(), printed
+
+    if name in ONLY_NAMED:
+        note = (folder / "config.yml").read_text().splitlines()[0]
+        assert re.fullmatch(rf"# The environment had .*{ONLY_NAMED[name]}.*; of these, this file has .* at most\.", note)
+        return
 
     trained = trained_again(folder, tmp_path, monkeypatch)
     assert torch.equal(parameters(trained), parameters(model))

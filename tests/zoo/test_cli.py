@@ -100,7 +100,10 @@ BAD_INPUT = [
     (f"{CHEETAH} -params \"backend:'envpol'\"", "backend='envpol' is unknown, did you mean 'envpool'?"),
     (f"{CHEETAH} --vec-env subproc -params \"backend:'envpool'\"", "vec_env_cls is not allowed with backend 'envpool'"),
     ("--algo ano -n 512 --device bogus", "bogus"),
-    ("--algo ano -optimize --storage a.txt", "--storage a.txt cannot be opened: Could not parse SQLAlchemy URL"),
+    (
+        "--algo ano -optimize --storage a.txt",
+        "--storage a.txt is not allowed; allowed are URLs such as sqlite:",
+    ),
     ("--algo sac --checkpoint-freq 100", "--checkpoint-freq needs an on-policy algorithm; sac is none"),
     ("--algo ano -optimize --n-evaluations 0", "--n-evaluations 0 is not allowed; allowed are positive integers"),
     ("--algo sac --resume", "--resume needs an on-policy algorithm; sac is none"),

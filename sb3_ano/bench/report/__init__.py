@@ -117,6 +117,7 @@ def _require_replaceable(out: Path) -> None:
         if _MARK in begin:
             return
 
+    # Files of the user's could have the names of the report's.
     has_files = out.is_dir() and any(out.iterdir())
     if out.is_file() or has_files:
         raise ValueError(f"{out} holds other files; the report needs an empty directory, or that of an earlier report")
@@ -158,6 +159,7 @@ def _facts(
                 if isinstance(part, dict):
                     made_with |= dict.fromkeys(f"{key} {value}" for key, value in part.items())
 
+    # How the numbers came about, next to the numbers
     returns = "means of the last 100 training episodes"
     if settings.returns == "evaluation":
         returns = f"means of the last evaluations ({settings.last}; {' and '.join(sorted(actions))} actions)"
@@ -186,6 +188,7 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
         # They are shown with their value.
         if name in ends:
             continue
+
         columns = [f"{name}{end}" for end in ENDS if f"{name}{end}" in table]
         # More digits of a change would say more than the bootstrap knows.
         is_whole = str(name).endswith("%")
@@ -218,7 +221,9 @@ def text(value: Any, *interval: float, whole: bool = False) -> str:
 
     # Without the sign of -0.0.
     texts = [f"{number + 0.0:,.{places}f}" for number in (value, *interval)]
-    return "{} ({} to {})".format(*texts) if len(numbers) == 3 else texts[0]
+    if len(numbers) == 3:
+        return "{} ({} to {})".format(*texts)
+    return texts[0]
 
 
 def readable(path: str) -> str:

@@ -69,7 +69,10 @@ class Variant:
         """Return the name of the algorithm with the settings."""
         texts = [title(self.algorithm)]
         for name, value in self.settings:
-            texts.append(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}")
+            # Rounding errors would make names long.
+            if isinstance(value, float):
+                value = f"{value:g}"
+            texts.append(f"{name}={value}")
         return " ".join(texts)
 
     def value(self, name: str) -> float | None:
@@ -78,7 +81,10 @@ class Variant:
         :param name: name of the setting
         """
         value = number(dict(self.settings).get(name))
-        return None if value is None or math.isinf(value) else value
+        # No axis has a place for infinity.
+        if value is None or math.isinf(value):
+            return None
+        return value
 
     def without(self, name: str) -> "Variant":
         """Return the algorithm with all settings but one, of which it keeps a schedule, and no runs.
@@ -104,6 +110,7 @@ def _find_variants(runs: pd.DataFrame) -> list[Variant]:
         values = _values_of_settings(str(algorithm), rows)
         groups: dict[tuple[tuple[str, Any], ...], list[int]] = {}
 
+        # A run counts for each combination of the values that it has.
         for place, row in enumerate(rows.index):
             choices = [values[name][place] for name in values]
             for chosen in itertools.product(*choices):
@@ -115,6 +122,7 @@ def _find_variants(runs: pd.DataFrame) -> list[Variant]:
             key = ["env_id", "seed"]
             equal = members[members.duplicated(key, keep=False)].sort_values(key)
 
+            # Their mean would count the seed twice.
             if len(equal):
                 names = " and ".join(equal["name"].head(2))
                 raise ValueError(f"{names} have the same algorithm, hyperparameters, task and seed; move one to other results")
@@ -136,6 +144,7 @@ def _values_of_settings(algorithm: str, rows: pd.DataFrame) -> dict[str, list[se
 
     for name in sorted(set().union(*rows["hyperparameters"])):
         given = [hyperparameters.get(name, default(name)) for hyperparameters in rows["hyperparameters"]]
+        # Only what differs within a task is a setting.
         values = _comparable(given, tasks)
         if values.groupby(tasks).nunique().max() == 1:
             continue
@@ -145,6 +154,7 @@ def _values_of_settings(algorithm: str, rows: pd.DataFrame) -> dict[str, list[se
         of_suite = values[~is_changed]
         values_per_task = of_suite.groupby(tasks[~is_changed]).nunique()
 
+        # One value in each task, and not the same in all
         differs_by_task = values_per_task.max() == 1 < of_suite.nunique()
         if not differs_by_task:
             # If the suite was edited between the runs, its values are like others.
@@ -156,7 +166,9 @@ def _values_of_settings(algorithm: str, rows: pd.DataFrame) -> dict[str, list[se
         has_all_tasks = len(values_per_task) == tasks.nunique()
         found[name] = []
         for value, changed in zip(values, is_changed, strict=True):
-            counts_for = {value} if changed else {value} & of_grid
+            counts_for = {value}
+            if not changed:
+                counts_for &= of_grid
             if not changed and (has_all_tasks or not counts_for):
                 counts_for.add(_OF_SUITE)
             found[name].append(counts_for)
@@ -178,7 +190,9 @@ def _comparable(values: Sequence[Any], tasks: pd.Series) -> pd.Series:
     by_number = pd.Series(numbers, tasks.index, object)
     by_schedule = pd.Series(schedules, tasks.index, object)
     is_ambiguous = by_schedule.groupby([tasks, by_number], sort=False).nunique().max() > 1
-    return by_schedule if is_ambiguous else by_number
+    if is_ambiguous:
+        return by_schedule
+    return by_number
 
 
 class Chapter:
@@ -205,8 +219,6 @@ class Chapter:
         self.settings = settings
         #: For each run, rows of ``timesteps``, ``percent`` (of the training), ``value`` and ``score``.
         self.curves: list[pd.DataFrame] = []
-        #: For each run, rows of ``timesteps`` and :data:`DIAGNOSTICS`.
-        self.updates: list[pd.DataFrame] = []
         #: Notes on the runs.
         self.run_notes: list[str] = []
 
@@ -250,7 +262,9 @@ class Chapter:
                 units.add(reference["unit"])
 
         # Tasks of several tables have no common unit.
-        self.unit = units.pop() if len(units) == 1 else "Normalized score"
+        self.unit = "Normalized score"
+        if len(units) == 1:
+            self.unit = units.pop()
 
         self.variants = _find_variants(self.runs)
         self.looks = looks(variant.algorithm for variant in self.variants)
@@ -260,6 +274,7 @@ class Chapter:
     def _read(self, run: RunFiles) -> dict[str, object] | None:
         """Read the rows of a run, and return its row of the table, or None if it has no finite final return."""
         task = run.document["env_id"]
+
         if self.settings.returns == "evaluation":
             evaluations = run.evaluations()
             curve = evaluations[["timesteps", "mean"]].rename(columns={"mean": "value"})
@@ -285,16 +300,13 @@ class Chapter:
         self.curves.append(curve)
 
         progress = run.updates()
-        update = pd.DataFrame({"timesteps": progress["time/total_timesteps"]})
-
+        diagnostics = dict.fromkeys(DIAGNOSTICS, np.nan)
         for key, (column, sign) in DIAGNOSTICS.items():
-            update[key] = np.nan
             # Not all algorithms log all of them.
             if column in progress:
-                update[key] = sign * progress[column].astype(float)
+                diagnostics[key] = sign * progress[column].astype(float).mean()
 
-        self.updates.append(update)
-
+        # Results of other programs may lack it.
         seconds = run.document.get("seconds")
         speed = np.nan
         if seconds:
@@ -304,7 +316,7 @@ class Chapter:
             "final": final,
             "score": float(self.references.normalize(task, final)),
             "steps_per_second": speed,
-            **update[list(DIAGNOSTICS)].mean(),
+            **diagnostics,
         }
 
     def rows_of(self, variant: Variant, task: str) -> list[int]:
@@ -340,6 +352,7 @@ class Chapter:
         :param column: column of the table of runs
         """
         values = self.values(rows, column)
+        # Runs of one task have one dimension.
         scores = values.reshape(len(values), -1)
         return estimate(METRICS[metric], scores, reps=self.settings.reps)
 
@@ -360,6 +373,7 @@ class Chapter:
         tables = {}
 
         for variant in variants:
+            # A row per seed, a column per task
             runs = self.runs.loc[list(variant.rows), ["seed", "env_id"]]
             runs["row"] = runs.index
             tables[variant] = runs.pivot(index="seed", columns="env_id", values="row")
@@ -389,6 +403,7 @@ class Chapter:
             if len(unused):
                 names = ", ".join(self.runs["name"][unused.to_numpy(int)])
                 notes.append(f"Not aggregated, because their seed has no run of another task: {names}.")
+
             if len(block):
                 blocks[variant] = block
             if len(block) == 1:
@@ -416,6 +431,7 @@ class Chapter:
                 lowest = min(rates.values())
                 candidates = [variant for variant, rate in rates.items() if rate == lowest]
 
+            # Without reference scores, or without a seed of all tasks, there is no IQM.
             blocks, _ = self.complete(candidates)
             scores = {}
             for variant, rows in blocks.items():
@@ -452,6 +468,7 @@ def load_chapters(results: Results, settings: Settings) -> list[Chapter]:
         if len(chapter.runs):
             chapters.append(chapter)
 
+    # Chapters without a finite return have been left out.
     if not chapters:
         raise ValueError(f"{results.path}: no run has a finite final return of {settings.returns}")
     return chapters
@@ -469,6 +486,8 @@ def _order(run: RunFiles) -> tuple[int, str, str]:
 def _training_returns(run: RunFiles) -> pd.DataFrame:
     """Return means of the last 100 episodes at fiftieths of the training, which are the same for all runs."""
     length = run.document[LENGTH]
+
+    # Episodes end at other steps in each run, and curves need common ones.
     episodes = run.episodes()
     means = episodes["r"].rolling(_TRAINING_EPISODES, min_periods=1).mean()
     fiftieth = np.ceil(_TRAINING_POINTS * episodes["timesteps"] / length).clip(upper=_TRAINING_POINTS)

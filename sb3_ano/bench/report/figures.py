@@ -1,8 +1,7 @@
 """Figures: one color, line style and marker per algorithm throughout, in a palette for color-blind readers.
 
 The data of a figure is a DataFrame with a row per point: ``panel``, ``algorithm``, ``line`` (text of the legend), ``x``,
-``value`` with its interval from ``low`` to ``high``, NaN if there is none, and ``seed``, if the value is that of one seed. A
-line that has points of single seeds is drawn with these instead of its intervals.
+``value`` with its interval from ``low`` to ``high``, NaN if there is none.
 """
 
 import io
@@ -59,7 +58,6 @@ def points(
     estimate: Estimate,
     panel: str = "",
     line: str = "",
-    seed: int | None = None,
 ) -> pd.DataFrame:
     """Return the points of a line, one if ``x`` is a number.
 
@@ -68,7 +66,6 @@ def points(
     :param estimate: values and intervals, each of shape ``(points,)``
     :param panel: title of the panel
     :param line: text of the legend, by default the title of the algorithm
-    :param seed: seed of the only run that the points come from
     """
     columns = {
         "panel": panel,
@@ -79,27 +76,28 @@ def points(
         "low": np.atleast_1d(estimate.low),
         "high": np.atleast_1d(estimate.high),
     }
-    table = pd.DataFrame(columns)
-    return table.assign(seed=pd.Series(seed, table.index, "Int64"))
+    return pd.DataFrame(columns)
 
 
 def _new_figure(
     data: pd.DataFrame,
     columns: int,
     height: float,
-) -> tuple[Figure, list[tuple[Axes, str, pd.DataFrame]]]:
-    """Return a figure, and for each panel its axes, title and points."""
+) -> tuple[Figure, list[tuple[Axes, pd.DataFrame]]]:
+    """Return a figure, and for each panel its axes and points."""
     panels = [(str(name), rows) for name, rows in data.groupby("panel", sort=False)]
     columns = min(columns, len(panels))
     lines = -(-len(panels) // columns)
-    width = _ONLY_PANEL_WIDTH if columns == 1 else _PANEL_WIDTH * columns
+    width = _PANEL_WIDTH * columns
+    if columns == 1:
+        width = _ONLY_PANEL_WIDTH
     figure = Figure(figsize=(width, height * lines + 0.4), layout="constrained")
 
     parts = []
     for place, (name, rows) in enumerate(panels, start=1):
         axes = figure.add_subplot(lines, columns, place)
         axes.set_title(textwrap.fill(name, _TITLE_LETTERS))
-        parts.append((axes, name, rows))
+        parts.append((axes, rows))
 
     return figure, parts
 
@@ -120,35 +118,26 @@ def draw_intervals(
     :param mark: position of a vertical line
     :param limits: ends of the horizontal axes, by default those of the data
     """
+    # As high as the panel with the most lines
     most_lines = data.groupby("panel")["line"].nunique().max()
     figure, panels = _new_figure(data, 2, 0.7 + 0.27 * most_lines)
+
+    # As wide as the longest text needs
     longest = data["line"].str.len().max()
     figure.set_figwidth(figure.get_figwidth() + 0.07 * max(0, longest - 12))
 
-    for index, (axes, _, rows) in enumerate(panels):
-        together = rows[rows["seed"].isna()]
-        for height, row in enumerate(together.to_dict("records")):
+    for index, (axes, rows) in enumerate(panels):
+        for height, row in enumerate(rows.to_dict("records")):
             color, _, marker = looks[row["algorithm"]]
             axes.plot(row["value"], height, color=color, marker=marker)
-            seeds = _seeds_of(rows, row["algorithm"], row["line"])
-
-            if len(seeds):
-                # Each seed is a stroke at the height of its algorithm.
-                heights = np.full(len(seeds), height)
-                axes.plot(seeds["value"], heights, "|", color=color, markersize=9)
-            else:
-                axes.hlines(
-                    height,
-                    row["low"],
-                    row["high"],
-                    color=color,
-                    linewidth=2.2,
-                )
+            axes.hlines(height, row["low"], row["high"], color=color, linewidth=2.2)
 
         # Texts only at the left panels, whose lines are those of the right ones, too.
-        texts = together["line"] if index % 2 == 0 else [""] * len(together)
-        axes.set_yticks(range(len(together)), texts)
-        axes.set_ylim(len(together) - 0.5, -0.5)
+        texts = list(rows["line"])
+        if index % 2 == 1:
+            texts = [""] * len(rows)
+        axes.set_yticks(range(len(rows)), texts)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_xlabel(xlabel)
         axes.xaxis.set_major_locator(MaxNLocator(5))
 
@@ -162,17 +151,6 @@ def draw_intervals(
             axes.axvline(mark, color="black", linewidth=0.8, linestyle="--", zorder=1)
 
     return figure
-
-
-def _seeds_of(
-    rows: pd.DataFrame,
-    algorithm: str,
-    line: str,
-) -> pd.DataFrame:
-    """Return the points of the single seeds of a line."""
-    of_seeds = rows[rows["seed"].notna()]
-    is_of_line = (of_seeds["algorithm"] == algorithm) & (of_seeds["line"] == line)
-    return of_seeds[is_of_line]
 
 
 def _limit_by_values(
@@ -196,15 +174,15 @@ def _limit_by_values(
     # Values that are all equal have no range.
     span = highest - lowest or 0.1 * abs(highest) or 1.0
 
-    # Intervals of lines with points of single seeds are not drawn.
-    with_seeds = rows.loc[rows["seed"].notna(), "line"].unique()
-    drawn = rows.loc[~rows["line"].isin(with_seeds), ["low", "high"]]
-    ends = drawn.to_numpy(float)
+    ends = rows[["low", "high"]].to_numpy(float)
     ends = ends[np.isfinite(ends)]
     low = max(ends.min(initial=lowest), lowest - room * span)
     high = min(ends.max(initial=highest), highest + room * span)
     margin = 0.05 * (high - low) or 0.5 * span
-    axes.set(**{f"{which}lim": (low - margin, high + margin)})
+    if which == "x":
+        axes.set_xlim(low - margin, high + margin)
+    else:
+        axes.set_ylim(low - margin, high + margin)
 
 
 @styled
@@ -215,12 +193,9 @@ def draw_lines(
     ylabel: str = "",
     *,
     columns: int = 2,
-    steps: bool = False,
     markers: bool = False,
     joined: bool = True,
     dodge: bool = False,
-    limits: Sequence[float] | None = None,
-    logarithmic_y: Sequence[str] = (),
 ) -> Figure:
     """Draw lines with intervals, and one legend for all panels.
 
@@ -229,23 +204,22 @@ def draw_lines(
     :param xlabel: label of the horizontal axes
     :param ylabel: label of the vertical axes
     :param columns: most panels side by side
-    :param steps: whether values last until the next point
     :param markers: whether to mark the points, with error bars instead of bands, on logarithmic horizontal axes
     :param joined: whether to draw lines between the points
     :param dodge: whether to draw lines next to each other, because they have their points at the same places
-    :param limits: ends of the vertical axes, by default those of the data
-    :param logarithmic_y: beginnings of the titles of the panels whose vertical axes are logarithmic
     """
     figure, panels = _new_figure(data, columns, _PANEL_HEIGHT)
     handles: dict[str, Any] = {}
     styles = _styles_of_lines(data, looks)
 
-    for axes, name, rows in panels:
+    for axes, rows in panels:
+        # Settings are varied by factors.
         is_logarithmic = markers and bool((rows["x"] > 0).all())
-        offsets = _offsets(rows, is_logarithmic) if dodge else {}
-        together = rows[rows["seed"].isna()]
+        offsets = {}
+        if dodge:
+            offsets = _offsets(rows, is_logarithmic)
 
-        for (algorithm, text), line in together.groupby(["algorithm", "line"], sort=False):
+        for (algorithm, text), line in rows.groupby(["algorithm", "line"], sort=False):
             style = dict(styles[algorithm, text])
             if not markers:
                 # Curves have too many points for markers.
@@ -257,48 +231,22 @@ def draw_lines(
 
             line = line.sort_values("x")
             x = _moved(line["x"], offset, is_logarithmic)
-            if steps:
-                style["drawstyle"] = "steps-post"
             (handle,) = axes.plot(x, line["value"], **style)
             # One entry of the legend for all panels.
             handles.setdefault(str(text), handle)
 
-            seeds = _seeds_of(rows, str(algorithm), str(text))
-            if len(seeds) and markers:
-                moved = _moved(seeds["x"], offset, is_logarithmic)
-                axes.plot(moved, seeds["value"], "_", color=color, markersize=6)
-            elif len(seeds):
-                for _, of_seed in seeds.groupby("seed"):
-                    # So that the mean stays the most visible line.
-                    thin = {
-                        "color": color,
-                        "linestyle": style["linestyle"],
-                        "linewidth": 0.7,
-                        "alpha": 0.6,
-                    }
-                    axes.plot(of_seed["x"], of_seed["value"], **thin)
-            elif markers:
+            # A band would suggest that something was measured between the points.
+            if markers:
                 axes.vlines(x, line["low"], line["high"], color=color, linewidth=1.3)
             else:
-                band = {
-                    "color": color,
-                    "alpha": 0.15,
-                    "linewidth": 0,
-                    "step": "post" if steps else None,
-                }
-                axes.fill_between(x, line["low"], line["high"], **band)
+                axes.fill_between(x, line["low"], line["high"], color=color, alpha=0.15, linewidth=0)
 
         axes.set_ylabel(ylabel)
         if is_logarithmic:
-            _make_logarithmic(axes, "x", rows["x"], ticks_at_values=joined)
-        if name.startswith(tuple(logarithmic_y)):
-            _make_logarithmic(axes, "y", rows["value"])
-        elif limits is None:
-            _limit_by_values(axes, "y", rows)
-        else:
-            axes.set_ylim(*limits)
+            _make_logarithmic(axes, rows["x"], ticks_at_values=joined)
+        _limit_by_values(axes, "y", rows)
 
-    for axes, _, _ in panels[-columns:]:
+    for axes, _ in panels[-columns:]:
         axes.set_xlabel(xlabel)
     _add_legend(figure, handles)
     return figure
@@ -310,6 +258,7 @@ def _add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
     longest = max(len(line) for text in texts for line in text.splitlines())
     width = _LEGEND_HANDLE_WIDTH + _LETTER_WIDTH * longest
     figure.set_figwidth(max(figure.get_figwidth(), width))
+
     fitting = max(1, int(figure.get_figwidth() / width))
     columns = min(3, len(texts), fitting)
     figure.legend(
@@ -340,8 +289,12 @@ def _styles_of_lines(data: pd.DataFrame, looks: Looks) -> dict[tuple[Any, Any], 
 def _offsets(rows: pd.DataFrame, is_logarithmic: bool) -> dict[str, float]:
     """Return by how much each line is moved to the right, in decades on a logarithmic axis, so that none hides another."""
     lines = rows["line"].unique()
-    places = np.unique(np.log10(rows["x"]) if is_logarithmic else rows["x"])
-    distance = np.diff(places).min() if len(places) > 1 else 1.0
+    places = np.unique(rows["x"])
+    if is_logarithmic:
+        places = np.log10(places)
+    distance = 1.0
+    if len(places) > 1:
+        distance = np.diff(places).min()
     step = _DODGE * distance / len(lines)
     middle = (len(lines) - 1) / 2
     return {line: step * (index - middle) for index, line in enumerate(lines)}
@@ -353,27 +306,26 @@ def _moved(
     is_logarithmic: bool,
 ) -> pd.Series:
     """Return places on an axis, moved by an offset."""
-    return x * 10.0**offset if is_logarithmic else x + offset
+    if is_logarithmic:
+        return x * 10.0**offset
+    return x + offset
 
 
-def _make_logarithmic(
-    axes: Axes,
-    which: str,
-    column: pd.Series,
-    ticks_at_values: bool = False,
-) -> None:
-    """Make an axis logarithmic, with plain numbers at its ticks, which are the values themselves if their texts fit."""
+def _make_logarithmic(axes: Axes, column: pd.Series, ticks_at_values: bool) -> None:
+    """Make the horizontal axis logarithmic, with plain numbers at its ticks: the values themselves if their texts fit."""
     values = np.unique(column[(column > 0) & np.isfinite(column)])
     if not len(values):
         return
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axes.set(**{f"{which}scale": "log"})
+    axis = axes.xaxis
+    axes.set_xscale("log")
     ratio = values[-1] / values[0]
     if ratio < _FEW_DECADES:
         # Otherwise the axis would have one number or none.
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter("{x:g}" if ratio < _HALF_DECADE else NullFormatter())
+    axis.set_minor_formatter(NullFormatter())
+    if ratio < _HALF_DECADE:
+        axis.set_minor_formatter("{x:g}")
 
     distances = np.diff(np.log(values))
     has_room = np.all(distances > _TICK_WIDTH * np.log(ratio))
@@ -384,7 +336,7 @@ def _make_logarithmic(
         axis.set_minor_locator(NullLocator())
     # A learning rate that ends at 0 leaves rounding errors, which would take up most of the axis.
     if ratio > _LARGEST_SPAN:
-        axes.set(**{f"{which}lim": (values[-1] / _LARGEST_SPAN, None)})
+        axes.set_xlim(values[-1] / _LARGEST_SPAN, None)
 
 
 @styled
@@ -396,7 +348,9 @@ def render(figure: Figure, kind: str) -> bytes:
     """
     # The page needs the bytes, too.
     file = io.BytesIO()
-    metadata = {"Software": None} if kind == "png" else {"CreationDate": None}
+    metadata = {"CreationDate": None}
+    if kind == "png":
+        metadata = {"Software": None}
 
     with warnings.catch_warnings():
         # A name of a task may have letters that the font lacks.

@@ -12,19 +12,13 @@ import yaml
 
 from sb3_ano.bench import statistics
 from sb3_ano.bench.algorithms import CLASSES, Algorithm, title
-from sb3_ano.bench.report.data import DIAGNOSTICS, LEARNING_RATE, LENGTH, Chapter, Variant
+from sb3_ano.bench.report.data import DIAGNOSTICS, LEARNING_RATE, Chapter, Variant
 from sb3_ano.bench.report.figures import draw_intervals, draw_lines, points
 from sb3_ano.bench.statistics import Estimate, interquartile_mean
 
 _TEXTS = yaml.safe_load(Path(__file__).with_name("sections.yml").read_text(encoding="utf-8"))
 #: Ends of the names of the columns of a value and of its interval.
 ENDS = ("", " low", " high")
-# With fewer seeds, an interval is wider than the differences that a figure shows, and every seed can be drawn.
-_SEEDS_FOR_INTERVALS = 5
-# Tasks that the figure of training dynamics has separate rows for.
-_TASKS_WITH_DYNAMICS = 6
-# Points of a curve of training dynamics.
-_PARTS = 50
 # Letters of a suite's or a setting's name in the names of files.
 _LONGEST_NAME = 60
 # Tasks that are listed for a value of a hyperparameter.
@@ -65,10 +59,14 @@ class Section:
         self.table_caption = texts.get("table")
         self.table = pd.DataFrame([_cells(row) for row in rows])
 
-        self.data = pd.concat(lines) if lines else pd.DataFrame()
+        self.data = pd.DataFrame()
         self.figure = None
+        if not lines:
+            return
+        self.data = pd.concat(lines)
         if self.data.empty:
             return
+
         if "lines" in texts:
             self.figure = draw_lines(self.data, chapter.looks, **texts["lines"])
         else:
@@ -79,13 +77,16 @@ def _filled(part: Any, names: Mapping[str, str]) -> Any:
     """Return texts with the names that they have in braces."""
     if isinstance(part, dict):
         return {key: _filled(value, names) for key, value in part.items()}
-    return part.format(**names) if isinstance(part, str) else part
+    if isinstance(part, str):
+        return part.format(**names)
+    return part
 
 
 def _cells(row: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the cells of a row, with three columns for each estimate."""
     cells = {}
     for name, cell in row.items():
+        # An interval has columns of its own, for programs that read the file.
         if isinstance(cell, Estimate):
             for end, part in zip(ENDS, cell, strict=True):
                 cells[f"{name}{end}"] = float(part)
@@ -101,8 +102,9 @@ def make_sections(chapter: Chapter) -> list[Section]:
     :param chapter: chapter to write
     """
     sections = []
+
     # In the order of the page: from the answer to its details.
-    for make in (aggregates, profiles, improvement, efficiency, tasks, sensitivity, dynamics, matched_kl, records):
+    for make in (aggregates, improvement, efficiency, tasks, sensitivity, diagnostics, matched_kl, records):
         for section in make(chapter):
             if section.figure or section.notes or not section.table.empty:
                 sections.append(section)
@@ -123,40 +125,6 @@ def _new(notes: Iterable[str], chapter: Chapter) -> list[str]:
     return [note for note in notes if note not in chapter.notes]
 
 
-def _line(
-    variant: Variant,
-    x: Any,
-    estimate: Estimate,
-    seeds: Iterable[int],
-    of_seeds: Sequence[Any],
-    panel: str = "",
-    line: str = "",
-) -> list[pd.DataFrame]:
-    """Return the points of a line, and those of each of its seeds, if there are too few to draw an interval.
-
-    :param variant: variant of the line
-    :param x: places of the points
-    :param estimate: values and intervals
-    :param seeds: seeds of the runs
-    :param of_seeds: values of each seed
-    :param panel: title of the panel
-    :param line: text of the legend
-    """
-    lines = [points(variant.algorithm, x, estimate, panel, line)]
-    if 1 < len(of_seeds) < _SEEDS_FOR_INTERVALS:
-        for seed, values in zip(seeds, of_seeds, strict=True):
-            exact = Estimate.exact(np.asarray(values))
-            lines.append(points(variant.algorithm, x, exact, panel, line, int(seed)))
-
-    return lines
-
-
-def _of_seeds(metric: statistics.Statistic, scores: np.ndarray) -> list[np.ndarray]:
-    """Return a metric of each seed alone; scores have the shape ``(..., seeds, tasks)``."""
-    seeds = range(scores.shape[-2])
-    return [metric(scores[..., [seed], :]) for seed in seeds]
-
-
 def aggregates(chapter: Chapter) -> Iterator[Section]:
     """Compute IQM and mean (as the paper's Figure 2), median and optimality gap, also for all other settings.
 
@@ -165,6 +133,7 @@ def aggregates(chapter: Chapter) -> Iterator[Section]:
     searched = []
     away = []
 
+    # What the reader must know before the first number
     for variant, among in chapter.chosen.items():
         if among > 1:
             searched.append(f"{variant.label} (best of {among})")
@@ -180,13 +149,13 @@ def aggregates(chapter: Chapter) -> Iterator[Section]:
     table = _aggregate_rows(chapter, chapter.blocks)
     lines = []
 
-    for (variant, rows), cells in zip(chapter.blocks.items(), table, strict=True):
-        scores = chapter.values(rows)
-        for name, metric in statistics.METRICS.items():
-            of_seeds = _of_seeds(metric, scores)
-            lines += _line(variant, 0, cells[name], rows.index, of_seeds, name)
+    for variant, cells in zip(chapter.blocks, table, strict=True):
+        for name in statistics.METRICS:
+            lines.append(points(variant.algorithm, 0, cells[name], name))
 
     yield Section(chapter, "aggregates", lines, table, text=text, notes=chapter.notes)
+
+    # Otherwise the same table
     if len(chapter.variants) > len(chapter.chosen):
         blocks, notes = chapter.complete(chapter.variants)
         yield Section(
@@ -203,27 +172,6 @@ def _aggregate_rows(chapter: Chapter, blocks: Mapping[Variant, pd.DataFrame]) ->
         cells = statistics.aggregate(chapter.values(rows), chapter.settings.reps)
         table.append(_row(variant, rows, cells))
     return table
-
-
-def profiles(chapter: Chapter) -> Iterator[Section]:
-    """Compute the fraction of runs above each score.
-
-    :param chapter: chapter of the section
-    """
-    scores = {variant: chapter.values(rows) for variant, rows in chapter.blocks.items()}
-    if not scores:
-        return
-    together = np.concatenate([values.ravel() for values in scores.values()])
-    # A few Atari games in which the reference player is surpassed a hundredfold would take up most of the axis.
-    most = max(1.0, 4.0 * np.quantile(together, 0.9))
-    highest = max(0.1, min(together.max(), most))
-    # From 0 on, unless runs are worse than random actions.
-    thresholds = np.linspace(min(0.0, together.min()), highest, 101)
-
-    lines = []
-    for variant, values in scores.items():
-        lines.append(points(variant.algorithm, thresholds, statistics.performance_profile(values, thresholds)))
-    yield Section(chapter, "profiles", lines)
 
 
 def improvement(chapter: Chapter) -> Iterator[Section]:
@@ -262,14 +210,7 @@ def efficiency(chapter: Chapter) -> Iterator[Section]:
         if len(curves):
             scores = curves.to_numpy().reshape(len(curves), *rows.shape)
             band = statistics.estimate(interquartile_mean, scores, reps=chapter.settings.reps)
-            of_seeds = _of_seeds(interquartile_mean, scores)
-            lines += _line(
-                variant,
-                curves.index.to_numpy(),
-                band,
-                rows.index,
-                of_seeds,
-            )
+            lines.append(points(variant.algorithm, curves.index.to_numpy(), band))
 
     yield Section(chapter, "efficiency", lines)
 
@@ -281,8 +222,11 @@ def _aligned_curves(
     column: str,
 ) -> pd.DataFrame:
     """Return the curves of runs at the steps of all of them, interpolated between the measurements of each run only."""
-    curves = [chapter.curves[row].set_index(index)[column] for row in rows]
+    curves = []
+    for row in rows:
+        curves.append(chapter.curves[row].set_index(index)[column])
     together = pd.concat(curves, axis=1).sort_index()
+    # Beyond its last measurement, nothing is known of a run.
     return together.interpolate(method="index", limit_area="inside").dropna()
 
 
@@ -298,6 +242,7 @@ def tasks(chapter: Chapter) -> Iterator[Section]:
         rows = chapter.rows_of(variant, task)
         if not rows:
             continue
+
         curves = _aligned_curves(chapter, rows, "timesteps", "value")
         # The seeds may have no step in common.
         if len(curves):
@@ -308,15 +253,7 @@ def tasks(chapter: Chapter) -> Iterator[Section]:
                 returns[:, :, None],
                 reps=chapter.settings.reps,
             )
-            seeds = chapter.runs["seed"][rows]
-            lines += _line(
-                variant,
-                curves.index.to_numpy(),
-                band,
-                seeds,
-                list(returns.T),
-                task,
-            )
+            lines.append(points(variant.algorithm, curves.index.to_numpy(), band, task))
 
         finals = chapter.runs["final"][rows]
         cells: dict[str, Any] = {
@@ -342,47 +279,39 @@ def sensitivity(chapter: Chapter) -> Iterator[Section]:
     for variant in chapter.variants:
         names |= dict(variant.settings).keys()
 
+    # The learning rate first, because it decides most.
     for name in sorted(names, key=lambda name: (name != LEARNING_RATE, name)):
         families = _families(chapter.variants, name)
         blocks, notes = chapter.complete(itertools.chain(*families))
         lines = []
         table = []
-        changes = []
 
         for family in families:
             variants = [variant for variant in family if variant in blocks]
             if not variants:
                 continue
-            of_suite = [variant for variant in variants if name not in variant.changed]
             # Changes are relative to the suite's value, or to the lowest one.
-            base = of_suite[0] if of_suite else variants[0]
+            base = variants[0]
+            for variant in variants:
+                if name not in variant.changed:
+                    base = variant
+                    break
 
             for variant in variants:
                 rows = blocks[variant]
                 cells = _changes(chapter, blocks[base], rows)
-                of_seeds = _of_seeds(interquartile_mean, chapter.values(rows))
                 line = variant.without(name).label
-                lines += _line(
-                    variant,
-                    variant.value(name),
-                    cells["IQM"],
-                    rows.index,
-                    of_seeds,
-                    line=line,
-                )
+                lines.append(points(variant.algorithm, variant.value(name), cells["IQM"], line=line))
                 table.append(_row(variant, rows, cells))
-                if variant is not base:
-                    changes.append((base, variant))
 
         if not lines:
             notes.append(f"No figure of {name}: its values are not numbers, or no task has runs at all of them.")
         yield Section(chapter, "sensitivity", lines, table, of=name, notes=notes)
-        if name == LEARNING_RATE:
-            yield Section(chapter, "interactions", rows=_interactions(chapter, blocks, changes))
 
 
 def _families(variants: Sequence[Variant], name: str) -> list[list[Variant]]:
     """Return the groups of variants that differ in one setting only, each in the order of its values."""
+    # Variants that are equal without the setting are a line of the figure.
     groups: dict[Variant, list[Variant]] = {}
     for variant in variants:
         if variant.value(name) is not None:
@@ -406,6 +335,7 @@ def _changes(
 
     for name in ("IQM", "Mean"):
         cells[name] = chapter.estimate(name, rows)
+        # The base changes by 0 % relative to itself.
         if base is rows:
             continue
 
@@ -424,118 +354,24 @@ def _changes(
     return cells
 
 
-def _interactions(
-    chapter: Chapter,
-    blocks: Mapping[Variant, pd.DataFrame],
-    changes: Sequence[tuple[Variant, Variant]],
-) -> Iterator[dict[str, Any]]:
-    """Yield a row per pair of algorithms, and change of the learning rate that both have runs of."""
-    for change, other in itertools.combinations(changes, 2):
-        rates = [variant.value(LEARNING_RATE) for variant in change]
-        others = [variant.value(LEARNING_RATE) for variant in other]
-        if change[0].algorithm == other[0].algorithm or rates != others:
-            continue
-
-        scores = [chapter.values(blocks[variant]) for variant in (*change, *other)]
-        seeds = {tuple(blocks[variant].index) for variant in (*change, *other)}
-        has_pairs = len(seeds) == 1
-        difference = statistics.interaction(
-            scores[:2],
-            scores[2:],
-            chapter.settings.reps,
-            has_pairs,
-        )
-        yield {
-            "X": change[1].label,
-            "Y": other[1].label,
-            "From": f"{rates[0]:g}",
-            "Change of X - change of Y": difference,
-        }
-
-
-def dynamics(chapter: Chapter) -> Iterator[Section]:
-    """Draw KL divergence, ratios and entropy during the training, at every learning rate.
-
-    Few tasks have a row of panels each, because their updates and entropies are not comparable. Many have medians together.
+def diagnostics(chapter: Chapter) -> Iterator[Section]:
+    """List what an update does to the policy: a row per task and variant, with medians over its runs.
 
     :param chapter: chapter of the section
     """
     if not chapter.runs[list(DIAGNOSTICS)].notna().any(axis=None):
         return
-    # The settings of the other figures, at each rate.
-    alike = {variant.without(LEARNING_RATE) for variant in chapter.chosen}
-    rates: dict[float | None, list[Variant]] = {}
 
-    for variant in chapter.variants:
-        if variant.without(LEARNING_RATE) in alike:
-            rates.setdefault(variant.value(LEARNING_RATE), []).append(variant)
-
-    for rate, variants in rates.items():
-        notes: list[str] = []
-        groups = []
-
-        if len(chapter.tasks) <= _TASKS_WITH_DYNAMICS:
-            for task, variant in itertools.product(chapter.tasks, variants):
-                groups.append((f", {task}", variant, chapter.rows_of(variant, task)))
-        else:
-            # Of tasks that only some of the algorithms have, the medians would compare tasks.
-            blocks, notes = chapter.complete(variants, chapter.tasks)
-            for variant, block in blocks.items():
-                groups.append(("", variant, block.to_numpy().ravel().tolist()))
-
-        # Panels are in the order of their first points: a row per task, a column per diagnostic.
-        lines = []
-        for _, group in itertools.groupby(groups, key=lambda group: group[0]):
-            for name, (of_task, variant, rows) in itertools.product(DIAGNOSTICS, list(group)):
-                x, medians = _median_curve(chapter, rows, name)
-                # A task may have no runs of a variant.
-                if len(x):
-                    lines.append(points(variant.algorithm, x, Estimate.exact(medians), name + of_task))
-
-        of = "" if rate is None else f"at learning rate {rate:g}"
-        yield Section(chapter, "dynamics", lines, of=of, notes=notes)
-
-    yield Section(chapter, "diagnostics", rows=_diagnostics(chapter))
-
-
-def _median_curve(
-    chapter: Chapter,
-    rows: Sequence[int],
-    name: str,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return percents of the training, and medians over runs of a diagnostic from the first update of all of them on.
-
-    Runs have their updates at different steps if their rollouts differ in length. Each run is therefore carried forward: its
-    value in a fiftieth of the training without an update is the last one. Otherwise the median would be that of the runs that
-    happen to have an update there.
-    """
-    curves = []
-    for row in rows:
-        update = chapter.updates[row][["timesteps", name]].dropna()
-        if update.empty:
-            continue
-        part = np.ceil(_PARTS * update["timesteps"] / chapter.runs[LENGTH][row])
-        # The last rollout may end after the last step.
-        part = part.clip(upper=_PARTS)
-        means = update[name].groupby(part).mean()
-        curves.append(means.reindex(range(1, _PARTS + 1)).ffill())
-
-    if not curves:
-        return np.zeros(0), np.zeros(0)
-    together = pd.concat(curves, axis=1).dropna()
-    percents = together.index.to_numpy() * 100.0 / _PARTS
-    return percents, together.median(axis=1).to_numpy()
-
-
-def _diagnostics(chapter: Chapter) -> Iterator[dict[str, Any]]:
-    """Yield a row per task and variant with medians over its runs."""
+    table = []
     for task, variant in itertools.product(chapter.tasks, chapter.variants):
         rows = chapter.rows_of(variant, task)
         if rows:
             # Medians, because a single run can have a huge ratio.
             medians = chapter.runs.loc[rows, list(DIAGNOSTICS)].median()
             cells = {name: medians[name] for name in DIAGNOSTICS}
-            yield {"Task": task, **_row(variant, rows, cells)}
+            table.append({"Task": task, **_row(variant, rows, cells)})
+
+    yield Section(chapter, "diagnostics", rows=table)
 
 
 def matched_kl(chapter: Chapter) -> Iterator[Section]:
@@ -552,17 +388,10 @@ def matched_kl(chapter: Chapter) -> Iterator[Section]:
         size = chapter.values(rows, "KL divergence").mean()
         if 0.0 < size < np.inf:
             score = chapter.estimate("IQM", rows)
-            of_seeds = _of_seeds(interquartile_mean, chapter.values(rows))
-            lines += _line(
-                variant,
-                size,
-                score,
-                rows.index,
-                of_seeds,
-                line=variant.label,
-            )
+            lines.append(points(variant.algorithm, size, score, line=variant.label))
             shown.add(variant)
 
+    # A single point compares nothing.
     if len(shown) > 1:
         yield Section(chapter, "matched kl", lines)
 
@@ -573,6 +402,7 @@ def records(chapter: Chapter) -> Iterator[Section]:
     :param chapter: chapter of the section
     """
     rows = []
+    # All that any run was given
     for name in sorted(set().union(*chapter.runs["hyperparameters"])):
         row = {"Hyperparameter": name}
         for variant in chapter.chosen:
@@ -581,6 +411,7 @@ def records(chapter: Chapter) -> Iterator[Section]:
 
     yield Section(chapter, "hyperparameters", rows=rows)
 
+    # Some columns are missing in results of other programs.
     columns = ["name", "env_id", "algorithm", "seed", "total_timesteps", "final", "score", "seconds", "finished", "commit"]
     runs = chapter.runs.reindex(columns=columns)
     yield Section(chapter, "runs", rows=runs.to_dict("records"))
@@ -608,8 +439,10 @@ def _values_of_tasks(
 
     for value, names in by_number:
         # The first value has the most tasks, which need not be listed if they are all of the others.
-        is_rest = not texts and len(names) > _LISTED_TASKS
-        texts.append(f"{value} (other tasks)" if is_rest else f"{value} ({', '.join(names)})")
+        listed = ", ".join(names)
+        if not texts and len(names) > _LISTED_TASKS:
+            listed = "other tasks"
+        texts.append(f"{value} ({listed})")
 
     return "; ".join(texts)
 
@@ -622,6 +455,7 @@ def _hyperparameter(
     """Return the value that a run was given, the algorithm's default, or ``"-"`` if the algorithm lacks the hyperparameter."""
     if name in given:
         return str(given[name])
+
     algorithm = Algorithm(label.partition(":")[0])
     if algorithm.name not in CLASSES or name not in algorithm.hyperparameters:
         return "-"
