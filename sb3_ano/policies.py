@@ -45,7 +45,9 @@ class CriticOnlyKeys:
         for key in self.critic_only_keys:
             if key not in extractors:
                 allowed = ", ".join(extractors) or "none with this features extractor"
-                raise ValueError(f"critic_only_keys={self.critic_only_keys} has {key!r}, which is not allowed; allowed are {allowed}")
+                raise ValueError(
+                    f"critic_only_keys={self.critic_only_keys} has {key!r}, which is not allowed; allowed are {allowed}"
+                )
             width = getattr(extractors[key], "features_dim", None)
             extractors[key] = Hidden(int(width or get_flattened_obs_dim(self.observation_space[key])))
         super()._build(lr_schedule)
