@@ -37,6 +37,7 @@ class StayInside(BaseParallelWrapper):
 
 if __name__ == "__main__":
     curves = {}
+    algorithm: Any
     for algorithm in (ANO, MaskableANO):
         env = from_parallel_env(StayInside(simple_spread_v3.parallel_env(local_ratio=0.5, max_cycles=25)))
         model = algorithm("MlpPolicy", env, n_steps=200, batch_size=200, learning_rate=2e-3, gamma=0.9, seed=0)

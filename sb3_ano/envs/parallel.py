@@ -1,6 +1,6 @@
 """PettingZoo's parallel environments, with one policy for all agents."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -45,7 +45,7 @@ class AgentReturns:
 class _Agents(VectorEnv):
     """The agents of a parallel environment; see :func:`from_parallel_env`."""
 
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012  # gymnasium's way
 
     def __init__(self, game: Any) -> None:
         self.game = game
@@ -60,7 +60,7 @@ class _Agents(VectorEnv):
                 raise ValueError(f"agent {name!r} has the spaces {found}; allowed are those of {self.names[0]!r}")
         self._padding = row_of(create_empty_array(self.single_observation_space, fn=np.zeros), 0)
         # Codes of the actions, of which only the first one is set.
-        first = spaces.flatten(self.single_action_space, getattr(self.single_action_space, "start", 0))
+        first: Any = spaces.flatten(self.single_action_space, getattr(self.single_action_space, "start", 0))
         self._first = first.astype(bool)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -101,7 +101,7 @@ class _Agents(VectorEnv):
             rows.append(observation)
             self.masks.append(mask)
 
-        arrays = create_empty_array(self.single_observation_space, self.num_envs)
+        arrays: Any = create_empty_array(self.single_observation_space, self.num_envs)
         return concatenate(self.single_observation_space, rows, arrays), batch
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:

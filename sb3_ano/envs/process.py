@@ -260,7 +260,7 @@ def _share(venv: DirectVecEnv, memory: dict[Any, Any], rows: slice) -> None:
     for key, buffer in venv.buf_obs.items():
         shared = np.frombuffer(memory[key], buffer.dtype)
         venv.buf_obs[key] = shared.reshape(-1, *buffer.shape[1:])[rows]
-    venv.buf_rews = np.zeros(venv.num_envs)
+    venv.buf_rews = np.zeros(venv.num_envs)  # type: ignore[assignment]
 
 
 def _answer(venv: DirectVecEnv, command: str, data: Any, row: int) -> Any:

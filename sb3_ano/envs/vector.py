@@ -37,7 +37,7 @@ class _Vectorized(VecEnv):
         # gymnasium's processes without shared memory would reset a second time.
         if mode is AutoresetMode.NEXT_STEP and not getattr(env.unwrapped, "shared_memory", True):
             raise ValueError(f"{env} with shared_memory=False is not allowed in the mode NEXT_STEP; SAME_STEP is allowed")
-        self.env = env
+        self.env: Any = env
         self.render_mode = env.render_mode
         self._resets_itself = mode is AutoresetMode.SAME_STEP
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
@@ -99,9 +99,9 @@ class _Vectorized(VecEnv):
         :raises RuntimeError: if others were reset, too
         """
         observations, infos = self.env.reset(options={"reset_mask": dones.copy()})
-        for index in np.flatnonzero(~dones):
-            kept = spaces.flatten(self.observation_space, row_of(observations, index))
-            if not np.array_equal(kept, spaces.flatten(self.observation_space, row_of(before, index)), equal_nan=True):
+        for index in np.flatnonzero(~dones).tolist():
+            rows: list[Any] = [spaces.flatten(self.observation_space, row_of(part, index)) for part in (before, observations)]
+            if not np.array_equal(*rows, equal_nan=True):
                 raise RuntimeError(
                     f"{self.env} resets all environments in spite of options={{'reset_mask': ...}}; it needs "
                     "AutoresetMode.SAME_STEP"
