@@ -42,7 +42,7 @@ if __name__ == "__main__":
         env = from_parallel_env(StayInside(simple_spread_v3.parallel_env(local_ratio=0.5, max_cycles=25)))
         model = algorithm("MlpPolicy", env, n_steps=200, batch_size=200, learning_rate=2e-3, gamma=0.9, seed=0)
         returns = Returns()
-        model.learn(60_000, callback=returns)
+        model.learn(45_000, callback=returns)
         curves[algorithm.__name__] = returns.points
 
         evaluated = AgentReturns()

@@ -37,7 +37,7 @@ class CriticOnlyKeys:
     def __init__(self, *arguments: Any, critic_only_keys: Sequence[str] | None = None, **options: Any) -> None:
         self.critic_only_keys = [*dict.fromkeys(critic_only_keys or ())]
         # Actor and critic have an extractor each: layers for images are theirs alone.
-        super().__init__(*arguments, **options, share_features_extractor=False)
+        super().__init__(*arguments, **options, share_features_extractor=False)  # type: ignore[call-arg]
 
     def _build(self: Any, lr_schedule: Any) -> None:
         # Before the optimizer collects the parameters.
@@ -50,7 +50,7 @@ class CriticOnlyKeys:
                 )
             width = getattr(extractors[key], "features_dim", None)
             extractors[key] = Hidden(int(width or get_flattened_obs_dim(self.observation_space[key])))
-        super()._build(lr_schedule)
+        super()._build(lr_schedule)  # type: ignore[misc]
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         parameters: dict[str, Any] = super()._get_constructor_parameters()  # type: ignore[misc]

@@ -55,7 +55,8 @@ class _Vectorized(VecEnv):
         self._reset_seeds()
         self._reset_options()
         self.reset_infos = _of_each(infos, self.num_envs)
-        return deepcopy(observations)
+        arrived: VecEnvObs = deepcopy(observations)
+        return arrived
 
     def step_async(self, actions: np.ndarray) -> None:
         """Store the actions of the next step.
@@ -101,7 +102,7 @@ class _Vectorized(VecEnv):
         observations, infos = self.env.reset(options={"reset_mask": dones.copy()})
         for index in np.flatnonzero(~dones).tolist():
             rows: list[Any] = [spaces.flatten(self.observation_space, row_of(part, index)) for part in (before, observations)]
-            if not np.array_equal(*rows, equal_nan=True):
+            if not np.array_equal(rows[0], rows[1], equal_nan=True):
                 raise RuntimeError(
                     f"{self.env} resets all environments in spite of options={{'reset_mask': ...}}; it needs "
                     "AutoresetMode.SAME_STEP"
