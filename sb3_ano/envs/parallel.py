@@ -54,12 +54,16 @@ class _Agents(VectorEnv):
         self.render_mode = game.render_mode
         self.single_observation_space = game.observation_space(self.names[0])
         self.single_action_space = game.action_space(self.names[0])
+
+        # One policy acts for all of them.
         for name in self.names:
             found = (game.observation_space(name), game.action_space(name))
             if found != (self.single_observation_space, self.single_action_space):
                 raise ValueError(f"agent {name!r} has the spaces {found}; allowed are those of {self.names[0]!r}")
+
+        # What an agent observes after its end.
         self._padding = row_of(create_empty_array(self.single_observation_space, fn=np.zeros), 0)
-        # Codes of the actions, of which only the first one is set.
+        # Codes of the actions, of which only the first one is set. An action without a choice has no gradient.
         first: Any = spaces.flatten(self.single_action_space, getattr(self.single_action_space, "start", 0))
         self._first = first.astype(bool)
 
@@ -67,21 +71,26 @@ class _Agents(VectorEnv):
         return self._observed(*self.game.reset(seed=seed, options=options))
 
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        # PettingZoo takes no actions of agents that have ended.
         chosen = {}
         for name, action in zip(self.names, actions, strict=True):
             if name in self.game.agents:
                 chosen[name] = action
         observations, rewards, terminated, truncated, infos = self.game.step(chosen)
-
         is_over = not self.game.agents
+
+        earned = np.zeros(self.num_envs)
+        cut = np.zeros(self.num_envs, dtype=bool)
+        for row, name in enumerate(self.names):
+            earned[row] = rewards.get(name, 0.0)
+            # An agent that ended before has no value to come.
+            cut[row] = is_over and truncated.get(name, False) and not terminated[name]
+
         observed, batch = self._observed(observations, infos, is_over)
         if is_over:
             last = {"final_obs": observed, "final_info": batch}
             observed, batch = self.reset()
             batch |= last
-        earned = np.array([rewards.get(name, 0.0) for name in self.names])
-        # An agent that ended before has no value to come.
-        cut = np.array([is_over and bool(truncated.get(name)) and not terminated[name] for name in self.names])
         return observed, earned, is_over & ~cut, cut, batch
 
     def _observed(self, observations: Any, infos: Any, is_over: bool = False) -> tuple[Any, dict[str, Any]]:
@@ -92,12 +101,17 @@ class _Agents(VectorEnv):
         for row, name in enumerate(self.names):
             info = {**infos.get(name, {}), "agent": name}
             self._add_info(batch, info, row)
+
             observation = self._padding
             mask = self._first
+            # At the end of all episodes, no agent is left.
             if is_over or name in self.game.agents:
                 observation = observations.get(name, self._padding)
-                parts = observation if isinstance(observation, dict) else {}
-                mask = info.get("action_mask", parts.get("action_mask", np.ones_like(mask)))
+                mask = np.ones_like(mask)
+                # PettingZoo's tasks have masks in either place.
+                for source in (observation, info):
+                    if isinstance(source, dict):
+                        mask = source.get("action_mask", mask)
             rows.append(observation)
             self.masks.append(mask)
 

@@ -53,13 +53,15 @@ class ProcessVecEnv(SubprocVecEnv):
         context: Any = multiprocessing.get_context(start_method)
         # PyTorch and SB3 are imported once, and not by each process.
         context.set_forkserver_preload(["__main__", __name__])
+
         n_envs = len(env_fns)
         if n_workers is not None:
             require_integer("n_workers", n_workers)
         n_workers = min(n_workers or cores(), n_envs)
+
+        # A worker cannot be given memory after its start.
         env = env_fns[0]()
         env.close()
-
         self._observations: dict[Any, np.ndarray] = {}
         memory = {}
         keys, shapes, dtypes = obs_space_info(env.observation_space)

@@ -52,6 +52,8 @@ class _Vectorized(VecEnv):
             raise ValueError(f"options={self._options} are not allowed; a vector environment has the same for all")
         # Environment i gets the seed plus i.
         observations, infos = self.env.reset(seed=self._seeds[0], options=dict(options) or None)
+
+        # Both are for one reset.
         self._reset_seeds()
         self._reset_options()
         self.reset_infos = _of_each(infos, self.num_envs)
@@ -71,10 +73,12 @@ class _Vectorized(VecEnv):
         :return: observations ``(n_envs, ...)``, rewards ``(n_envs,)`` float32, dones ``(n_envs,)`` bool, infos
         """
         observations, rewards, terminated, truncated, batch = self.env.step(self._actions)
+        # The environment may write into the same arrays in the next step.
         observations = deepcopy(observations)
         dones = np.logical_or(terminated, truncated)
         infos = _of_each(batch, self.num_envs)
 
+        # Most steps end no episode.
         if dones.any():
             final = observations
             starts = infos
@@ -85,6 +89,7 @@ class _Vectorized(VecEnv):
             else:
                 observations, batch = self._reset_some(dones, observations)
                 starts = _of_each(batch, self.num_envs)
+
             for index in np.flatnonzero(dones).tolist():
                 self.reset_infos[index] = starts[index]
                 infos[index] = ends[index]
@@ -129,6 +134,7 @@ class _Vectorized(VecEnv):
         :raises AttributeError: if they do not have it, or ``env`` does not reach them
         """
         values = [self.render_mode] * self.num_envs
+        # Which SB3 asks for before it knows anything else.
         if attr_name != "render_mode":
             if not self.has_attr(attr_name):
                 raise AttributeError(f"the single environments of {self.env} do not have or do not show {attr_name!r}")
@@ -140,7 +146,10 @@ class _Vectorized(VecEnv):
 
         :raises AttributeError: if ``env`` does not reach them
         """
-        values = self.get_attr(attr_name) if self.has_attr(attr_name) else [value] * self.num_envs
+        # gymnasium sets the attribute of all environments, to a value for each.
+        values = [value] * self.num_envs
+        if self.has_attr(attr_name):
+            values = self.get_attr(attr_name)
         for index in self._get_indices(indices):
             values[index] = value
         self.env.unwrapped.set_attr(attr_name, values)
