@@ -84,6 +84,8 @@ class _Vectorized(VecEnv):
             starts = infos
             ends = infos
             if self._resets_itself:
+                if "final_obs" not in batch:
+                    raise RuntimeError(f"{self.env} has no infos['final_obs'], which the mode SAME_STEP requires")
                 final = batch["final_obs"]
                 ends = _of_each(batch.get("final_info", {}), self.num_envs)
             else:

@@ -193,6 +193,10 @@ def without_machine(text: str) -> str:
     return _ABSOLUTE_PATH.sub(shortened, _ADDRESS.sub("", text))
 
 
+# Backends of Python environments, which may have wrappers.
+_PYTHON = ("gymnasium", "process")
+
+
 def environment_settings(venv: VecEnv, example: VecEnv) -> tuple[dict[str, Any], list[str]]:
     """Describe how environments are built, in the keys of the zoo's hyperparameter files.
 
@@ -206,13 +210,13 @@ def environment_settings(venv: VecEnv, example: VecEnv) -> tuple[dict[str, Any],
     settings: dict[str, Any] = {}
     missing: list[str] = []
     if is_game or backend != "gymnasium":
-        settings["backend"] = "gymnasium" if backend == "gymnasium" else "auto"  # which also works without EnvPool
+        settings["backend"] = backend if backend in _PYTHON else "auto"  # which also works without EnvPool
 
     layers = _layers(venv)
     if is_game and layers and isinstance(layers[-1], VecFrameStack):  # which the backend adds
         layers.pop()
     _describe_layers(layers, settings, missing)
-    if not is_game and backend == "gymnasium":
+    if not is_game and backend in _PYTHON:
         _describe_wrappers(example if isinstance(venv.unwrapped, SubprocVecEnv) else venv, settings, missing)
     return settings, missing
 
