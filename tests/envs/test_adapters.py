@@ -110,6 +110,7 @@ def test_steps_are_those_of_dummy_vec_env(make, adapter, space):
 @pytest.mark.parametrize("adapter", REACHING)
 def test_attributes_and_methods_of_single_environments(make, adapter):
     env = make(adapter, render_mode="rgb_array")
+    env.seed(0)
     env.reset()
     assert env.get_attr("speed") == [1.0] * N_ENVS
     env.set_attr("speed", [2.0], indices=[0, 2])
