@@ -63,7 +63,7 @@ build: $(VENV)/.test-ready  ## wheel and source distribution, in dist/
 	rm -rf dist
 	$(BIN)/python -m build
 
-EXAMPLES := custom_shape dict_observations atari vectorized recurrent masked normalize_and_resume tensorboard_log share surrogate
+EXAMPLES := agents custom_shape dict_observations atari vectorized recurrent masked normalize_and_resume tensorboard_log share surrogate
 
 figures: $(VENV)/.test-ready  ## the figures of README and of the examples, less than a minute each
 	$(BIN)/python examples/plot_shapings.py docs/images/shaping.png

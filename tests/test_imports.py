@@ -15,7 +15,7 @@ ZOO = HUB | {"rl_zoo3", "optuna", "huggingface_sb3"}
 SCIENCE = {"numpy", "pandas", "scipy", "matplotlib", "tqdm"}
 LLM = SCIENCE | {"torch", "trl", "transformers", "datasets", "safetensors", "peft", "openai"}
 BASE = {"_arguments", "_io", "_secrets", "_system", "extras"}
-AGENTS = BASE | {"_registry", "algorithms", "fast", "shaping", "envs", "checkpoints"}
+AGENTS = BASE | {"_registry", "algorithms", "fast", "shaping", "envs", "checkpoints", "policies"}
 
 # Layer: (other layers, and other distributions, that it may import).
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
@@ -30,8 +30,9 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "reference": (set(), SB3),
     "envs": (BASE, SB3 | {"envpool", "ale_py"}),
     "checkpoints": (BASE, SB3 | {"cloudpickle"}),
-    "fast": (BASE | {"shaping", "envs"}, SB3 | {"sb3_contrib"}),
-    "algorithms": (BASE | {"shaping", "envs", "fast"}, SB3 | {"sb3_contrib"}),
+    "policies": (set(), SB3),
+    "fast": (BASE | {"shaping", "envs", "policies"}, SB3 | {"sb3_contrib"}),
+    "algorithms": (BASE | {"shaping", "envs", "fast", "policies"}, SB3 | {"sb3_contrib"}),
     "_registry": ({"algorithms"}, {"stable_baselines3"}),
     "hub": (AGENTS, HUB),
     "rllib": (BASE | {"algorithms", "envs", "shaping"}, SB3 | {"ray"}),

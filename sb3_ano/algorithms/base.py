@@ -30,6 +30,7 @@ from sb3_ano.fast.collect import FastCollection
 from sb3_ano.fast.policy import is_recurrent_class
 from sb3_ano.fast.rules import Options, first_reason
 from sb3_ano.fast.step import ClipRange, Numbers, RolloutSamples, UpdateStatistics, approximate_kl
+from sb3_ano.policies import AsymmetricPolicy
 from sb3_ano.shaping import MIN_RADIUS, SHAPINGS, ShapingPair, surrogate
 
 # Updates in a row, far from desired_kl with the radius at a bound, after which it counts as out of reach.
@@ -85,7 +86,10 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
     :raises TypeError: if an argument is of the wrong type
     """
 
-    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = PPO.policy_aliases
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        **PPO.policy_aliases,
+        "AsymmetricPolicy": AsymmetricPolicy,
+    }
     #: Base class of the policies that are allowed.
     policy_base: ClassVar[type[BasePolicy]] = ActorCriticPolicy
     #: Shapes of the surrogate.

@@ -36,7 +36,10 @@ class MaskableANO(ANO):
     :raises ValueError: if the environment has no masks, or masks of the wrong shape
     """
 
-    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = MaskablePPO.policy_aliases
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        **MaskablePPO.policy_aliases,
+        "AsymmetricPolicy": contrib_policies.MaskableAsymmetricPolicy,
+    }
     policy_base: ClassVar[type[BasePolicy]] = MaskableActorCriticPolicy
     _use_masking = True
 
@@ -184,6 +187,7 @@ class RecurrentANO(ANO):
         "MlpLstmPolicy": contrib_policies.MlpLstmPolicy,
         "CnnLstmPolicy": contrib_policies.CnnLstmPolicy,
         "MultiInputLstmPolicy": contrib_policies.MultiInputLstmPolicy,
+        "AsymmetricLstmPolicy": contrib_policies.AsymmetricLstmPolicy,
     }
     policy_base: ClassVar[type[BasePolicy]] = RecurrentActorCriticPolicy
     #: Rollout buffers for plain observations and for Dict.
@@ -294,6 +298,7 @@ class RecurrentMaskableANO(MaskableANO, RecurrentANO):
         "MlpLstmPolicy": contrib_policies.MaskableMlpLstmPolicy,
         "CnnLstmPolicy": contrib_policies.MaskableCnnLstmPolicy,
         "MultiInputLstmPolicy": contrib_policies.MaskableMultiInputLstmPolicy,
+        "AsymmetricLstmPolicy": contrib_policies.MaskableAsymmetricLstmPolicy,
     }
     policy_base: ClassVar[type[BasePolicy]] = contrib_policies.MaskedLstmPolicy
     _sequence_buffers = contrib_buffers.MaskedSequenceRolloutBuffer, contrib_buffers.DictMaskedSequenceRolloutBuffer

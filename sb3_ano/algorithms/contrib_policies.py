@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from sb3_contrib.common.maskable.policies import MaskableMultiInputActorCriticPolicy
 from sb3_contrib.common.recurrent import policies
 from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from sb3_ano.fast.policy import MASKED, plain_distribution, whole_sequences
+from sb3_ano.policies import CriticOnlyKeys
 
 
 class _IntegerFeatures(policies.RecurrentActorCriticPolicy):
@@ -31,6 +33,14 @@ class CnnLstmPolicy(_IntegerFeatures, policies.RecurrentActorCriticCnnPolicy):
 
 class MultiInputLstmPolicy(_IntegerFeatures, policies.RecurrentMultiInputActorCriticPolicy):
     """sb3-contrib's policy of this name."""
+
+
+class AsymmetricLstmPolicy(CriticOnlyKeys, MultiInputLstmPolicy):
+    """The MultiInputLstmPolicy with ``critic_only_keys``."""
+
+
+class MaskableAsymmetricPolicy(CriticOnlyKeys, MaskableMultiInputActorCriticPolicy):
+    """The MultiInputPolicy of MaskablePPO with ``critic_only_keys``."""
 
 
 class MaskedLstmPolicy(policies.RecurrentActorCriticPolicy):
@@ -100,3 +110,7 @@ class MaskableCnnLstmPolicy(MaskedLstmPolicy, CnnLstmPolicy):
 
 class MaskableMultiInputLstmPolicy(MaskedLstmPolicy, MultiInputLstmPolicy):
     """The MultiInputLstmPolicy with masks."""
+
+
+class MaskableAsymmetricLstmPolicy(MaskedLstmPolicy, AsymmetricLstmPolicy):
+    """The AsymmetricLstmPolicy with masks."""

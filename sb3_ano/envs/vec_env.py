@@ -24,9 +24,10 @@ from sb3_ano.envs.atari import AtariProtocol, atari_protocol, require_integer
 from sb3_ano.envs.batched import BatchedVecEnv
 from sb3_ano.envs.direct import DirectVecEnv
 from sb3_ano.envs.make import explained_missing_packages, prepare_env, require_known_settings
+from sb3_ano.envs.process import ProcessVecEnv
 from sb3_ano.extras import MissingExtraError, hint
 
-BACKENDS = ("auto", "gymnasium", "envpool", "ale")
+BACKENDS = ("auto", "gymnasium", "process", "envpool", "ale")
 # Packages of the backends that step a batch, and their classes.
 _BATCHES = {"ale": ("ale_py", "AleVecEnv"), "envpool": ("envpool", "EnvPoolVecEnv")}
 
@@ -73,8 +74,9 @@ def make_vec_env(
     :param vec_env_kwargs: arguments of ``vec_env_cls``
     :param monitor_kwargs: arguments of SB3's Monitor; EnvPool and ale-py take ``override_existing`` only
     :param wrapper_kwargs: arguments of ``wrapper_class``
-    :param backend: ``"auto"``, ``"gymnasium"``, ``"envpool"`` or ``"ale"``
-    :param num_threads: number of threads of EnvPool and ale-py; None: one per processor. gymnasium has one thread
+    :param backend: ``"auto"``, ``"gymnasium"``, ``"process"``, ``"envpool"`` or ``"ale"``
+    :param num_threads: number of threads of EnvPool and ale-py, and of processes of ``"process"``; None: one per processor.
+        gymnasium has one thread
     :return: environments with episode statistics in their infos, as from SB3's Monitor
     :raises ValueError: if the id or backend is unknown, a number is out of range, or the backend does not support an argument
     :raises TypeError: if the task does not have a setting in ``env_kwargs``
@@ -107,11 +109,15 @@ def make_vec_env(
         monitor_dir = os.fspath(monitor_dir)
 
     env: VecEnv
-    if backend == "gymnasium":
+    if backend in ("gymnasium", "process"):
+        if backend == "process":
+            processes = {"n_workers": num_threads, **(vec_env_kwargs or {})}
+            only_gymnasium |= {"vec_env_cls": ProcessVecEnv, "vec_env_kwargs": processes}
         if not override_existing:
             only_gymnasium["monitor_kwargs"] = {**monitor_kwargs, "override_existing": False}
         arguments = {"seed": seed, "monitor_dir": monitor_dir, "env_kwargs": settings}
         env = _gymnasium(env_id, n_envs, atari, **arguments, **only_gymnasium)
+        env.backend = backend  # type: ignore[attr-defined]
     else:
         vec_env_class: type[BatchedVecEnv] = getattr(_module(backend), _BATCHES[backend][1])
         env = vec_env_class(
@@ -209,6 +215,10 @@ def _chosen_backend(
         return _fastest(str(env_id), n_envs, atari, env_kwargs)
     if backend == "gymnasium" and num_threads is not None:
         raise ValueError(f"num_threads={num_threads} is not allowed with backend 'gymnasium', which has one thread")
+    if backend == "process":
+        if "vec_env_cls" in only_gymnasium:
+            raise ValueError(f"vec_env_cls={only_gymnasium['vec_env_cls']!r} is not allowed with backend 'process'")
+        return backend
     if backend != "gymnasium" and needs_gymnasium:
         unsupported = ", ".join(only_gymnasium) or f"env_id={env_id!r}"
         raise ValueError(f"{unsupported} is not allowed with backend {backend!r}; backend 'gymnasium' takes it")
@@ -295,7 +305,6 @@ def _gymnasium(env_id: _EnvId, n_envs: int, atari: AtariProtocol | None, **argum
         env = VecTransposeImage(env)
         if atari.frame_stack > 1:
             env = VecFrameStack(env, atari.frame_stack)
-    env.backend = "gymnasium"  # type: ignore[attr-defined]
     return env
 
 

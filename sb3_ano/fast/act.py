@@ -18,6 +18,7 @@ from torch import nn
 from sb3_ano.fast.policy import MASKED, PolicyEvaluation, choices, is_maskable, is_recurrent
 from sb3_ano.fast.private import registries
 from sb3_ano.fast.rules import ONE_THREAD, Decisions, is_library_code
+from sb3_ano.policies import hidden_features
 
 Observations: TypeAlias = np.ndarray | dict[str, np.ndarray]
 #: Actions ``(n_envs, ...)``, values ``(n_envs, 1)``, log-probabilities ``(n_envs,)``.
@@ -193,6 +194,11 @@ class NumpyActor(Actor):
     def __init__(self, policy: ActorCriticPolicy, n_envs: int) -> None:
         self._actor = _layers(policy.mlp_extractor.policy_net, policy.action_net)
         self._critic = _layers(policy.mlp_extractor.value_net, policy.value_net)
+        hidden = hidden_features(policy)
+        if hidden.any():
+            # What the actor does not see has no weight.
+            weight = np.where(hidden[:, None], np.float32(0.0), self._actor[0].weight)
+            self._actor[0] = self._actor[0]._replace(weight=weight)
         self._joint: list[_Layer] = []
         if len(self._actor) == len(self._critic):
             self._joint = _joined(self._actor, self._critic, n_envs)

@@ -26,6 +26,7 @@ from sb3_ano.envs.vec_normalize import VecNormalize
 from sb3_ano.fast.buffer import DeviceBuffer
 from sb3_ano.fast.policy import base_of, contrib_class, contrib_policies, has_library_distribution, is_maskable, is_recurrent
 from sb3_ano.fast.private import has_hooks
+from sb3_ano.policies import CriticOnlyKeys, Hidden
 
 #: Seconds that a compilation takes: about 10 on two cores with an empty cache.
 COMPILE_SECONDS = 11.0
@@ -101,7 +102,7 @@ def _classes(*modules: Any) -> set[type]:
     return found
 
 
-_LIBRARY_CLASSES = _classes(nn, sb3_layers, sb3_policies)
+_LIBRARY_CLASSES = _classes(nn, sb3_layers, sb3_policies) | {CriticOnlyKeys, Hidden}
 
 
 def is_library_code(module: nn.Module) -> bool:
@@ -198,16 +199,17 @@ def _has_images(model: OnPolicyAlgorithm, options: Options) -> str | None:
 
 
 def _custom_extractor(model: OnPolicyAlgorithm, options: Options) -> str | None:
-    extractor: Any = model.policy.features_extractor
-    kind = solid_class(type(extractor))
-    if kind not in (FlattenExtractor, CombinedExtractor):
-        return f"{type(extractor).__name__} is not a plain extractor of features"
-    flattens = [extractor.flatten] if kind is FlattenExtractor else extractor.extractors.values()
-    for part in flattens:
-        if solid_class(type(part)) is not nn.Flatten:
-            return f"{type(part).__name__} is not a plain extractor of features"
-    if not model.policy.share_features_extractor:
-        return "actor and critic have an extractor of features each"
+    extractor: Any
+    for extractor in (model.policy.pi_features_extractor, model.policy.vf_features_extractor):
+        kind = solid_class(type(extractor))
+        if kind not in (FlattenExtractor, CombinedExtractor):
+            return f"{type(extractor).__name__} is not a plain extractor of features"
+
+        flattens = [extractor.flatten] if kind is FlattenExtractor else extractor.extractors.values()
+        for part in flattens:
+            # Hidden stands for an observation that only the critic sees.
+            if solid_class(type(part)) not in (nn.Flatten, Hidden):
+                return f"{type(part).__name__} is not a plain extractor of features"
     return None
 
 

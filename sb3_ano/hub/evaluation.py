@@ -193,11 +193,11 @@ def _environment_settings(venv: VecEnv) -> Document:
     backend = getattr(venv.unwrapped, "backend", "gymnasium")
     is_game = env_id is not None and atari_protocol(env_id) is not None
     settings: Document = {}
+    is_python = backend in ("gymnasium", "process")
     if is_game or backend != "gymnasium":
         # "auto" also works without EnvPool.
-        settings["backend"] = "auto"
-        if backend == "gymnasium":
-            settings["backend"] = backend
+        settings["backend"] = backend if is_python else "auto"
+    if is_game or not is_python:
         return settings
 
     # The zoo stacks frames around everything else.

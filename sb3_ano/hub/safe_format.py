@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 
@@ -292,7 +293,10 @@ def _read_model(
         # Classes of the caller may take anything.
         if not is_custom:
             kwargs = model.policy_kwargs
-            codec.require_numbers(kwargs, model.policy_class, "policy_kwargs")
+            # A class may pass arguments on to its bases.
+            for kind in model.policy_class.__mro__:
+                if issubclass(kind, BasePolicy):
+                    codec.require_numbers(kwargs, kind, "policy_kwargs")
             optimizer = kwargs.get("optimizer_class", torch.optim.Adam)
             codec.require_numbers(kwargs.get("optimizer_kwargs"), optimizer, "policy_kwargs.optimizer_kwargs")
 

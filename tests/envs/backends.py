@@ -42,7 +42,12 @@ class Case:
 
 
 ENVPOOL = Case("envpool", "Hopper-v5")
-MUJOCO = {"dummy": Case("dummy", "Hopper-v5"), "direct": Case("gymnasium", "Hopper-v5"), "envpool": ENVPOOL}
+MUJOCO = {
+    "dummy": Case("dummy", "Hopper-v5"),
+    "direct": Case("gymnasium", "Hopper-v5"),
+    "process": Case("process", "Hopper-v5"),
+    "envpool": ENVPOOL,
+}
 ATARI = {f"{name}-atari": Case(name, "Breakout-v5") for name in ("gymnasium", "envpool", "ale")}
 BATCHED = {"envpool": ENVPOOL} | {name: case for name, case in ATARI.items() if case.name != "gymnasium"}
 

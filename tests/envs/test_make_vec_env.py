@@ -273,7 +273,7 @@ def test_the_arguments_are_sb3s_in_its_order_and_then_keywords():
     assert [ours[name].default for name in sb3s] == [parameter.default for parameter in sb3s.values()]
     keywords = {name: ours[name].kind.name for name in list(ours)[len(sb3s) :]}
     assert keywords == {"backend": "KEYWORD_ONLY", "num_threads": "KEYWORD_ONLY"}
-    assert vec_env.BACKENDS == ("auto", "gymnasium", "envpool", "ale")
+    assert vec_env.BACKENDS == ("auto", "gymnasium", "process", "envpool", "ale")
 
 
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", PendulumEnv, pendulum], ids=["id", "class", "function"])

@@ -42,6 +42,8 @@ def test_steps_return_new_values_of_the_right_shapes_and_types(make, case):
     space, policy = env.observation_space, RandomPolicy(env)
     if case.atari:
         assert space == gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    # Those of processes are not rounded, as SubprocVecEnv's.
+    reward_type = np.float64 if case.name == "process" else np.float32
     obs = env.reset()
     assert (obs.shape, obs.dtype) == ((3, *space.shape), space.dtype)
     returned, copies = [], []
@@ -52,7 +54,7 @@ def test_steps_return_new_values_of_the_right_shapes_and_types(make, case):
         obs, rewards, dones, infos = returned[-1]
         assert (obs.shape, obs.dtype) == ((3, *space.shape), space.dtype)
         assert all(space.contains(row) for row in obs)
-        assert (rewards.shape, rewards.dtype, dones.shape, dones.dtype) == ((3,), np.float32, (3,), np.bool_)
+        assert (rewards.shape, rewards.dtype, dones.shape, dones.dtype) == ((3,), reward_type, (3,), np.bool_)
         assert [type(info) for info in infos] == [dict] * 3
         for done, info in zip(dones, infos, strict=True):
             assert not info["TimeLimit.truncated"]

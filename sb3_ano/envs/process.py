@@ -1,0 +1,291 @@
+"""Python environments in processes that step several of them each."""
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import selectors
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from stable_baselines3.common.env_util import is_wrapped
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper, VecEnvObs, VecEnvStepReturn
+from stable_baselines3.common.vec_env.util import dict_to_obs, obs_space_info
+
+from sb3_ano._system import cores
+from sb3_ano.envs.atari import require_integer
+from sb3_ano.envs.direct import DirectVecEnv
+
+# Seconds for environments to close before their process is killed.
+_SECONDS_TO_CLOSE = 5.0
+
+
+class ProcessVecEnv(SubprocVecEnv):
+    """SB3's ``SubprocVecEnv`` with several environments per process, and observations in shared memory.
+
+    Observations, rewards, dones and infos are the same; observations have the type of their space. A step sends one message to
+    each process, and one back. The first environment is also made in this process, and closed, because its space is needed.
+
+    An error of an environment is raised here as one line, with its traceback as a note. After an error in a step or a reset,
+    or if a process ends or does not answer, all processes are ended.
+
+    :param env_fns: functions that each make one environment
+    :param start_method: how processes start: ``"forkserver"``, ``"spawn"``, which Windows has, or ``"fork"``
+    :param n_workers: number of processes; None: one per processor. There are at most as many as environments
+    :param timeout: seconds to wait for an answer; None waits without end
+    """
+
+    def __init__(
+        self,
+        env_fns: list[Callable[[], gym.Env]],
+        start_method: str = "forkserver",
+        n_workers: int | None = None,
+        timeout: float | None = 300.0,
+    ) -> None:
+        context: Any = multiprocessing.get_context(start_method)
+        # PyTorch and SB3 are imported once, and not by each process.
+        context.set_forkserver_preload(["__main__", __name__])
+
+        n_envs = len(env_fns)
+        if n_workers is not None:
+            require_integer("n_workers", n_workers)
+        n_workers = min(n_workers or cores(), n_envs)
+
+        # A worker cannot be given memory after its start.
+        env = env_fns[0]()
+        env.close()
+        self._observations: dict[Any, np.ndarray] = {}
+        memory = {}
+        keys, shapes, dtypes = obs_space_info(env.observation_space)
+        for key in keys:
+            # It has no name, and the system frees it when the last process has ended, whatever ends it.
+            memory[key] = context.RawArray("B", n_envs * int(np.prod(shapes[key])) * dtypes[key].itemsize)
+            self._observations[key] = np.frombuffer(memory[key], dtypes[key]).reshape(n_envs, *shapes[key])
+
+        self.closed = False
+        self._workers: list[_Worker] = []
+        #: The pipes of the single environments, for the methods of SubprocVecEnv.
+        self.remotes: list[Any] = []
+        try:
+            for worker in range(n_workers):
+                rows = slice(worker * n_envs // n_workers, (worker + 1) * n_envs // n_workers)
+                self._workers.append(_Worker(context, env_fns[rows], memory, rows, timeout))
+                for row in range(rows.stop - rows.start):
+                    self.remotes.append(_Remote(self, self._workers[worker], row))
+            VecEnv.__init__(self, n_envs, env.observation_space, env.action_space)
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self) -> VecEnvObs:
+        """Reset all environments, with their seeds and options if those were set."""
+        for worker in self._workers:
+            worker.send("reset", (self._seeds[worker.rows], self._options[worker.rows]))
+        self._reset_seeds()
+        self._reset_options()
+
+        for worker in self._workers:
+            self.reset_infos[worker.rows] = self.receive(worker, is_step=True)
+        return self._observed()
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Start a step of all environments.
+
+        :param actions: shape ``(n_envs, ...)``
+        """
+        for worker in self._workers:
+            part = actions[worker.rows]
+            # A pickled array takes ten times as long.
+            worker.send("step", (part.tobytes(), part.dtype.str, part.shape))
+
+    def step_wait(self) -> VecEnvStepReturn:
+        """Wait for the step; environments that are done are reset in it.
+
+        :return: observations ``(n_envs, ...)``, rewards ``(n_envs,)`` float64, dones ``(n_envs,)`` bool, infos
+        """
+        rewards = np.zeros(self.num_envs)
+        dones = np.zeros(self.num_envs, dtype=bool)
+        infos: list[dict[str, Any]] = []
+        for worker in self._workers:
+            answer = self.receive(worker, is_step=True)
+            rewards[worker.rows], dones[worker.rows], worker_infos, self.reset_infos[worker.rows] = answer
+            infos += worker_infos
+        return self._observed(), rewards, dones, infos
+
+    def _observed(self) -> VecEnvObs:
+        return dict_to_obs(self.observation_space, {key: shared.copy() for key, shared in self._observations.items()})
+
+    def receive(self, worker: "_Worker", is_step: bool = False) -> Any:
+        """Read the next answer of a worker.
+
+        :param worker: worker
+        :param is_step: whether an error of an environment ends all processes
+        :raises RuntimeError: if an environment raised an error, or the process has ended or does not answer
+        """
+        try:
+            answer = worker.receive()
+        except BaseException:
+            # Also after Ctrl+C, because answers that come later would be taken for others.
+            self.close()
+            raise
+        if not isinstance(answer, Exception):
+            return answer
+
+        if is_step:
+            self.close()
+        for other in self._workers:
+            while other.unread and not self.closed:
+                with contextlib.suppress(type(answer)):
+                    self.receive(other)
+        raise answer
+
+    def close(self) -> None:
+        """Close all environments, and end their processes; a second call does nothing."""
+        self.closed = True
+        # A worker whose pipe ends closes its environments.
+        for worker in self._workers:
+            worker.pipe.close()
+        deadline = time.monotonic() + _SECONDS_TO_CLOSE
+        for worker in self._workers:
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+            worker.process.kill()
+            worker.process.join()
+
+
+class _Worker:
+    """A process with some environments, as seen by the one that uses them."""
+
+    def __init__(self, context: Any, env_fns: list[Any], memory: dict[Any, Any], rows: slice, timeout: float | None) -> None:
+        self.rows = rows
+        self.timeout = timeout
+        #: Answers that were not read yet.
+        self.unread = 0
+        self.pipe, theirs = context.Pipe()
+        arguments = (theirs, self.pipe, CloudpickleWrapper(env_fns), memory, rows)
+        self.process = context.Process(target=_work, args=arguments, daemon=True)
+        self.process.start()
+        theirs.close()
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.pipe, selectors.EVENT_READ)
+
+    def send(self, command: str, data: Any, row: int = 0) -> None:
+        # A process that has ended is noticed when its answer is read.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.pipe.send_bytes(pickle.dumps((command, data, row)))
+        self.unread += 1
+
+    def receive(self) -> Any:
+        try:
+            if self.selector.select(self.timeout):
+                answer = self.pipe.recv()
+                self.unread -= 1
+                return answer
+            lost = f"has not answered within {self.timeout} s"
+            self.process.kill()
+        except (EOFError, ConnectionResetError):
+            self.process.join(_SECONDS_TO_CLOSE)
+            lost = f"has ended with exit code {self.process.exitcode}"
+        raise RuntimeError(f"the process of {_shown(self.rows)} {lost}; all processes of these environments were ended")
+
+
+class _Remote:
+    """What SubprocVecEnv takes for the pipe of a single environment."""
+
+    def __init__(self, venv: ProcessVecEnv, worker: _Worker, row: int) -> None:
+        self._venv = venv
+        self._worker = worker
+        self._row = row
+
+    def send(self, command: tuple[str, Any]) -> None:
+        self._worker.send(*command, self._row)
+
+    def recv(self) -> Any:
+        return self._venv.receive(self._worker)
+
+
+def _shown(rows: slice) -> str:
+    return f"environments {rows.start} to {rows.stop - 1}"
+
+
+def _work(remote: Connection, ours: Connection, env_fns: CloudpickleWrapper, memory: dict[Any, Any], rows: slice) -> None:
+    """Answer commands until the other end of the pipe is closed.
+
+    :param remote: this process's end of the pipe
+    :param ours: the other end, which a forked process has too
+    :param env_fns: functions that each make one environment
+    :param memory: observations of all environments
+    :param rows: rows of these environments
+    """
+    ours.close()
+    # Ctrl+C is for the process that reads the answers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+    venv: DirectVecEnv | None = None
+    with contextlib.suppress(EOFError, ConnectionResetError, BrokenPipeError):
+        while True:
+            command, data, row = remote.recv()
+            try:
+                if venv is None:
+                    venv = DirectVecEnv(env_fns.var)
+                    _share(venv, memory, rows)
+                answer = pickle.dumps(_answer(venv, command, data, row))
+            except Exception as error:
+                kind = AttributeError if isinstance(error, AttributeError) else RuntimeError
+                line = kind(f"{_shown(rows)}: {type(error).__name__}: {' '.join(str(error).split())}")
+                line.add_note(f"In the process of these environments:\n{traceback.format_exc()}")
+                answer = pickle.dumps(line)
+            remote.send_bytes(answer)
+    if venv is not None:
+        venv.close()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        # First, the environments are closed, unless one hangs.
+        time.sleep(_SECONDS_TO_CLOSE)
+        os._exit(1)
+
+
+def _share(venv: DirectVecEnv, memory: dict[Any, Any], rows: slice) -> None:
+    """Let environments observe into shared memory, and keep rewards as exact as SubprocVecEnv does."""
+    for key, buffer in venv.buf_obs.items():
+        shared = np.frombuffer(memory[key], buffer.dtype)
+        venv.buf_obs[key] = shared.reshape(-1, *buffer.shape[1:])[rows]
+    venv.buf_rews = np.zeros(venv.num_envs)  # type: ignore[assignment]
+
+
+def _answer(venv: DirectVecEnv, command: str, data: Any, row: int) -> Any:
+    if command == "step":
+        raw, kind, shape = data
+        _, rewards, dones, infos = venv.step(np.frombuffer(bytearray(raw), kind).reshape(shape))
+        return rewards.tolist(), dones.tolist(), infos, venv.reset_infos
+    if command == "reset":
+        venv._seeds, venv._options = data
+        venv.reset()
+        return venv.reset_infos
+
+    # The commands of SubprocVecEnv's methods.
+    env = venv.envs[row]
+    if command == "render":
+        return env.render()
+    if command == "has_attr":
+        return env.has_wrapper_attr(data)
+    if command == "get_attr":
+        return env.get_wrapper_attr(data)
+    if command == "set_attr":
+        return setattr(env, *data)
+    if command == "is_wrapped":
+        return is_wrapped(env, data)
+    name, arguments, options = data
+    return env.get_wrapper_attr(name)(*arguments, **options)
