@@ -20,10 +20,11 @@ class ANO(ShapedPolicyAlgorithm):
     Paper: "ANO: A Principled Approach to Robust Policy Optimization", Section 4 and Algorithm 1.
     The arguments are those of :class:`~sb3_ano.algorithms.base.ShapedPolicyAlgorithm`, and the following.
 
-    :param shaping: the shaping function: ``"ano"``, ``"spo"``, ``"ppo"``, ``"identity"``, ``"module:function"``, a
-        callable ``h(x)``, or a pair of those for independent ``f`` and ``g``; see :mod:`sb3_ano.shaping`
-    :raises ValueError: if the shape is unknown, violates ``h(0) = 0``, has no positive slope at 0, or returns NaN or Inf; one
-        that violates ``h(x) <= x`` is warned about
+    :param shaping: the shaping function: a published objective by name, such as ``"ano"``, ``"ppo"`` or ``"cispo"``, see
+        :data:`~sb3_ano.shaping.OBJECTIVES`; ``"module:function"``, a callable ``h(x)``, a :class:`~sb3_ano.shaping.Shape`,
+        or a pair of those for independent ``f`` and ``g``; see :mod:`sb3_ano.shaping`
+    :raises ValueError: if the shape is unknown, has no positive slope at 0, or returns NaN or Inf where ratios can lie; one
+        that violates ``h(0) = 0`` or ``h(x) <= x`` is warned about
     """
 
     def __init__(
@@ -110,8 +111,8 @@ class ANO(ShapedPolicyAlgorithm):
     @shaping.setter
     def shaping(self, shaping: ShapingLike) -> None:
         shape = as_pair(shaping)
-        for complaint in require_trainable(shape):
-            warnings.warn(f"{complaint}; the objective is not a lower bound of r A there", stacklevel=3)
+        for lost in require_trainable(shape):
+            warnings.warn(lost, stacklevel=3)
         self._shaping = shaping
         self._shape = shape
         #: ``"ano"``, ``"module:function"``, or two of those for a pair
