@@ -133,8 +133,9 @@ def require_trainable(shaping: ShapingLike) -> list[str]:
     The shapes of the paper are known to, and are not evaluated.
 
     :param shaping: anything that :func:`~sb3_ano.shaping.resolve` accepts
-    :return: messages of the guarantees of Definition 3.2 that are lost
-    :raises ValueError: if value or slope is NaN or Inf where ratios can lie, or the slope at 0 is not positive
+    :return: messages that say which guarantee of Definition 3.2 is lost
+    :raises ValueError: if value or slope is NaN or Inf where ratios can lie, the slope at 0 is not positive, or the shape is
+        not anchored
     :raises TypeError: if it cannot be called with a tensor
     """
     pair = as_pair(shaping)
@@ -151,10 +152,11 @@ def require_trainable(shaping: ShapingLike) -> list[str]:
         at_zero = value[x == 0.0].item()
 
         _require_trainable(name, _not_finite(x, value, slope), slope[x == 0.0].item())
+        # A constant would not change the gradient, but is likely a mistake.
         if abs(at_zero) > _TOLERANCE:
-            lost.append(
-                f"shaping={name!r} violates anchoring: h(0) = {at_zero:g}, Definition 3.2 has 0: the objective is not A at a "
-                "ratio of 1. A shape is a function h(x) of the deviation in radii; wrap a function f(ratio, eps) by from_ratio"
+            raise ValueError(
+                f"shaping={name!r} violates anchoring: h(0) = {at_zero:g}, allowed is 0. A shape is a function h(x) "
+                "of the deviation in radii; wrap a function f(ratio, eps) with f(1) = 1 by from_ratio"
             )
         violation = _violation(x, value)
         if violation is not None:

@@ -48,6 +48,11 @@ class Shape:
     reflected: bool = False
     radius: RadiusFunction | None = None
 
+    @property
+    def reads_old_log_prob(self) -> bool:
+        """Whether its radius depends on the sample."""
+        return self.radius not in (None, upper_radius)
+
     def __call__(self, x: torch.Tensor, /, eps: float = 1.0) -> torch.Tensor:
         if self.form == "deviation":
             return self.function(x)

@@ -260,11 +260,9 @@ def _own_radius(
     """Return the radius that the samples of one sign have: that of its place in ``radii``, unless the shape has its own."""
     if not isinstance(shape, Shape) or shape.radius is None:
         return radii[place]
-    if shape.radius is upper_radius:
-        return radii[1]
-    if old_log_prob is None:
+    if old_log_prob is None and shape.reads_old_log_prob:
         raise ValueError(f"old_log_prob=None is not allowed with shaping={name_of(shape)!r}, whose radius depends on it")
-    radius = shape.radius(old_log_prob, advantages, *radii)
+    radius = shape.radius(cast(torch.Tensor, old_log_prob), advantages, *radii)
     return radius.to(advantages.dtype).clamp(MIN_RADIUS, MAX_RADIUS)
 
 
