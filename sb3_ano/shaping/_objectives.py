@@ -187,7 +187,7 @@ OBJECTIVES: dict[str, Objective] = {
         "https://github.com/MyRepositories-hub/Simple-Policy-Optimization",
     ),
     "ppo": Objective(ppo, "min(r A, clip(r, 1 - eps_low, 1 + eps_high) A)", "arXiv:1707.06347, Eq. 7", _SB3),
-    "identity": Objective(identity, "r A", "arXiv:1707.06347, Eq. 6", _SB3),
+    "identity": Objective(identity, "r A", "arXiv:1707.06347, L^CPI", _SB3),
     "dual_clip": Objective(
         from_ratio(_clip, _dual_clip),
         "PPO's; for A < 0: max(PPO's, c A)",
@@ -251,7 +251,7 @@ OBJECTIVES: dict[str, Objective] = {
     "cispo": Objective(
         ShapingPair(Shape(_clip, "weight"), Shape(_clip, "weight", reflected=True, radius=upper_radius)),
         "w = min(r, 1 + eps_high)",
-        "MiniMax-M1, arXiv:2506.13585, Eq. 4 and 5",
+        "MiniMax-M1, arXiv:2506.13585, Eq. 4",
         _TRL,
     ),
     "tis": Objective(
@@ -265,7 +265,7 @@ OBJECTIVES: dict[str, Objective] = {
         from_weight(_icepop),
         "w = r where alpha <= r <= beta, else 0",
         "Ring-1T, arXiv:2510.18855; INTELLECT-3, arXiv:2512.16144, Eq. 1",
-        "https://github.com/PrimeIntellect-ai/prime-rl",
+        "https://github.com/areal-project/AReaL",
         {"alpha": 0.5, "beta": 5.0},
     ),
     "topr": Objective(

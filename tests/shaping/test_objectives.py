@@ -178,6 +178,7 @@ def test_value_and_gradient_are_finite_for_every_finite_log_ratio(name, dtype):
 
 
 @needs_compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch.*")
 @pytest.mark.parametrize("name", ["cispo", "aspo", pytest.param("all", marks=pytest.mark.slow)])
 def test_compiled_code_gives_the_same_value_and_gradient(name):
     log_ratio = torch.tensor(EXTREMES).repeat(4)
