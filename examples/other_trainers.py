@@ -1,7 +1,7 @@
 """Use a shape as the policy loss of other trainers: ``python examples/other_trainers.py`` compares it with their own losses.
 
-CleanRL's scripts have their loss in place, TRL's trainer is subclassed by ``sb3_ano.llm``, and verl and prime-rl take a function.
-None of them is needed to import this file.
+CleanRL's scripts have their loss in place, TRL's trainer is subclassed by ``sb3_ano.llm``, and verl and prime-rl take a
+function. None of them is needed to import this file.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,9 +20,7 @@ def cleanrl_loss(
     In the script, it takes the place of the three lines from ``pg_loss1`` to ``pg_loss``, with ``b_logprobs[mb_inds]`` as
     the last argument.
     """
-    objective = surrogate(
-        logratio, mb_advantages, shaping, eps_low=clip_coef, eps_high=clip_coef, old_log_prob=old_logprob
-    )
+    objective = surrogate(logratio, mb_advantages, shaping, eps_low=clip_coef, eps_high=clip_coef, old_log_prob=old_logprob)
     return -objective.mean()
 
 

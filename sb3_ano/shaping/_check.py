@@ -33,10 +33,10 @@ Side = Literal["A >= 0", "A < 0"] | None
 class ShapeProperties:
     """The properties of a shape ``h`` in Table 1 of the paper.
 
-    They are measured in float64 on ``x = -64 ... 64`` in steps of ``2^-10`` and, for the tails, at ``|x| = 1e3 ... 1e6``. A shape
-    for one sign of the advantage is measured where ratios can lie: ``x >= -1/eps`` where ``A >= 0`` and ``x <= 1/eps`` where
-    ``A < 0``, with ``eps = 0.2``. There, the tail towards a ratio of 0 is read at ratios of ``1e-3 ... 1e-6``. The value
-    of a weight is the integral of its slope.
+    They are measured in float64 on ``x = -64 ... 64`` in steps of ``2^-10`` and, for the tails, at ``|x| = 1e3 ... 1e6``.
+    A shape for one sign of the advantage is measured where ratios can lie: ``x >= -1/eps`` where ``A >= 0`` and
+    ``x <= 1/eps`` where ``A < 0``, with ``eps = 0.2``. There, the tail towards a ratio of 0 is read at ratios of
+    ``1e-3 ... 1e-6``. The value of a weight is the integral of its slope.
 
     :param name: name of the shape
     :param at_zero: ``h(0)``, 0 for an anchored shape (Definition 3.2)
@@ -46,7 +46,7 @@ class ShapeProperties:
     :param kinks: points where ``h`` is not differentiable (Principle 1)
     :param argmax: smallest and largest maximizer, within 1e-9 of the supremum; infinite if outside the grid (Principle 2)
     :param sup_slope: supremum of ``|h'|`` (Principle 3)
-    :param slope_left: limit of ``h'`` for ``x -> -inf``, which is the right tail of ``g``, or for a ratio of 0 where ``A >= 0``
+    :param slope_left: limit of ``h'`` for ``x -> -inf``, the right tail of ``g``, or for a ratio of 0 where ``A >= 0``
     :param slope_right: limit of ``h'`` for ``x -> +inf``, or for a ratio of 0 where ``A < 0``
     :param inflections: number of changes of convexity (Principle 4)
     :param redescending: whether the slope is negative beyond the maximum and returns to 0 (Principle A)

@@ -1,4 +1,4 @@
-"""What a shape can be: ``h(x)``, ``f(ratio, eps)`` or a weight ``w(ratio, eps)``, each with a radius of its own if it needs one."""
+"""What a shape can be: ``h(x)``, ``f(ratio, eps)`` or a weight ``w(ratio, eps)``, each with a radius of its own or without."""
 
 import math
 from collections.abc import Callable
@@ -61,7 +61,7 @@ class Shape:
         return sign * self.excess(ratio, torch.as_tensor(eps, dtype=x.dtype, device=x.device)) / eps
 
     def excess(self, ratio: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
-        """Return ``f(ratio) - 1``; for a weight, ``w log(ratio)`` with a constant ``w``, whose gradient by ``log r`` is ``w``."""
+        """Return ``f(ratio) - 1``; for a weight, ``w log(ratio)`` with a constant ``w``, so that it is the gradient."""
         value = self.function(ratio, eps)
         if self.form == "weight":
             return value.detach() * ratio.log()
@@ -89,7 +89,7 @@ def from_ratio(f: RatioFunction, g: RatioFunction | None = None) -> Shape | Shap
 def from_weight(w: RatioFunction, g: RatioFunction | None = None) -> ShapingPair:
     """Wrap a weight of ``A grad log pi``, as losses with a stop-gradient have it: the shape with ``h'(x) = w(r) / r``.
 
-    The objective is ``A (1 + w log r)``, in which ``w`` is a constant. Its gradient by ``log r`` is ``A w``; its value is 
+    The objective is ``A (1 + w log r)``, in which ``w`` is a constant. Its gradient by ``log r`` is ``A w``; its value is
     ``A`` at ``r = 1``, and finite wherever ``w`` is. The gradient is zero where ``log r`` is outside of -20 to 20.
 
     :param w: elementwise weight of the ratio and the radius, such as ``lambda ratio, eps: torch.minimum(ratio, 1 + eps)``

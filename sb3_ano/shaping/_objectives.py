@@ -129,10 +129,10 @@ def _total_variation(
 def _kl_divergence(
     old_log_prob: torch.Tensor, advantages: torch.Tensor, eps_low: torch.Tensor, eps_high: torch.Tensor
 ) -> torch.Tensor:
-    """Return the deviation at which ``(1 - p) log((1 - p) / (1 - p r)) - p log r``, for an old probability ``p``, is ``delta``.
+    """Return the deviation at which the KL divergence ``(1 - p) log((1 - p) / (1 - p r)) - p log r`` is ``delta``.
 
-    ``delta = log(1 + eps) + ((1 + eps)^-2 - 1) / 2`` is how TRGPPO's code makes it of a clip range, for one dimension: 0.03 for
-    0.2. It limits ``p`` to 0.01 to 0.99, too.
+    ``p`` is the old probability, which TRGPPO's code limits to 0.01 to 0.99, too. That code makes ``delta`` of a clip range
+    as ``log(1 + eps) + ((1 + eps)^-2 - 1) / 2``, for one dimension: 0.03 for 0.2.
     """
     rewarded = advantages >= 0
     log_edge = torch.where(rewarded, eps_high, eps_low).double().log1p()

@@ -18,7 +18,6 @@ from sb3_ano.shaping._forms import (
     Shape,
     Shaping,
     ShapingPair,
-    upper_radius,
 )
 from sb3_ano.shaping._objectives import OBJECTIVES, ano, identity, ppo, spo
 
@@ -36,6 +35,7 @@ TwoShapes: TypeAlias = (
 SHAPINGS: dict[str, Shaping | ShapingPair] = {name: objective.shape for name, objective in OBJECTIVES.items()}
 #: The shapes that meet Definition 3.2, which need no look.
 BUILT_IN = (ano, spo, ppo, identity)
+
 
 @overload
 def resolve(shaping: OneShape) -> Shaping: ...

@@ -62,9 +62,7 @@ def test_the_update_has_the_gradient_of_the_objective():
         radii = ClipRange(low=torch.tensor(0.1), high=torch.tensor(0.3))
         model.policy_loss(log_ratio, samples.advantages, radii, samples).backward()
         other = log_ratio.detach().clone().requires_grad_()
-        objective = surrogate(
-            other, samples.advantages, name, eps_low=0.1, eps_high=0.3, old_log_prob=samples.old_log_prob
-        )
+        objective = surrogate(other, samples.advantages, name, eps_low=0.1, eps_high=0.3, old_log_prob=samples.old_log_prob)
         (-objective.mean()).backward()
         torch.testing.assert_close(log_ratio.grad, other.grad)
 

@@ -16,9 +16,9 @@ RADII = [(0.2, 0.2), (0.1, 0.28)]
 LOG_RATIOS = np.linspace(math.log(1e-4), math.log(1e4), 997)
 
 
-def inside(r, A, low, high):
+def inside(r, a, low, high):
     """Whether PPO's clip lets a sample through."""
-    return np.where(A >= 0, r <= 1 + high, r >= 1 - low)
+    return np.where(a >= 0, r <= 1 + high, r >= 1 - low)
 
 
 def cosh_weight(r, tau):
@@ -34,51 +34,49 @@ def ano_slope(x):
     return 45 / 32 * (first - 4 * power / (1 + power) ** 2)
 
 
-def trgppo_edge(p, A, low, high):
+def trgppo_edge(p, a, low, high):
     """The ratio at which ``KL(old, new)`` of two outcomes is the limit, by bisection."""
-    eps = high if A >= 0 else low
+    eps = high if a >= 0 else low
     delta = math.log(1 + eps) + ((1 + eps) ** -2 - 1) / 2
     p = min(max(p, 0.01), 0.99)
 
     def excess(r):
         return (1 - p) * math.log((1 - p) / (1 - p * r)) - p * math.log(r) - delta
 
-    bounds = (1.0, (1 - 1e-12) / p) if A >= 0 else (1e-12, 1.0)
+    bounds = (1.0, (1 - 1e-12) / p) if a >= 0 else (1e-12, 1.0)
     return optimize.brentq(excess, *bounds, xtol=1e-15)
 
 
-def within_kl(r, A, low, high, p):
+def within_kl(r, a, low, high, p):
     edges = {(probability, sign): trgppo_edge(probability, sign, low, high) for probability in set(p) for sign in (1, -1)}
-    edge = np.array([edges[probability, 1 if a >= 0 else -1] for probability, a in zip(p, A, strict=True)])
-    return np.where(A >= 0, r <= edge, r >= edge)
+    edge = np.array([edges[probability, 1 if sign >= 0 else -1] for probability, sign in zip(p, a, strict=True)])
+    return np.where(a >= 0, r <= edge, r >= edge)
 
 
 def weights(constants):
-    """The weight ``w`` in ``d J / d log r = w A`` of each objective, as a function of ratio, advantage, radii and old ``p``."""
+    """The weight ``w`` in ``d J / d log r = w A`` of each, as a function of ratio, advantage, radii and old probability."""
     c = constants
     return {
-        "ano": lambda r, A, low, high, p: r * ano_slope(np.sign(A) * (r - 1) / np.where(A >= 0, high, low)),
-        "spo": lambda r, A, low, high, p: r * (1 - np.sign(A) * (r - 1) / np.where(A >= 0, high, low)),
-        "ppo": lambda r, A, low, high, p: r * inside(r, A, low, high),
-        "identity": lambda r, A, low, high, p: r,
-        "dual_clip": lambda r, A, low, high, p: r * inside(r, A, low, high) * ((A >= 0) | (r <= c["c"])),
-        "two_sided_clip": lambda r, A, low, high, p: r * inside(r, A, low, high) * ((A >= 0) | (r <= c["delta"])),
-        "sapo": lambda r, A, low, high, p: cosh_weight(r, np.where(A >= 0, c["tau_pos"], c["tau_neg"])),
-        "tanh": lambda r, A, low, high, p: cosh_weight(r, 2 / np.where(A >= 0, high, low)),
-        "pspo": lambda r, A, low, high, p: (1 - c["alpha"]) * r,
-        "leaky_ppo": lambda r, A, low, high, p: np.where(inside(r, A, low, high), r, c["alpha"] * r),
-        "ppo_rb": lambda r, A, low, high, p: np.where(inside(r, A, low, high), r, -c["alpha"] * r),
-        "dppo": lambda r, A, low, high, p: r * np.where(A >= 0, p * r - p <= high, p * r - p >= -low),
-        "trgppo": lambda r, A, low, high, p: r * within_kl(r, A, low, high, p),
-        "cispo": lambda r, A, low, high, p: np.minimum(r, 1 + high),
-        "tis": lambda r, A, low, high, p: np.minimum(r, c["c"]),
-        "icepop": lambda r, A, low, high, p: r * ((c["alpha"] <= r) & (r <= c["beta"])),
-        "topr": lambda r, A, low, high, p: np.where(A >= 0, 1.0, np.clip(r, 0, 1)),
-        "reinforce": lambda r, A, low, high, p: np.ones_like(r),
-        "aspo": lambda r, A, low, high, p: np.minimum(np.where(A >= 0, 1 / r, r), c["c"]) * inside(r, A, low, high),
-        "gppo": lambda r, A, low, high, p: np.where(
-            inside(r, A, low, high), r, np.where(A >= 0, 1 + high, 1 - low)
-        ),
+        "ano": lambda r, a, low, high, p: r * ano_slope(np.sign(a) * (r - 1) / np.where(a >= 0, high, low)),
+        "spo": lambda r, a, low, high, p: r * (1 - np.sign(a) * (r - 1) / np.where(a >= 0, high, low)),
+        "ppo": lambda r, a, low, high, p: r * inside(r, a, low, high),
+        "identity": lambda r, a, low, high, p: r,
+        "dual_clip": lambda r, a, low, high, p: r * inside(r, a, low, high) * ((a >= 0) | (r <= c["c"])),
+        "two_sided_clip": lambda r, a, low, high, p: r * inside(r, a, low, high) * ((a >= 0) | (r <= c["delta"])),
+        "sapo": lambda r, a, low, high, p: cosh_weight(r, np.where(a >= 0, c["tau_pos"], c["tau_neg"])),
+        "tanh": lambda r, a, low, high, p: cosh_weight(r, 2 / np.where(a >= 0, high, low)),
+        "pspo": lambda r, a, low, high, p: (1 - c["alpha"]) * r,
+        "leaky_ppo": lambda r, a, low, high, p: np.where(inside(r, a, low, high), r, c["alpha"] * r),
+        "ppo_rb": lambda r, a, low, high, p: np.where(inside(r, a, low, high), r, -c["alpha"] * r),
+        "dppo": lambda r, a, low, high, p: r * np.where(a >= 0, p * r - p <= high, p * r - p >= -low),
+        "trgppo": lambda r, a, low, high, p: r * within_kl(r, a, low, high, p),
+        "cispo": lambda r, a, low, high, p: np.minimum(r, 1 + high),
+        "tis": lambda r, a, low, high, p: np.minimum(r, c["c"]),
+        "icepop": lambda r, a, low, high, p: r * ((c["alpha"] <= r) & (r <= c["beta"])),
+        "topr": lambda r, a, low, high, p: np.where(a >= 0, 1.0, np.clip(r, 0, 1)),
+        "reinforce": lambda r, a, low, high, p: np.ones_like(r),
+        "aspo": lambda r, a, low, high, p: np.minimum(np.where(a >= 0, 1 / r, r), c["c"]) * inside(r, a, low, high),
+        "gppo": lambda r, a, low, high, p: np.where(inside(r, a, low, high), r, np.where(a >= 0, 1 + high, 1 - low)),
     }
 
 

@@ -127,6 +127,16 @@ of_cispo: shaping.PairProperties = shaping.check("cispo")
 table: str = shaping.property_table([properties, shaping.measure(bump), *two])
 like: list[shaping.ShapingLike] = ["ano", bump, ("ano", bump), pair, shaping.as_pair(bump)]
 texts: list[str | list[str]] = [shaping.name_of(pair), str(shaping.is_importable(bump)), str(shaping.fingerprint("ano"))]
+flags: dict[str, bool] = properties.verdicts
+more: shaping.Shape = shaping.Shape(paper_f, "ratio")
+functions: tuple[shaping.RatioFunction, bool] = (paper_f, shaping.is_known(bump))
+
+
+def radius(old: torch.Tensor, advantages: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    return torch.where(advantages >= 0, high, low) / old.exp()
+
+
+per_sample: shaping.RadiusFunction = radius
 limits: float = shaping.MAX_LOG_RATIO + shaping.MIN_RADIUS
 
 # Checkpoints, zoo and Hub
