@@ -122,6 +122,8 @@ def check(shaping: ShapingLike) -> ShapeProperties | PairProperties:
         for properties in pair:
             properties.require_trainable()
         return pair
+
+    # One shape acts on both signs, so that all deviations occur.
     measured = measure(shape)
     measured.require_trainable()
     return measured
@@ -142,28 +144,34 @@ def require_trainable(shaping: ShapingLike) -> list[str]:
     parts: list[tuple[Shaping, Side]] = [(pair.f, "A >= 0"), (pair.g, "A < 0")]
     if pair.f is pair.g:
         parts = [(pair.f, None)]
+
     lost = []
     for shape, side in parts:
         if any(shape is known for known in BUILT_IN):
             continue
+
+        # What cannot be trained
         name = _name(shape, side)
         x = _points(_COARSE_STEP, side)
         value, slope = _integrated(shape, x)
-        at_zero = value[x == 0.0].item()
-
         _require_trainable(name, _not_finite(x, value, slope), slope[x == 0.0].item())
+
         # A constant would not change the gradient, but is likely a mistake.
+        at_zero = value[x == 0.0].item()
         if abs(at_zero) > _TOLERANCE:
             raise ValueError(
                 f"shaping={name!r} violates anchoring: h(0) = {at_zero:g}, allowed is 0. A shape is a function h(x) "
                 "of the deviation in radii; wrap a function f(ratio, eps) with f(1) = 1 by from_ratio"
             )
+
+        # Training goes on without a lower bound, as it does in many published objectives.
         violation = _violation(x, value)
         if violation is not None:
             lost.append(
                 f"shaping={name!r} violates enclosure: h({violation[0]:.12g}) = {violation[1]:.12g}, Definition 3.2 has "
                 "h(x) <= x: the objective is not a lower bound of r A there"
             )
+
     return lost
 
 
@@ -176,6 +184,8 @@ def _require_trainable(name: str, not_finite: tuple[float, float, float] | None,
         x, value, slope = not_finite
         at = f"x = {x:.12g}: h(x) = {value:g} with slope {slope:g}"
         raise ValueError(f"shaping={name!r} is not finite at {at}; clamp x")
+
+    # Also of NaN
     if not slope_at_zero > 0.0:
         raise ValueError(
             f"shaping={name!r} has the slope {slope_at_zero:g} at x = 0, allowed are slopes above 0: "
@@ -206,9 +216,12 @@ def measure(shape: Shaping, side: Side = None) -> ShapeProperties:
     x = _points(GRID_STEP, side)
     value, slope = _integrated(shape, x)
     argmax = _argmax(x, value)
+
+    # The tails
     slope_left = _limit(slope[: len(TAIL)].flip(0))
     slope_right = _limit(slope[-len(TAIL) :])
     unbounded = math.isinf(slope_left) or math.isinf(slope_right)
+
     return ShapeProperties(
         name=_name(shape, side),
         at_zero=value[x == 0.0].item(),
@@ -228,10 +241,13 @@ def measure(shape: Shaping, side: Side = None) -> ShapeProperties:
 def _integrated(shape: Shaping, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return values and slopes at ascending points; the value of a weight is the integral of its slope."""
     value, slope = _value_and_slope(shape, x)
+
+    # Trapezoids make up no violation of enclosure where h' is at most 1 on the right, and at least 1 on the left.
     if isinstance(shape, Shape) and shape.form == "weight":
         area = torch.cumulative_trapezoid(slope, x)
         value = torch.cat([area.new_zeros(1), area])
         value = value - value[x == 0.0]
+
     return value, slope
 
 
@@ -253,11 +269,13 @@ def _violation(x: torch.Tensor, value: torch.Tensor) -> tuple[float, float] | No
     excess = value - x
     above = excess > _TOLERANCE * (1.0 + x.abs())
     excess = torch.where(above, excess, -math.inf)
+
     # On the grid if possible
     for part in (_INNER, slice(None)):
         if above[part].any():
             worst = excess[part].argmax()
             return x[part][worst].item(), value[part][worst].item()
+
     return None
 
 
@@ -266,6 +284,8 @@ def _limit(slopes: torch.Tensor) -> float:
     before, last = slopes[-2].item(), slopes[-1].item()
     if not math.isfinite(last) or abs(last) > 1.01 * abs(before) + _TOLERANCE:
         return math.copysign(math.inf, last)
+
+    # It may approach 0 slowly.
     return 0.0 if abs(last) <= 1e-4 and abs(last) <= abs(before) else last
 
 
@@ -274,6 +294,8 @@ def _argmax(x: torch.Tensor, value: torch.Tensor) -> tuple[float, float]:
     value = value.nan_to_num(nan=-math.inf)
     places = x.sign() * math.inf
     places[_INNER] = x[_INNER]
+
+    # Within rounding of the supremum
     maximizers = places[value >= value.max() - _TOLERANCE]
     return maximizers[0].item(), maximizers[-1].item()
 
@@ -284,22 +306,28 @@ def _kinks(shape: Shaping, grid: torch.Tensor, candidates: int = 64) -> tuple[fl
     Halving an interval shrinks the change of a smooth function, but not a jump.
     """
     found: set[float] = set()
+
     # Not at round numbers, where kinks usually are: at a tie, autograd can return the mean of both slopes, half a jump.
     grid = grid[:-1] + 0.382 * GRID_STEP
     for kind in (0, 1):
         change = _value_and_slope(shape, grid)[kind].nan_to_num().diff().abs()
+
         # A jump exceeds the change in the neighboring intervals, however steep the function is elsewhere.
         neighbors = torch.maximum(change.roll(1), change.roll(-1))
         start = (change - neighbors).topk(candidates).indices
         low, high = grid[start], grid[start + 1]
+
+        # Bisection, until only a jump is left
         for _ in range(36):
             middle = 0.5 * (low + high)
             at = [_value_and_slope(shape, point)[kind].nan_to_num() for point in (low, middle, high)]
             left_half = (at[1] - at[0]).abs() >= (at[2] - at[1]).abs()
             low, high = torch.where(left_half, low, middle), torch.where(left_half, middle, high)
+
         before, after = (_value_and_slope(shape, point)[kind].nan_to_num() for point in (low, high))
         jumps = (after - before).abs() > 1e-6 * (1.0 + torch.maximum(before.abs(), after.abs()))
         found.update(round(point, 6) + 0.0 for point in low[jumps].tolist())
+
     return tuple(sorted(found))
 
 

@@ -56,6 +56,8 @@ class Shape:
     def __call__(self, x: torch.Tensor, /, eps: float = 1.0) -> torch.Tensor:
         if self.form == "deviation":
             return self.function(x)
+
+        # x = (r - 1) / eps for f, and (1 - r) / eps for g
         sign = -1.0 if self.reflected else 1.0
         ratio = 1.0 + sign * eps * x
         return sign * self.excess(ratio, torch.as_tensor(eps, dtype=x.dtype, device=x.device)) / eps
@@ -63,6 +65,8 @@ class Shape:
     def excess(self, ratio: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
         """Return ``f(ratio) - 1``; for a weight, ``w log(ratio)`` with a constant ``w``, so that it is the gradient."""
         value = self.function(ratio, eps)
+
+        # The stop-gradient of the papers
         if self.form == "weight":
             return value.detach() * ratio.log()
         return value - 1.0
@@ -81,8 +85,10 @@ def from_ratio(f: RatioFunction, g: RatioFunction | None = None) -> Shape | Shap
     :param g: the same where ``A < 0``; None takes the reflection ``2 - f(2 - ratio)``
     :return: a shape, or a :class:`ShapingPair` if ``g`` is given
     """
+    # One function serves both signs by its reflection.
     if g is None:
         return Shape(f, "ratio")
+
     return ShapingPair(Shape(f, "ratio"), Shape(g, "ratio", reflected=True))
 
 

@@ -43,18 +43,22 @@ def identity(x: torch.Tensor, /) -> torch.Tensor:
     return x
 
 
+# Of PSPO: (1 - alpha) r + alpha is 1 + (1 - alpha) eps x.
 def pspo(x: torch.Tensor, /) -> torch.Tensor:
     return 0.9 * x
 
 
+# The slope beyond the edge is alpha of PPO's.
 def leaky_ppo(x: torch.Tensor, /) -> torch.Tensor:
     return torch.where(x > 1.0, 1.0 + 0.01 * (x - 1.0), x)
 
 
+# The rollback: beyond the edge, the slope is -alpha.
 def ppo_rb(x: torch.Tensor, /) -> torch.Tensor:
     return torch.where(x > 1.0, 1.0 - 0.3 * (x - 1.0), x)
 
 
+# tanh(x) = 2 sigmoid(2 x) - 1
 def tanh(x: torch.Tensor, /) -> torch.Tensor:
     return 2.0 * _sigmoid(2.0 * x) - 1.0
 
@@ -83,6 +87,7 @@ def _two_sided_clip(ratio: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
     return _floor(ratio, eps).clamp(max=4.0)
 
 
+# Both are less 2 / tau - 1, so that they are 1 at a ratio of 1.
 def _sapo_f(ratio: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
     return 4.0 * _sigmoid(ratio - 1.0) - 1.0
 
@@ -135,6 +140,8 @@ def _kl_divergence(
     as ``log(1 + eps) + ((1 + eps)^-2 - 1) / 2``, for one dimension: 0.03 for 0.2.
     """
     rewarded = advantages >= 0
+
+    # In float64, because a divergence of 0.03 is a small difference of large terms.
     log_edge = torch.where(rewarded, eps_high, eps_low).double().log1p()
     delta = log_edge + 0.5 * torch.expm1(-2.0 * log_edge)
     p = old_log_prob.double().exp().clamp(0.01, 0.99)
@@ -142,11 +149,15 @@ def _kl_divergence(
     # Newton's method for the logit of the new probability. The divergence is a convex function of it, so that the first
     # step leads beyond the solution, and the others come back to it.
     old_logit = p.logit()
+
+    # The solution if the divergence were quadratic
     step = (2.0 * delta / (p * (1.0 - p))).sqrt()
     logit = old_logit + torch.where(rewarded, step, -step)
+
     for _ in range(8):
         divergence = p * (old_logit - logit) + F.softplus(logit) - F.softplus(old_logit)
         logit = logit - (divergence - delta) / (torch.sigmoid(logit) - p)
+
     return (torch.sigmoid(logit) / p - 1.0).abs()
 
 
@@ -174,6 +185,7 @@ _SB3 = "https://github.com/DLR-RM/stable-baselines3/blob/master/stable_baselines
 
 #: The published objectives by name.
 OBJECTIVES: dict[str, Objective] = {
+    # The paper's
     "ano": Objective(
         ano,
         "h(x) = 45 / (32 ln 2) (phi(-1) - phi(x - 1)), phi(z) = ln(1 + 2^(-2z)) + 4 / (1 + 2^(-z))",
@@ -188,6 +200,7 @@ OBJECTIVES: dict[str, Objective] = {
     ),
     "ppo": Objective(ppo, "min(r A, clip(r, 1 - eps_low, 1 + eps_high) A)", "arXiv:1707.06347, Eq. 7", _SB3),
     "identity": Objective(identity, "r A", "arXiv:1707.06347, L^CPI", _SB3),
+    # Functions of the ratio, whose constants do not scale with the radius
     "dual_clip": Objective(
         from_ratio(_clip, _dual_clip),
         "PPO's; for A < 0: max(PPO's, c A)",
@@ -209,6 +222,7 @@ OBJECTIVES: dict[str, Objective] = {
         _TRL,
         {"tau_pos": 1.0, "tau_neg": 1.05},
     ),
+    # Functions of the deviation
     "tanh": Objective(
         tanh,
         "A (1 + eps tanh((r - 1) / eps))",
@@ -236,6 +250,7 @@ OBJECTIVES: dict[str, Objective] = {
         "https://github.com/wangyuhuix/TrulyPPO/blob/master/baselines/ppo2_AdaClip/ppo2.py",
         {"alpha": 0.3},
     ),
+    # PPO's, with a radius for each sample
     "dppo": Objective(
         Shape(ppo, radius=_total_variation),
         "r A; 0 where pi - pi_old > eps, for A < 0 < -eps",
@@ -248,6 +263,7 @@ OBJECTIVES: dict[str, Objective] = {
         "arXiv:1901.10314",
         "https://github.com/wangyuhuix/TRGPPO",
     ),
+    # Weights of A grad log pi
     "cispo": Objective(
         ShapingPair(Shape(_clip, "weight"), Shape(_clip, "weight", reflected=True, radius=upper_radius)),
         "w = min(r, 1 + eps_high)",

@@ -55,10 +55,13 @@ def resolve(shaping: ShapingLike) -> Shaping | ShapingPair:
     found = _named(shaping) if isinstance(shaping, str) else shaping
     if callable(found):
         return found
+
+    # A pair is complete; other sequences have names or functions.
     if isinstance(found, ShapingPair) and callable(found.f) and callable(found.g):
         return found
     if isinstance(found, Sequence) and len(found) == 2 and all(isinstance(part, str) or callable(part) for part in found):
         return ShapingPair(as_pair(found[0]).f, as_pair(found[1]).g)
+
     raise TypeError(
         f"shaping={shaping!r} is not a shape; allowed are one of {sorted(SHAPINGS)}, 'module:function', "
         "a callable h(x), or a pair of those"
@@ -68,6 +71,8 @@ def resolve(shaping: ShapingLike) -> Shaping | ShapingPair:
 def _named(name: str) -> object:
     if name in SHAPINGS:
         return SHAPINGS[name]
+
+    # "module:function"
     if ":" not in name:
         raise ValueError(f"shaping={name!r} is unknown; allowed are {sorted(SHAPINGS)} and 'module:function'")
     if name.startswith("__main__:"):
@@ -75,6 +80,7 @@ def _named(name: str) -> object:
             f"shaping={name!r} belongs to a main script and cannot be found again by its name; "
             "pass the function itself as shaping=, or move it to a module"
         )
+
     try:
         return pkgutil.resolve_name(name)
     except Exception as error:  # importing runs the module, which may fail in any way
@@ -110,6 +116,8 @@ def name_of(shaping: ShapingLike) -> str | list[str]:
         return [cast(str, name_of(part)) for part in shaping]
     if isinstance(shaping, Shape):
         return f"{shaping.form}({name_of(shaping.function)})"
+
+    # A function, or an object that can be called
     if hasattr(shaping, "__qualname__"):
         module, short = str(getattr(shaping, "__module__", None)), shaping.__name__
         # PyTorch qualifies its functions with a class that their module does not have.
@@ -157,6 +165,8 @@ def with_radius(shaping: ShapingLike, radius: RadiusFunction) -> ShapingPair:
         trainer has at the time; results are kept between :data:`MIN_RADIUS` and 4.9e8
     """
     f, g = as_pair(shaping)
+
+    # The same object for both signs is evaluated once.
     wrapped = _with_radius(f, radius)
     return ShapingPair(wrapped, wrapped if g is f else _with_radius(g, radius))
 
@@ -180,6 +190,7 @@ def evaluate(shape: Shaping, x: torch.Tensor, eps: float) -> torch.Tensor:
             f"shaping={name_of(shape)!r} cannot be called as h(x) with a tensor ({type(error).__name__}: {error}); "
             "wrap a function of (ratio, eps) by from_ratio"
         ) from error
+
     if not isinstance(value, torch.Tensor) or value.shape != x.shape:
         found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         raise ValueError(f"shaping={name_of(shape)!r} is not elementwise: it made {found} of a tensor of {tuple(x.shape)}")
@@ -216,9 +227,10 @@ def surrogate(
     _require_shape("advantages", advantages, log_ratio)
     log_ratio = log_ratio.to(dtype)
     advantages = advantages.to(dtype)
+
+    # The radius of each sample
     low = _radius(eps_low, "eps_low", log_ratio)
     high = _radius(eps_high, "eps_high", log_ratio)
-
     if old_log_prob is not None:
         _require_shape("old_log_prob", old_log_prob, log_ratio)
     radii = (low, high)
@@ -244,9 +256,12 @@ def _excess(shape: Shaping, log_ratio: torch.Tensor, eps: torch.Tensor, is_g: bo
         signed_eps = -eps if is_g else eps
         return signed_eps * shape(torch.expm1(log_ratio) / signed_eps)
 
+    # Weights may divide by the ratio.
     ratio = log_ratio.clamp(min=-MAX_LOG_RATIO).exp()
     if shape.form == "weight" or shape.reflected == is_g:
         return shape.excess(ratio, eps)
+
+    # The paper's reflection
     return -shape.excess(2.0 - ratio, eps)
 
 
@@ -260,8 +275,10 @@ def _own_radius(
     """Return the radius that the samples of one sign have: that of its place in ``radii``, unless the shape has its own."""
     if not isinstance(shape, Shape) or shape.radius is None:
         return radii[place]
+
     if old_log_prob is None and shape.reads_old_log_prob:
         raise ValueError(f"old_log_prob=None is not allowed with shaping={name_of(shape)!r}, whose radius depends on it")
+    # Old probabilities may be 0.
     radius = shape.radius(cast(torch.Tensor, old_log_prob), advantages, *radii)
     return radius.to(advantages.dtype).clamp(MIN_RADIUS, MAX_RADIUS)
 
