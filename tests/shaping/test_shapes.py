@@ -134,4 +134,4 @@ def test_of_a_name_that_stands_for_two_shapes_a_pair_takes_the_one_of_that_place
     assert is_importable(("cispo", "ano"))
     assert name_of(cispo) == "cispo"
     assert is_importable(cispo)
-    assert name_of(from_weight(f_spo)) == ["weight(tests.shaping.test_shapes:f_spo)"] * 2
+    assert name_of(from_weight(pseudo_huber)) == ["weight(tests.common:pseudo_huber)"] * 2
