@@ -4,6 +4,7 @@ CleanRL's scripts have their loss in place, TRL's trainer is subclassed by ``sb3
 function. None of them is needed to import this file.
 """
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -46,9 +47,9 @@ def verl_loss(shaping: str) -> Callable[..., tuple[torch.Tensor, dict[str, Any]]
         if rollout_is_weights is not None:
             losses = losses * rollout_is_weights
 
-        from verl.trainer.ppo.core_algos import agg_loss
-
-        loss = agg_loss(loss_mat=losses, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info)
+        verl = importlib.import_module("verl.trainer.ppo.core_algos")
+        options = config.global_batch_info
+        loss = verl.agg_loss(loss_mat=losses, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **options)
         kl = (-log_ratio * response_mask).sum() / response_mask.sum().clamp(min=1)
         return loss, {"actor/ppo_kl": kl.detach().item()}
 
@@ -61,12 +62,11 @@ def prime_rl_loss(inputs: Any, shaping: str = "dppo", eps_low: float = 0.2, eps_
     In its configuration: ``[trainer.loss]``, ``type = "custom"``, ``import_path = "other_trainers.prime_rl_loss"`` and
     ``kwargs = {shaping = "dppo"}``.
     """
-    from prime_rl.trainer.rl.loss import LossOutputs
-
+    prime_rl = importlib.import_module("prime_rl.trainer.rl.loss")
     loss, metrics = sequence_loss(
         inputs.trainer_logprobs, inputs.inference_logprobs, inputs.advantages, inputs.loss_mask, shaping, eps_low, eps_high
     )
-    return LossOutputs(loss=loss, metrics=dict(metrics))
+    return prime_rl.LossOutputs(loss=loss, metrics=dict(metrics))
 
 
 def sequence_loss(
