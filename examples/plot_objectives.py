@@ -1,4 +1,4 @@
-"""Draw the weight of a sample for each published objective: ``python examples/plot_objectives.py OUT.png``."""
+"""Draw the curve and the weight of a sample of each published objective: ``python examples/plot_objectives.py OUT.png``."""
 
 import argparse
 import math
@@ -33,6 +33,14 @@ def weight(name: str, ratio: torch.Tensor, advantage: float) -> torch.Tensor:
     return gradient / advantage
 
 
+def curve(ratio: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the objective, in advantages: 1 at a ratio of 1, with these weights as its derivative by the log-ratio."""
+    area = torch.cumulative_trapezoid(weights, ratio.log())
+    area = torch.cat([area.new_zeros(1), area])
+    start = (ratio - 1.0).abs().argmin()
+    return 1.0 + area - area[start]
+
+
 def draw(output: str) -> None:
     """Draw a panel per objective.
 
@@ -46,13 +54,15 @@ def draw(output: str) -> None:
         for advantage, color in SIDES.items():
             # Curves that coincide stay visible, because the second is dashed.
             style = "-" if advantage > 0.0 else (0, (3, 2))
-            axes.plot(ratio, weight(name, ratio, advantage), color=color, linewidth=2.6, linestyle=style)
+            weights = weight(name, ratio, advantage)
+            axes.plot(ratio, curve(ratio, weights), color=color, linewidth=1.2, linestyle=style, alpha=0.55)
+            axes.plot(ratio, weights, color=color, linewidth=2.8, linestyle=style)
         axes.set_title(name, fontsize=15)
         axes.set(xlim=(0.0, 3.0), ylim=(-2.0, 3.2), xticks=[0, 1, 2, 3], yticks=[0, 1, 2, 3])
         axes.tick_params(labelsize=13)
         axes.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("probability ratio r", fontsize=16)
-    figure.supylabel("weight of a sample:  A > 0 solid,  A < 0 dashed", fontsize=16)
+    figure.supylabel("weight (thick) and objective (thin):  A > 0 solid,  A < 0 dashed", fontsize=16)
     figure.savefig(output, dpi=150)
     print(f"{output}: {len(OBJECTIVES)} objectives")
 
