@@ -36,7 +36,7 @@ def test_an_agent_comes_back_from_both_formats(name, tmp_path):
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_it_learns_cart_pole(name):
     env = make_vec_env("CartPole-v1", n_envs=8, seed=0)
-    model = learned(name, 30_000, env, n_steps=128, batch_size=256, n_epochs=4, learning_rate=1e-3, desired_kl=0.01)
+    model = learned(name, 30_000, env, n_steps=128, batch_size=256, n_epochs=4, learning_rate=1e-3)
     assert np.mean([episode["r"] for episode in model.ep_info_buffer]) > 80
 
 
