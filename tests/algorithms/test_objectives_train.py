@@ -36,7 +36,11 @@ def test_an_agent_comes_back_from_both_formats(name, tmp_path):
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_it_learns_cart_pole(name):
     env = make_vec_env("CartPole-v1", n_envs=8, seed=0)
-    model = learned(name, 30_000, env, n_steps=128, batch_size=256, n_epochs=4, learning_rate=1e-3)
+    passes = {"batch_size": 256, "n_epochs": 4}
+    if name in ("reinforce", "gppo"):
+        # They push away from bad actions however improbable those have become, so that several epochs end in a collapse.
+        passes = {"batch_size": 64, "n_epochs": 1}
+    model = learned(name, 30_000, env, n_steps=128, learning_rate=1e-3, **passes)
     assert np.mean([episode["r"] for episode in model.ep_info_buffer]) > 80
 
 
