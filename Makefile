@@ -67,6 +67,7 @@ EXAMPLES := agents custom_shape dict_observations atari vectorized recurrent mas
 
 figures: $(VENV)/.test-ready  ## the figures of README and of the examples, less than a minute each
 	$(BIN)/python examples/plot_shapings.py docs/images/shaping.png
+	$(BIN)/python examples/plot_objectives.py docs/images/objectives.png
 	$(BIN)/python examples/plot_learning_curves.py docs/images/learning_curves.png
 	$(BIN)/python examples/plot_learning_curves.py docs/images/long_curves.png --studies long
 	for name in $(EXAMPLES); do $(BIN)/python examples/$$name.py docs/images/examples/$$name.png || exit 1; done

@@ -243,18 +243,21 @@ class ANOLearner(PPOTorchLearner):
             fwd_out=fwd_out,
         )
 
-        log_ratio = log_prob - batch[Columns.ACTION_LOGP]
+        old_log_prob = batch[Columns.ACTION_LOGP]
+        log_ratio = log_prob - old_log_prob
         advantages = batch[_ADVANTAGES]
         # Sequences of recurrent modules are padded.
         if Columns.LOSS_MASK in batch:
             log_ratio = log_ratio[batch[Columns.LOSS_MASK]]
             advantages = advantages[batch[Columns.LOSS_MASK]]
+            old_log_prob = old_log_prob[batch[Columns.LOSS_MASK]]
         objective = surrogate(
             log_ratio,
             advantages,
             region.shape,
             eps_low=region.radius(region.low),
             eps_high=region.radius(region.high),
+            old_log_prob=old_log_prob,
         ).mean()
 
         # The means over an update are logged after it.

@@ -92,9 +92,10 @@ def test_loss_and_gradient_equal_those_of_rllibs_ppo_and_stay_finite(actions, ls
     assert deviation(shaping="ppo", clip_param=0.201) > 1e-4
     assert deviation(shaping="ano") > 1e-3
     batch[Columns.ACTION_LOGP].view(-1)[:8] -= torch.tensor([1e3, -1e3, 200.0, -200.0]).repeat(2)
-    loss, gradient = loss_and_gradient(learner_of(ANOConfig, space, lstm), batch)
-    assert np.isfinite(loss)
-    assert torch.isfinite(gradient).all()
+    for shaping in ("ano", "cispo", "dppo"):  # a weight, and a radius that depends on the old log-probabilities
+        loss, gradient = loss_and_gradient(learner_of(ANOConfig, space, lstm, shaping=shaping), batch)
+        assert np.isfinite(loss)
+        assert torch.isfinite(gradient).all()
 
 
 @pytest.mark.parametrize(

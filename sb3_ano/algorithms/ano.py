@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
@@ -11,7 +12,7 @@ from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from sb3_ano._system import warn_user
 from sb3_ano.algorithms.base import ShapedPolicyAlgorithm
 from sb3_ano.algorithms.loading import SavedModel
-from sb3_ano.shaping import ShapingLike, as_pair, fingerprint, is_importable, name_of, require_trainable
+from sb3_ano.shaping import Shape, ShapingLike, as_pair, fingerprint, is_importable, name_of, require_trainable
 
 
 class ANO(ShapedPolicyAlgorithm):
@@ -23,10 +24,11 @@ class ANO(ShapedPolicyAlgorithm):
 
     The arguments are those of :class:`~sb3_ano.algorithms.base.ShapedPolicyAlgorithm`, and the following.
 
-    :param shaping: the shaping function: ``"ano"``, ``"spo"``, ``"ppo"``, ``"identity"``, ``"module:function"``, a
-        callable ``h(x)``, or a pair of those for independent ``f`` and ``g``; see :mod:`sb3_ano.shaping`
-    :raises ValueError: if the shape is unknown, violates ``h(0) = 0``, has no positive slope at 0, or returns NaN or Inf; one
-        that violates ``h(x) <= x`` is warned about
+    :param shaping: the shaping function: a published objective by name, such as ``"ano"``, ``"ppo"`` or ``"cispo"``, see
+        :data:`~sb3_ano.shaping.OBJECTIVES`; ``"module:function"``, a callable ``h(x)``, a :class:`~sb3_ano.shaping.Shape`,
+        or a pair of those for independent ``f`` and ``g``; see :mod:`sb3_ano.shaping`
+    :raises ValueError: if the shape is unknown, violates ``h(0) = 0``, has no positive slope at 0, or returns NaN or Inf where
+        ratios can lie; one that violates ``h(x) <= x`` is warned about
     """
 
     def __init__(
@@ -113,8 +115,8 @@ class ANO(ShapedPolicyAlgorithm):
     @shaping.setter
     def shaping(self, shaping: ShapingLike) -> None:
         shape = as_pair(shaping)
-        for complaint in require_trainable(shape):
-            warn_user(f"{complaint}; the objective is not a lower bound of r A there")
+        for lost in require_trainable(shape):
+            warn_user(lost)
         self._shaping = shaping
         self._shape = shape
         #: ``"ano"``, ``"module:function"``, or two of those for a pair
@@ -132,6 +134,13 @@ class ANO(ShapedPolicyAlgorithm):
     def _setup_model(self) -> None:
         self.shaping = self._shaping
         super()._setup_model()
+        reads_probability = any(isinstance(part, Shape) and part.reads_old_log_prob for part in self._shape)
+        if reads_probability and isinstance(self.action_space, spaces.Box):
+            warnings.warn(
+                f"the radius of shaping={self.shaping_name!r} depends on the probabilities of actions; those of "
+                f"{self.action_space} have densities instead, which it was not made for",
+                stacklevel=3,
+            )
 
     def __repr__(self) -> str:
         return super().__repr__().replace("(", f"(shaping={name_of(self.shaping)!r}, ", 1)

@@ -31,7 +31,7 @@ from sb3_ano.fast.policy import is_recurrent_class
 from sb3_ano.fast.rules import Options, first_reason
 from sb3_ano.fast.step import ClipRange, Numbers, RolloutSamples, UpdateStatistics, approximate_kl
 from sb3_ano.policies import AsymmetricPolicy
-from sb3_ano.shaping import MIN_RADIUS, SHAPINGS, ShapingPair, surrogate
+from sb3_ano.shaping import MIN_RADIUS, ShapingPair, is_known, surrogate
 
 # Updates in a row, far from desired_kl with the radius at a bound, after which it counts as out of reach.
 _UPDATES_OFF_TARGET = 2
@@ -358,12 +358,20 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         :param clip_range: radii of this update
         :param samples: minibatch of the rollout buffer
         """
-        return -surrogate(log_ratio, advantages, self._shape, eps_low=clip_range.low, eps_high=clip_range.high).mean()
+        objective = surrogate(
+            log_ratio,
+            advantages,
+            self._shape,
+            eps_low=clip_range.low,
+            eps_high=clip_range.high,
+            old_log_prob=samples.old_log_prob,
+        )
+        return -objective.mean()
 
     def _has_known_loss(self) -> bool:
         """Tell whether the surrogate is this package's code, with a shape of this package."""
         is_own = "policy_loss" not in vars(self) and type(self).policy_loss is ShapedPolicyAlgorithm.policy_loss
-        return is_own and all(shape in SHAPINGS.values() for shape in self._shape)
+        return is_own and all(map(is_known, self._shape))
 
     def _loss_constants(self) -> tuple[float, ...]:
         """Return the numbers that :meth:`policy_loss` reads in addition to its arguments."""

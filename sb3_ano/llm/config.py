@@ -60,7 +60,7 @@ class ShapedGRPOConfig(GRPOConfig):
     ``epsilon`` and ``epsilon_high`` are the radii for negative and positive advantages. With PPO's shape, everything that TRL
     accepts is allowed, because TRL's clip is that shape.
 
-    :param shaping: name of a shape, or ``"module:function"``; the trainer also takes a callable
+    :param shaping: name of a published objective, or ``"module:function"``; the trainer also takes a callable
     :param kl_in: ``"loss"`` (TRL's way), or ``"reward"``: ``beta`` times the sum of ``log pi_old - log pi_ref`` over a
         completion is subtracted from its reward, before rewards are normalized within their group
     :param missing_eos_penalty: amount subtracted from the reward of a completion without EOS
@@ -74,7 +74,7 @@ class ShapedGRPOConfig(GRPOConfig):
 
     _argument_group_name: ClassVar[str] = "training"
 
-    shaping: str | None = option("ano", "Shape: ano, spo, ppo, identity, or module:function.")
+    shaping: str | None = option("ano", "Shape: ano, ppo, cispo or another published objective, or module:function.")
     kl_in: str = option("loss", _KL_HELP, choices=KL_PLACES)
     epsilon: float = option(0.2, "Radius of the shape for negative advantages.")
     epsilon_high: float | None = option(None, "Radius of the shape for positive advantages; epsilon by default.")
@@ -218,8 +218,10 @@ def check(config: ShapedGRPOConfig, shape: ShapingPair | None) -> None:
 
     # What else reads or clips the ratio
     if is_shaped:
-        _check_choice(config, "loss_type", LOSS_TYPES, " with a shape")
-        _check_choice(config, "delta", (None,), " with a shape, because it is a second clip of the ratio")
+        when = " with a shape; shaping='cispo' and shaping='sapo' are the objectives of those losses"
+        _check_choice(config, "loss_type", LOSS_TYPES, when)
+        when = " with a shape, because it is a second clip of the ratio, which shaping='two_sided_clip' has"
+        _check_choice(config, "delta", (None,), when)
         when = " with a shape, because its mask depends on the advantages, which already contain the shape"
         _check_choice(config, "off_policy_mask_threshold", (None,), when)
         check_range("epsilon", config.epsilon, _POSITIVE)

@@ -339,10 +339,12 @@ class ShapedGRPOTrainer(GRPOTrainer):
 
         # One ratio per token, or one per sequence
         log_ratio = logps - old_logps
+        old_log_prob = old_logps
         counted = mask.bool()
         if self.importance_sampling_level == "sequence":
             lengths = mask.sum(-1, keepdim=True).clamp(min=1.0)
             log_ratio = (log_ratio * mask).sum(-1, keepdim=True) / lengths
+            old_log_prob = (old_logps * mask).sum(-1, keepdim=True) / lengths
             counted = counted.any(dim=-1, keepdim=True)
         self._log_ratio(log_ratio.detach(), counted)
 
@@ -353,14 +355,15 @@ class ShapedGRPOTrainer(GRPOTrainer):
 
         # Not detached: the gradients through both then cancel, and the objective's own gradient remains.
         if self._replaces_clip:
-            inputs["advantages"] = self._objective(inputs, log_ratio)
+            inputs["advantages"] = self._objective(inputs, log_ratio, old_log_prob)
             inputs["old_per_token_logps"] = logps
 
-    def _objective(self, inputs: Batch, log_ratio: Tensor) -> Tensor:
+    def _objective(self, inputs: Batch, log_ratio: Tensor, old_log_prob: Tensor) -> Tensor:
         """Return the objective to be maximized, ``(batch, tokens)``, or ``(batch, 1)`` if all tokens have the same.
 
         :param inputs: the batch of the loss
         :param log_ratio: ``(batch, tokens)``, or ``(batch, 1)`` for sequences
+        :param old_log_prob: log-probabilities at generation, of the shape of ``log_ratio``
         """
         advantages = inputs["advantages"]
         if advantages.dim() == 1:
@@ -372,6 +375,7 @@ class ShapedGRPOTrainer(GRPOTrainer):
             self.shape,
             eps_low=self.epsilon_low,
             eps_high=self.epsilon_high,
+            old_log_prob=old_log_prob.expand(shape),
         )
 
     def _mode_metrics(self) -> dict[str, list[float]]:

@@ -237,7 +237,7 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
         length = batch["completion_ids"].shape[1]
         return torch.cat(parts)[:, -length - 1 : -1]
 
-    def _objective(self, inputs: Batch, log_ratio: Tensor) -> Tensor:
+    def _objective(self, inputs: Batch, log_ratio: Tensor, old_log_prob: Tensor) -> Tensor:
         values = self._values(self.critic, inputs)
         losses, clipped = value_loss(
             values,
@@ -254,7 +254,7 @@ class ShapedPPOTrainer(ShapedGRPOTrainer):
         self._log_means(policy_mask(inputs), means)
 
         # TRL takes the same mean of both.
-        return super()._objective(inputs, log_ratio) - self.args.vf_coef * losses
+        return super()._objective(inputs, log_ratio, old_log_prob) - self.args.vf_coef * losses
 
     def save_critic(self, directory: str | Path) -> None:
         """Save the critic and its tokenizer in a directory, which ``value_model`` can name.

@@ -13,35 +13,57 @@ functions ``f`` and ``g`` are a pair of shapes: ``h_f`` acts where ``A >= 0``, `
 equals ``min(f A, g A)`` wherever enclosure holds. Elsewhere, ``f`` still acts on ``A >= 0`` and ``g`` on ``A < 0``,
 whereas the minimum would be the other one.
 
+Published objectives need a little more, which :class:`Shape` holds: constants that do not scale with the radius
+(:func:`from_ratio`), a weight ``w`` of ``A grad log pi``, which is the shape with ``h'(x) = w(r) / r``
+(:func:`from_weight`), and a radius that depends on the sample (:func:`with_radius`). :data:`OBJECTIVES` lists them.
+
 This package imports only PyTorch, so that any trainer can use it.
 """
 
-from sb3_ano.shaping._check import ShapeProperties, check, measure, property_table, require_trainable
-from sb3_ano.shaping._shapes import (
+from sb3_ano.shaping._check import (
+    PairProperties,
+    ShapeProperties,
+    check,
+    measure,
+    property_table,
+    require_trainable,
+)
+from sb3_ano.shaping._forms import (
     MAX_LOG_RATIO,
     MIN_RADIUS,
-    SHAPINGS,
+    RadiusFunction,
+    RatioFunction,
+    Shape,
     Shaping,
-    ShapingLike,
     ShapingPair,
-    ano,
+    from_ratio,
+    from_weight,
+)
+from sb3_ano.shaping._objectives import OBJECTIVES, Objective, ano, identity, ppo, spo
+from sb3_ano.shaping._shapes import (
+    SHAPINGS,
+    ShapingLike,
     as_pair,
     fingerprint,
-    from_ratio,
-    identity,
     is_importable,
+    is_known,
     name_of,
-    ppo,
     ratio_form,
     resolve,
-    spo,
     surrogate,
+    with_radius,
 )
 
 __all__ = [
     "MAX_LOG_RATIO",
     "MIN_RADIUS",
+    "OBJECTIVES",
     "SHAPINGS",
+    "Objective",
+    "PairProperties",
+    "RadiusFunction",
+    "RatioFunction",
+    "Shape",
     "ShapeProperties",
     "Shaping",
     "ShapingLike",
@@ -51,8 +73,10 @@ __all__ = [
     "check",
     "fingerprint",
     "from_ratio",
+    "from_weight",
     "identity",
     "is_importable",
+    "is_known",
     "measure",
     "name_of",
     "ppo",
@@ -62,4 +86,5 @@ __all__ = [
     "resolve",
     "spo",
     "surrogate",
+    "with_radius",
 ]

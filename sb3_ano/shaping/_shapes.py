@@ -1,77 +1,40 @@
-"""The shapes, the ways to name one, and the surrogate objective of Definition 3.2."""
+"""The ways to name a shape, and the surrogate objective of Definition 3.2."""
 
 import copy
-import functools
 import math
 import pkgutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias, cast, overload
+from dataclasses import replace
+from typing import Literal, TypeAlias, cast, overload
 
 import torch
-import torch.nn.functional as F
 
-_LN2 = math.log(2.0)
-_ANO_SCALE = 45.0 / (32.0 * _LN2)
-_ANO_ANCHOR = math.log(5.0) + 4.0 / 3.0 - 4.0  # so that h(0) = 0
+from sb3_ano.shaping._forms import (
+    MAX_LOG_RATIO,
+    MAX_RADIUS,
+    MIN_RADIUS,
+    RadiusFunction,
+    Shape,
+    Shaping,
+    ShapingPair,
+)
+from sb3_ano.shaping._objectives import OBJECTIVES, ano, identity, ppo, spo
 
-#: The log-ratio saturates here, at r = 4.9e8; beyond it the gradient is zero.
-MAX_LOG_RATIO = 20.0
-#: Smallest radius; schedules end at 0 or slightly below, where the deviation x would not be defined.
-MIN_RADIUS = 1e-6
-
-#: An elementwise shape ``h``: takes and returns a floating-point tensor of any shape, with ``h(0) = 0``.
-Shaping: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-
-
-class ShapingPair(NamedTuple):
-    """Independent shapes for the two signs of the advantage (Definition 3.2 before symmetry).
-
-    :param f: ``h_f``, where ``A >= 0``
-    :param g: ``h_g``, where ``A < 0``
-    """
-
-    f: Shaping
-    g: Shaping
-
-
-RatioFunction: TypeAlias = Callable[[torch.Tensor, float], torch.Tensor]
 ShapingLike: TypeAlias = str | Shaping | Sequence[str | Shaping]
 #: What type checkers know to be one shape, not a pair: a name of :data:`SHAPINGS`, or a function.
-OneShape: TypeAlias = Literal["ano", "spo", "ppo", "identity"] | Shaping
-TwoShapes: TypeAlias = tuple[str | Shaping, str | Shaping]
+OneShape: TypeAlias = (
+    Literal["ano", "spo", "ppo", "identity", "tanh", "pspo", "leaky_ppo", "ppo_rb", "dppo", "trgppo"] | Shaping
+)
+TwoShapes: TypeAlias = (
+    Literal["dual_clip", "two_sided_clip", "sapo", "cispo", "tis", "icepop", "topr", "reinforce", "aspo", "gppo"]
+    | tuple[str | Shaping, str | Shaping]
+)
 
-
-def ano(x: torch.Tensor, /) -> torch.Tensor:
-    """Compute ANO's redescending shape (Eq. f_ANO): ``45 / (32 ln 2) (phi(-1) - phi(x - 1))``, with its peak at ``x = 1``.
-
-    ``phi(z) = softplus(-2 z ln 2) + 4 sigmoid(z ln 2)``. The sigmoid is written as ``4 - 4 sigmoid(-z ln 2)``, because
-    the gradient of ``sigmoid`` loses all digits where its value rounds to 1, which is on the right tail, where it matters.
-    """
-    v = (1.0 - x) * _LN2  # -z ln 2
-    # softplus switches to its argument above the threshold; the default of 20 is 2e-9 off there.
-    return _ANO_SCALE * (_ANO_ANCHOR - F.softplus(2.0 * v, threshold=40.0) + 4.0 * torch.sigmoid(v))
-
-
-def spo(x: torch.Tensor, /) -> torch.Tensor:
-    """Compute SPO's quadratic penalty (Eq. f_SPO): ``x - x^2 / 2``."""
-    return x - 0.5 * x.square()
-
-
-def ppo(x: torch.Tensor, /) -> torch.Tensor:
-    """Compute PPO's hard clip (Eq. f_PPO): ``min(x, 1)``."""
-    return x.clamp(max=1.0)
-
-
-def identity(x: torch.Tensor, /) -> torch.Tensor:
-    """Return ``x``: the unshaped policy gradient, ``f(r) = r``."""
-    return x
-
-
-SHAPINGS: dict[str, Shaping] = {"ano": ano, "spo": spo, "ppo": ppo, "identity": identity}
-#: The shapes of this package, whose properties are known.
-BUILT_IN = tuple(SHAPINGS.values())
+#: The shapes of the published objectives by name.
+SHAPINGS: dict[str, Shaping | ShapingPair] = {name: objective.shape for name, objective in OBJECTIVES.items()}
+#: The shapes that meet Definition 3.2, which need no look.
+BUILT_IN = (ano, spo, ppo, identity)
 
 
 @overload
@@ -83,8 +46,8 @@ def resolve(shaping: ShapingLike) -> Shaping | ShapingPair: ...
 def resolve(shaping: ShapingLike) -> Shaping | ShapingPair:
     """Return the function that a shape is named by.
 
-    :param shaping: a key of :data:`SHAPINGS`, ``"module:function"``, a callable ``h(x)``, or two of those for
-        independent ``f`` and ``g``
+    :param shaping: a key of :data:`SHAPINGS`, ``"module:function"``, a callable ``h(x)``, a :class:`Shape`, or two of those
+        for independent ``f`` and ``g``; of a name that stands for two, the one of that place is taken
     :return: the callable, or a :class:`ShapingPair` if two were given
     :raises ValueError: if a name is unknown or cannot be imported
     :raises TypeError: if ``shaping``, or what it names, is none of the above
@@ -92,10 +55,13 @@ def resolve(shaping: ShapingLike) -> Shaping | ShapingPair:
     found = _named(shaping) if isinstance(shaping, str) else shaping
     if callable(found):
         return found
-    if isinstance(found, Sequence) and len(found) == 2:
-        f, g = (resolve(part) for part in found)
-        if not isinstance(f, ShapingPair) and not isinstance(g, ShapingPair):
-            return ShapingPair(f, g)
+
+    # A pair is complete; other sequences have names or functions.
+    if isinstance(found, ShapingPair) and callable(found.f) and callable(found.g):
+        return found
+    if isinstance(found, Sequence) and len(found) == 2 and all(isinstance(part, str) or callable(part) for part in found):
+        return ShapingPair(as_pair(found[0]).f, as_pair(found[1]).g)
+
     raise TypeError(
         f"shaping={shaping!r} is not a shape; allowed are one of {sorted(SHAPINGS)}, 'module:function', "
         "a callable h(x), or a pair of those"
@@ -105,6 +71,8 @@ def resolve(shaping: ShapingLike) -> Shaping | ShapingPair:
 def _named(name: str) -> object:
     if name in SHAPINGS:
         return SHAPINGS[name]
+
+    # "module:function"
     if ":" not in name:
         raise ValueError(f"shaping={name!r} is unknown; allowed are {sorted(SHAPINGS)} and 'module:function'")
     if name.startswith("__main__:"):
@@ -112,6 +80,7 @@ def _named(name: str) -> object:
             f"shaping={name!r} belongs to a main script and cannot be found again by its name; "
             "pass the function itself as shaping=, or move it to a module"
         )
+
     try:
         return pkgutil.resolve_name(name)
     except Exception as error:  # importing runs the module, which may fail in any way
@@ -127,6 +96,13 @@ def as_pair(shaping: ShapingLike) -> ShapingPair:
     return shape if isinstance(shape, ShapingPair) else ShapingPair(shape, shape)
 
 
+# The names of those objects, and of the parts of pairs.
+_NAMES: dict[int, str] = {}
+for _name, _shape in SHAPINGS.items():
+    for _part in (_shape, *as_pair(_shape)):
+        _NAMES[id(_part)] = _name
+
+
 def name_of(shaping: ShapingLike) -> str | list[str]:
     """Return the name under which a shape is stored: a key of :data:`SHAPINGS`, ``"module:function"``, or two of those.
 
@@ -134,13 +110,14 @@ def name_of(shaping: ShapingLike) -> str | list[str]:
     """
     if isinstance(shaping, str):
         return shaping
+    if is_known(shaping):
+        return _NAMES[id(shaping)]
     if isinstance(shaping, Sequence):
         return [cast(str, name_of(part)) for part in shaping]
-    for name, shape in SHAPINGS.items():
-        if shaping is shape:
-            return name
-    if isinstance(shaping, _RatioShape):
-        return f"from_ratio({name_of(cast(Shaping, shaping.function))})"
+    if isinstance(shaping, Shape):
+        return f"{shaping.form}({name_of(shaping.function)})"
+
+    # A function, or an object that can be called
     if hasattr(shaping, "__qualname__"):
         module, short = str(getattr(shaping, "__module__", None)), shaping.__name__
         # PyTorch qualifies its functions with a class that their module does not have.
@@ -148,8 +125,15 @@ def name_of(shaping: ShapingLike) -> str | list[str]:
     return f"{type(shaping).__module__}:<{type(shaping).__qualname__}>"
 
 
-# Deviations at which a shape is sampled, on both sides of its peak and in both tails.
+def is_known(shaping: object) -> bool:
+    """Tell whether an object is a shape of a published objective, or one of its two."""
+    return id(shaping) in _NAMES
+
+
+# Deviations at which a shape is sampled, on both sides of its peak and in both tails, and a radius at which all ratios of
+# both signs are above 0.
 _FINGERPRINT_AT = (-20.0, -3.0, -1.0, -0.5, 0.5, 1.0, 1.5, 3.0, 20.0)
+_FINGERPRINT_EPS = 0.04
 
 
 def fingerprint(shaping: ShapingLike) -> list[list[float]]:
@@ -160,14 +144,8 @@ def fingerprint(shaping: ShapingLike) -> list[list[float]]:
 
 
 def _values(shape: Shaping) -> list[float]:
-    if any(shape is known for known in BUILT_IN):
-        return [*_values_of_built_in(shape)]
-    return evaluate(shape, torch.tensor(_FINGERPRINT_AT, dtype=torch.float64, device="cpu")).tolist()
-
-
-@functools.cache
-def _values_of_built_in(shape: Shaping) -> tuple[float, ...]:
-    return tuple(shape(torch.tensor(_FINGERPRINT_AT, dtype=torch.float64, device="cpu")).tolist())
+    x = torch.tensor(_FINGERPRINT_AT, dtype=torch.float64, device="cpu")
+    return evaluate(shape, x, _FINGERPRINT_EPS).tolist()
 
 
 def is_importable(shaping: ShapingLike) -> bool:
@@ -179,50 +157,26 @@ def is_importable(shaping: ShapingLike) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class _RatioShape:
-    """The shape of a function ``f(ratio, eps)``, evaluated at ``eps = 1``; ``reflected`` for a ``g(ratio, eps)``."""
+def with_radius(shaping: ShapingLike, radius: RadiusFunction) -> ShapingPair:
+    """Give a shape a radius that depends on the sample, as DPPO and TRGPPO have it.
 
-    function: RatioFunction
-    reflected: bool = False
-
-    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
-        return self.at(x, 1.0)
-
-    def at(self, x: torch.Tensor, eps: float) -> torch.Tensor:
-        sign = -1.0 if self.reflected else 1.0
-        return sign * (self.function(1.0 + sign * eps * x, eps) - 1.0) / eps
-
-
-@overload
-def from_ratio(f: RatioFunction, g: None = None) -> Shaping: ...
-@overload
-def from_ratio(f: RatioFunction, g: RatioFunction) -> ShapingPair: ...
-def from_ratio(f: RatioFunction, g: RatioFunction | None = None) -> Shaping | ShapingPair:
-    """Wrap the paper's ``f(ratio, eps)``, and a ``g(ratio, eps)`` that is not the reflection of ``f``, as shapes.
-
-    :param f: elementwise function of the ratio and the radius; must scale with the radius, that is, have the
-        form ``1 + eps h((ratio - 1) / eps)``
-    :param g: the same for negative advantages; None takes the reflection ``2 - f(2 - ratio)``
-    :return: a shape, or a :class:`ShapingPair` if ``g`` is given
-    :raises ValueError: if a function does not scale with the radius
+    :param shaping: anything that :func:`resolve` accepts
+    :param radius: function ``radius(old_log_prob, advantages, eps_low, eps_high)``, elementwise, with the radii that the
+        trainer has at the time; results are kept between :data:`MIN_RADIUS` and 4.9e8
     """
-    shapes = [_RatioShape(f)] if g is None else [_RatioShape(f), _RatioShape(g, reflected=True)]
-    x = torch.linspace(-4.0, 4.0, 65, dtype=torch.float64, device="cpu")
-    for name, shape in zip("fg", shapes, strict=False):
-        expected, *others = (shape.at(x, eps) for eps in (1.0, 0.1, 0.3))
-        error = torch.stack([(other - expected).abs() for other in others]).amax(dim=0)
-        if not bool((error <= 1e-6 * (1.0 + expected.abs())).all()):
-            worst = x[error.argmax()].item()  # also NaN
-            raise ValueError(
-                f"{name}(ratio, eps) is not of the form 1 + eps * h((ratio - 1) / eps): at x = {worst:g} different radii "
-                "give different h; a shape for one fixed radius can be written as h(x) directly"
-            )
-    return shapes[0] if g is None else ShapingPair(*shapes)
+    f, g = as_pair(shaping)
+
+    # The same object for both signs is evaluated once.
+    wrapped = _with_radius(f, radius)
+    return ShapingPair(wrapped, wrapped if g is f else _with_radius(g, radius))
 
 
-def evaluate(shape: Shaping, x: torch.Tensor) -> torch.Tensor:
-    """Return ``h(x)``.
+def _with_radius(shape: Shaping, radius: RadiusFunction) -> Shape:
+    return replace(shape, radius=radius) if isinstance(shape, Shape) else Shape(shape, radius=radius)
+
+
+def evaluate(shape: Shaping, x: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return ``h(x)``, or ``h(x, eps)``.
 
     :raises TypeError: if ``shape`` cannot be called with a tensor
     :raises ValueError: if it is not elementwise
@@ -230,12 +184,13 @@ def evaluate(shape: Shaping, x: torch.Tensor) -> torch.Tensor:
     try:
         if isinstance(shape, torch.nn.Module):  # whose parameters may be of another type than x
             shape = copy.deepcopy(shape).to(x.dtype)
-        value = shape(x)
+        value = shape(x, eps) if isinstance(shape, Shape) else shape(x)
     except Exception as error:  # whatever a user's function raises
         raise TypeError(
             f"shaping={name_of(shape)!r} cannot be called as h(x) with a tensor ({type(error).__name__}: {error}); "
             "wrap a function of (ratio, eps) by from_ratio"
         ) from error
+
     if not isinstance(value, torch.Tensor) or value.shape != x.shape:
         found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         raise ValueError(f"shaping={name_of(shape)!r} is not elementwise: it made {found} of a tensor of {tuple(x.shape)}")
@@ -249,6 +204,7 @@ def surrogate(
     *,
     eps_low: float | torch.Tensor,
     eps_high: float | torch.Tensor,
+    old_log_prob: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute the generalized surrogate objective of Definition 3.2, elementwise and to be maximized.
 
@@ -261,31 +217,70 @@ def surrogate(
     :param shaping: anything that :func:`resolve` accepts
     :param eps_low: radius below 1, used where ``A < 0``; a number or a tensor of a shape like that of ``advantages``
     :param eps_high: radius above 1, used where ``A >= 0``
+    :param old_log_prob: log-probability of the action when it was sampled, of the shape of ``log_ratio``, for shapes whose
+        radius depends on it
     :return: objective, of the shape of ``log_ratio``
-    :raises ValueError: if the shapes do not match, or a radius is NaN or Inf
+    :raises ValueError: if the shapes do not match, a radius is NaN or Inf, or ``old_log_prob`` is missing
     """
     shape = shaping if isinstance(shaping, ShapingPair) else as_pair(shaping)
     dtype = torch.promote_types(torch.promote_types(log_ratio.dtype, advantages.dtype), torch.float32)
     _require_shape("advantages", advantages, log_ratio)
     log_ratio = log_ratio.to(dtype)
     advantages = advantages.to(dtype)
+
+    # The radius of each sample
     low = _radius(eps_low, "eps_low", log_ratio)
     high = _radius(eps_high, "eps_high", log_ratio)
+    if old_log_prob is not None:
+        _require_shape("old_log_prob", old_log_prob, log_ratio)
+    radii = (low, high)
+    high = _own_radius(shape.f, radii, 1, old_log_prob, advantages)
+    low = _own_radius(shape.g, radii, 0, old_log_prob, advantages)
 
     rewarded = advantages >= 0
-    # sign(A) eps: both x = (r - 1) / signed_eps and |A| eps = A signed_eps need nothing else.
-    signed_eps = torch.where(rewarded, high, -low)
-    deviation = torch.expm1(log_ratio.clamp(max=MAX_LOG_RATIO)) / signed_eps
+    log_ratio = log_ratio.clamp(max=MAX_LOG_RATIO)
+    if shape.f is shape.g and not (isinstance(shape.f, Shape) and shape.f.form == "ratio"):
+        # sign(A) eps: both x = (r - 1) / signed_eps and |A| eps = A signed_eps need nothing else.
+        signed_eps = torch.where(rewarded, high, -low)
+        return advantages + advantages * signed_eps * shape.f(torch.expm1(log_ratio) / signed_eps)
 
-    if shape.f is shape.g:
-        h = shape.f(deviation)
-    else:
-        # Each shape gets zeros instead of the other's samples, so that its NaN or Inf cannot reach the other's gradient.
-        h_f = shape.f(torch.where(rewarded, deviation, 0.0))
-        h_g = shape.g(torch.where(rewarded, 0.0, deviation))
-        h = torch.where(rewarded, h_f, h_g)
+    # Each shape gets a ratio of 1 instead of the other's samples, so that its NaN or Inf cannot reach the other's gradient.
+    above = _excess(shape.f, torch.where(rewarded, log_ratio, 0.0), high, is_g=False)
+    below = _excess(shape.g, torch.where(rewarded, 0.0, log_ratio), low, is_g=True)
+    return advantages + advantages * torch.where(rewarded, above, below)
 
-    return advantages + advantages * signed_eps * h
+
+def _excess(shape: Shaping, log_ratio: torch.Tensor, eps: torch.Tensor, is_g: bool) -> torch.Tensor:
+    """Return ``f(r) - 1``, or ``g(r) - 1``."""
+    if not isinstance(shape, Shape) or shape.form == "deviation":
+        signed_eps = -eps if is_g else eps
+        return signed_eps * shape(torch.expm1(log_ratio) / signed_eps)
+
+    # Weights may divide by the ratio.
+    ratio = log_ratio.clamp(min=-MAX_LOG_RATIO).exp()
+    if shape.form == "weight" or shape.reflected == is_g:
+        return shape.excess(ratio, eps)
+
+    # The paper's reflection
+    return -shape.excess(2.0 - ratio, eps)
+
+
+def _own_radius(
+    shape: Shaping,
+    radii: tuple[torch.Tensor, torch.Tensor],
+    place: int,
+    old_log_prob: torch.Tensor | None,
+    advantages: torch.Tensor,
+) -> torch.Tensor:
+    """Return the radius that the samples of one sign have: that of its place in ``radii``, unless the shape has its own."""
+    if not isinstance(shape, Shape) or shape.radius is None:
+        return radii[place]
+
+    if old_log_prob is None and shape.reads_old_log_prob:
+        raise ValueError(f"old_log_prob=None is not allowed with shaping={name_of(shape)!r}, whose radius depends on it")
+    # Old probabilities may be 0.
+    radius = shape.radius(cast(torch.Tensor, old_log_prob), advantages, *radii)
+    return radius.to(advantages.dtype).clamp(MIN_RADIUS, MAX_RADIUS)
 
 
 def _require_shape(name: str, tensor: torch.Tensor, log_ratio: torch.Tensor) -> None:
@@ -329,9 +324,9 @@ def ratio_form(
     shape = as_pair(shaping)
 
     def f(ratio: torch.Tensor) -> torch.Tensor:
-        return 1.0 + eps_high * shape.f((ratio - 1.0) / eps_high)
+        return 1.0 + eps_high * evaluate(shape.f, (ratio - 1.0) / eps_high, eps_high)
 
     def g(ratio: torch.Tensor) -> torch.Tensor:
-        return 1.0 - eps_low * shape.g((1.0 - ratio) / eps_low)
+        return 1.0 - eps_low * evaluate(shape.g, (1.0 - ratio) / eps_low, eps_low)
 
     return f, g

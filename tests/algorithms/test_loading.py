@@ -172,7 +172,7 @@ def test_a_file_without_the_shape_is_refused(name, tmp_path):
 @pytest.mark.parametrize(
     ("shaping", "error", "message"),
     [
-        (("ano", torch.log1p), ValueError, "shaping='torch:log1p' is not finite at x = -1"),
+        (("ano", torch.log1p), ValueError, "shaping='torch:log1p, A < 0' is not finite at x = -1"),
         (3, TypeError, "shaping=3 is not a shape; allowed are"),
     ],
 )

@@ -27,7 +27,9 @@ def loss_and_gradient(model, gamma: float = 0.99, low: float = 0.2, high: float 
     model.gamma = gamma
     log_ratio = doubles(RATIO).log().requires_grad_()
     region = types.SimpleNamespace(low=doubles(low), high=doubles(high))
-    samples = types.SimpleNamespace(td_errors=doubles(TD_ERRORS), old_values=doubles(VALUES))
+    samples = types.SimpleNamespace(
+        td_errors=doubles(TD_ERRORS), old_values=doubles(VALUES), old_log_prob=torch.zeros(3, dtype=torch.float64)
+    )
     loss = model.policy_loss(log_ratio, doubles(ADVANTAGES), region, samples)
     return loss.item(), torch.autograd.grad(loss, log_ratio)[0].numpy() / RATIO
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sb3_ano.shaping import check, measure, property_table
+from sb3_ano.shaping import check, measure, property_table, require_trainable
 
 INF = math.inf
 ONE = pytest.approx((1.0, 1.0), abs=1e-4)
@@ -56,13 +56,37 @@ def test_inflections_are_counted():
     assert measure(lambda x: x - x.square() / (1 + x.square())).inflections == 2
 
 
-REJECTED = {
-    "anchoring": (lambda x: x + 0.5, r"violates anchoring: h\(0\) = 0.5.*from_ratio"),
-    # The worst point is named.
-    "clamp": (lambda x: x.clamp(min=-4.0), r"violates enclosure: h\(-64\) = -4, allowed is h"),
-    "digits": (lambda x: x + 1e-6 * (x * (4 - x) / 4).clamp(min=0.0), r"violates enclosure: h\(2\) = 2.000001, allowed"),
+#: Shapes that violate enclosure, and the worst point.
+NOT_ENCLOSED = {
+    "clamp": (lambda x: x.clamp(min=-4.0), (-64, -4)),
+    "digits": (lambda x: x + 1e-6 * (x * (4 - x) / 4).clamp(min=0.0), (2, 2.000001)),
     # Beyond the grid only.
-    "tail": (lambda x: x + 0.01 * (x > 5e5), r"violates enclosure: h\(1000000\) = 1000000.01, allowed"),
+    "tail": (lambda x: x + 0.01 * (x > 5e5), (1e6, 1e6 + 0.01)),
+}
+
+
+@pytest.mark.parametrize("name", NOT_ENCLOSED)
+def test_a_shape_that_is_no_lower_bound_is_reported_with_the_worst_point(name):
+    shape, (x, value) = NOT_ENCLOSED[name]
+    properties = check(shape)
+    assert properties.violation == pytest.approx((x, value), rel=1e-12)
+    assert not properties.verdicts["enclosed"]
+    assert f"no, at x = {x:+.4g}" in str(properties)
+    (lost,) = require_trainable(shape)
+    point = f"h({x:.12g}) = {value:.12g}"
+    assert f"violates enclosure: {point}, Definition 3.2 has h(x) <= x: the objective is not a lower bound" in lost
+
+
+def test_a_shape_that_is_not_anchored_is_reported_and_trainers_reject_it():
+    properties = check(lambda x: 0.5 + 0.5 * x)
+    assert properties.at_zero == 0.5
+    assert not properties.verdicts["anchored"]
+    assert "Anchoring, h(0) = 0                no" in str(properties)
+    with pytest.raises(ValueError, match=r"violates anchoring: h\(0\) = 0.5.*from_ratio"):
+        require_trainable(lambda x: 0.5 + 0.5 * x)
+
+
+REJECTED = {
     # The point is named.
     "log1p": (torch.log1p, r"is not finite at .*h\(x\) = -inf"),
     "step to NaN": (
@@ -85,10 +109,13 @@ REJECTED = {
 
 
 @pytest.mark.parametrize("name", REJECTED)
-def test_a_shape_that_violates_definition_3_2_or_cannot_train_is_rejected_with_the_point(name):
+@pytest.mark.parametrize("function", [check, require_trainable])
+def test_a_shape_that_cannot_train_is_rejected_with_the_point(name, function):
     shape, message = REJECTED[name]
+    if function is require_trainable:
+        message = message.replace("5.0009765625", "5.125")
     with pytest.raises(TypeError if "cannot be called" in message else ValueError, match=message):
-        check(shape)
+        function(shape)
 
 
 def test_a_module_with_float32_parameters_is_measured_in_float64():
@@ -106,4 +133,6 @@ def test_the_table_has_a_column_for_each_shape():
     assert [row[35:].split("  ")[0] for row in rows] == of_ppo
     assert all(text in table for text in ("x = +1 (bounded)", "0 (redescending)", "smooth", "2.812", "-inf"))
     assert str(check("ano")).splitlines()[0].split() == ["Property", "ano"]
-    assert [properties.name for properties in check(("ano", "spo"))] == ["ano", "spo"]
+    pair = check(("ano", "spo"))
+    assert [properties.name for properties in pair] == ["ano, A >= 0", "spo, A < 0"]
+    assert str(pair) == property_table(pair)

@@ -52,8 +52,8 @@ def bump(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x > 0, x * torch.exp(-x.square() / 2), x)
 
 
-def paper_f(ratio: torch.Tensor, eps: float) -> torch.Tensor:
-    return torch.minimum(ratio, torch.full_like(ratio, 1.0 + eps))
+def paper_f(ratio: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
+    return torch.minimum(ratio, 1.0 + eps)
 
 
 class Power(ShapedPolicyAlgorithm):
@@ -113,16 +113,30 @@ x: torch.Tensor = torch.linspace(-1.0, 1.0, 5)
 values: torch.Tensor = shaping.surrogate(x, x, "ano", eps_low=0.2, eps_high=torch.tensor(0.2))
 f, g = shaping.ratio_form(("ano", "spo"), eps_low=0.2, eps_high=0.3)
 total: torch.Tensor = f(x) + g(x) + shaping.ano(x) + shaping.spo(x) + shaping.ppo(x) + shaping.identity(x)
-known: shaping.Shaping = shaping.SHAPINGS["ano"]
+known: shaping.Shaping | shaping.ShapingPair = shaping.SHAPINGS["ano"]
+published: shaping.Objective = shaping.OBJECTIVES["cispo"]
 named: torch.Tensor = shaping.resolve("ano")(x)
 wrapped: shaping.Shaping = shaping.from_ratio(paper_f)
 pair: shaping.ShapingPair = shaping.from_ratio(paper_f, g=paper_f)
+weighted: shaping.ShapingPair = shaping.from_weight(lambda ratio, eps: torch.minimum(ratio, 1 + eps))
+own: shaping.ShapingPair = shaping.with_radius("ppo", lambda old, advantages, low, high: high / old.exp())
 properties: shaping.ShapeProperties = shaping.check("ano")
 properties.require_trainable()
-two: tuple[shaping.ShapeProperties, ...] = shaping.check(("ano", bump))
+two: shaping.PairProperties = shaping.check(("ano", bump))
+of_cispo: shaping.PairProperties = shaping.check("cispo")
 table: str = shaping.property_table([properties, shaping.measure(bump), *two])
 like: list[shaping.ShapingLike] = ["ano", bump, ("ano", bump), pair, shaping.as_pair(bump)]
 texts: list[str | list[str]] = [shaping.name_of(pair), str(shaping.is_importable(bump)), str(shaping.fingerprint("ano"))]
+flags: dict[str, bool] = properties.verdicts
+more: shaping.Shape = shaping.Shape(paper_f, "ratio")
+functions: tuple[shaping.RatioFunction, bool] = (paper_f, shaping.is_known(bump))
+
+
+def radius(old: torch.Tensor, advantages: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    return torch.where(advantages >= 0, high, low) / old.exp()
+
+
+per_sample: shaping.RadiusFunction = radius
 limits: float = shaping.MAX_LOG_RATIO + shaping.MIN_RADIUS
 
 # Checkpoints, zoo and Hub

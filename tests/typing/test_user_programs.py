@@ -9,8 +9,8 @@ from typing import get_args
 
 import pytest
 
-from sb3_ano.shaping import SHAPINGS
-from sb3_ano.shaping._shapes import OneShape
+from sb3_ano.shaping import SHAPINGS, ShapingPair
+from sb3_ano.shaping._shapes import OneShape, TwoShapes
 from tests.common import ROOT
 
 PROGRAMS = Path(__file__).parent
@@ -91,5 +91,7 @@ def test_the_right_program_uses_every_public_name():
 
 
 def test_type_checkers_know_the_names_of_the_shapes():
-    names, _function = get_args(OneShape)
-    assert set(get_args(names)) == set(SHAPINGS)
+    single = {name for name, shape in SHAPINGS.items() if not isinstance(shape, ShapingPair)}
+    for kind, names in ((OneShape, single), (TwoShapes, SHAPINGS.keys() - single)):
+        known, _other = get_args(kind)
+        assert set(get_args(known)) == names
