@@ -233,10 +233,11 @@ def _fastest(env_id: str, n_envs: int, atari: AtariProtocol | None, env_kwargs: 
             return "gymnasium"
         return "ale"
 
-    if pool is None or not pool.has(env_id) or not pool.takes(env_id, env_kwargs):
+    if pool is None or not pool.has(env_id):
         return "gymnasium"
 
     if env_id not in gym.registry:
+        # If EnvPool cannot make the task, this raises the reason.
         if pool.ignores_seeds(env_id, env_kwargs):
             raise ValueError(
                 f"env_id={env_id!r} is only known to EnvPool, where all environments start in the same state, whatever the "
@@ -244,7 +245,7 @@ def _fastest(env_id: str, n_envs: int, atari: AtariProtocol | None, env_kwargs: 
             )
         return "envpool"
 
-    if not pool.replaces_gymnasium(env_id):
+    if not pool.replaces_gymnasium(env_id) or not pool.takes(env_id, env_kwargs):
         return "gymnasium"
     # To wake a thread and wait for it takes three times as long as a step of HalfCheetah.
     if n_envs == 1 and _installed("mujoco") and _gymnasium_makes(env_id):
