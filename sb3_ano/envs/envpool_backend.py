@@ -48,6 +48,13 @@ _MINIGRID_SYMBOLS = 10
 _TRIED_STEPS = 100
 
 
+def family(env_id: str) -> str | None:
+    """Return the module that has a task, for example ``"envpool.mujoco.dmc"``, or None."""
+    if env_id not in registry.specs:
+        return None
+    return registry.specs[env_id][0]
+
+
 def has(env_id: str) -> bool:
     """Tell whether EnvPool has a task of this name."""
     return env_id in registry.specs
@@ -55,12 +62,12 @@ def has(env_id: str) -> bool:
 
 def has_game(game: str) -> bool:
     """Tell whether EnvPool has the Atari game, for example ``SpaceInvaders``."""
-    return has(f"{game}-v5") and registry.specs[f"{game}-v5"][0] == _ATARI
+    return family(f"{game}-v5") == _ATARI
 
 
 def replaces_gymnasium(env_id: str) -> bool:
     """Tell whether ``"auto"`` may take the task instead of gymnasium's of the same name."""
-    return registry.specs[env_id][0] in _REPLACES_GYMNASIUM
+    return family(env_id) in _REPLACES_GYMNASIUM
 
 
 def takes(task: str, env_kwargs: dict[str, Any]) -> bool:
@@ -344,7 +351,7 @@ class _Interface:
             limits = np.finfo(low.dtype.name)
             low = np.where(low == limits.tiny, -np.inf, low)
             high = np.where(high == limits.max, np.inf, high)
-        elif registry.specs[self._task][0] == _MINIGRID and len(box.shape) > 1:
+        elif family(self._task) == _MINIGRID and len(box.shape) > 1:
             high = np.full_like(high, _MINIGRID_SYMBOLS)
 
         # SB3's extractors of Dict observations need at least one dimension.
