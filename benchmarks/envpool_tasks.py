@@ -5,7 +5,8 @@
 
 A task works if ``make_vec_env`` makes two environments, 200 random steps keep SB3's contract for vectorized environments, and
 ANO trains on one rollout. The steps have a time limit of 40, so that episodes end. The first episode is compared with that of
-EnvPool alone with a later limit: every observation and reward, and also the last observation, which SB3 bootstraps from.
+EnvPool alone with a later limit: every observation and reward, and also the last observation, which SB3 bootstraps from. The
+reason "no time limit" next to a task that works says that the limit has no effect.
 
 Each task has a process of its own, with limits of time and memory. A row is written per task. The same command resumes.
 """
@@ -39,6 +40,7 @@ SEED = 7
 SECONDS = 400
 GIGABYTES = 12
 ATARI = "envpool.atari"
+MYOSUITE = "envpool.mujoco.myosuite"
 COLUMNS = ("family", "task", "result", "reason", "observations", "actions", "seconds")
 # In the order of the table.
 WORKS = "works"
@@ -57,7 +59,7 @@ FAMILIES = {
     "envpool.minigrid": "MiniGrid and BabyAI",
     "envpool.mujoco.gym": "MuJoCo of gymnasium",
     "envpool.mujoco.playground": "MuJoCo Playground",
-    "envpool.mujoco.myosuite": "MyoSuite",
+    MYOSUITE: "MyoSuite",
     "envpool.pgx": "Pgx",
     "envpool.procgen": "Procgen",
     "envpool.mujoco.robotics": "robotics",
@@ -110,14 +112,14 @@ def check_contract(task: str, env: VecEnv, observations: Any) -> bool:
     :return: whether the time limit has ended the episodes that reached it
     :raises AssertionError: naming what differs
     """
-    bare = envpool.make_gymnasium(task, num_envs=1, num_threads=1, seed=[SEED], max_episode_steps=2 * TIME_LIMIT)
-    expected = bare.reset()[0]
-    is_first_episode = True
     has_limit = True
+    is_compared = is_sampled(task)
     require_observations(env.observation_space, observations)
-    require_equal(expected, observations)
+    if is_compared:
+        bare = envpool.make_gymnasium(task, num_envs=1, num_threads=1, seed=[SEED], max_episode_steps=2 * TIME_LIMIT)
+        require_equal(bare.reset()[0], observations)
 
-    # EnvPool's Atari games have another name for what SB3 counts.
+    # A lost life ends the learner's episode, but not the score.
     is_atari = registry.specs[task][0] == ATARI
     returns = np.zeros(2)
     lengths = np.zeros(2, int)
@@ -128,7 +130,7 @@ def check_contract(task: str, env: VecEnv, observations: Any) -> bool:
         actions = np.stack([np.asarray(env.action_space.sample()) for _ in range(env.num_envs)])
         observations, rewards, dones, infos = env.step(actions)
         if earlier is not None:
-            np.testing.assert_equal(earlier[0], earlier[1], "a later step has overwritten observations")
+            np.testing.assert_equal(earlier[0], earlier[1], "a step has overwritten the observations of the last one")
         earlier = (observations, copy_of(observations))
 
         require_observations(env.observation_space, observations)
@@ -148,21 +150,18 @@ def check_contract(task: str, env: VecEnv, observations: Any) -> bool:
 
             last = info["terminal_observation"]
             require_observations(env.observation_space, by_part(last, lambda part: np.asarray(part)[None]))
-            if lengths[index] < TIME_LIMIT:
-                require(not info["TimeLimit.truncated"], f"truncated after {lengths[index]} steps")
-            # A life of an Atari game, whose score goes on.
             if not is_atari:
                 require(info["episode"]["l"] == lengths[index], f"length {info['episode']['l']} of {lengths[index]}")
                 require(np.isclose(info["episode"]["r"], returns[index], atol=1e-3), "another return than the rewards' sum")
             returns[index] = 0.0
             lengths[index] = 0
 
-        if is_first_episode and not is_atari:
+        if is_compared:
             native = actions[:1] + lowest_action(bare.action_space)
             expected, reward, *_ = bare.step(native)
             np.testing.assert_array_equal(reward, rewards[:1])
             if dones[0]:
-                is_first_episode = False
+                is_compared = False
                 observations = by_part(infos[0]["terminal_observation"], lambda part: np.asarray(part)[None])
             require_equal(expected, observations)
     return has_limit
@@ -180,6 +179,18 @@ def check_training(env: VecEnv) -> None:
     model.learn(32)
     for name, parameter in model.policy.named_parameters():
         require(bool(torch.isfinite(parameter).all()), f"after the training, {name} is not finite")
+
+
+def is_sampled(task: str) -> bool:
+    """Tell whether a task is compared with EnvPool alone.
+
+    Atari games, whose settings have other names, are compared in the tests. Of MyoSuite, whose models take long to load,
+    one in eight is.
+    """
+    family = registry.specs[task][0]
+    if family == MYOSUITE:
+        return sum(task.encode()) % 8 == 0
+    return family != ATARI
 
 
 def require(condition: bool, reason: str) -> None:
