@@ -43,6 +43,7 @@ _COUNTS = ("frame_skip", "max_episode_steps")
 _NOT_PINNED = -1
 # MiniGrid's "images" are kinds, colors and states of objects, up to this number. SB3 would take boxes up to 255 for pixels.
 _MINIGRID = "envpool.minigrid"
+_VIZDOOM = "envpool.vizdoom"
 _MINIGRID_SYMBOLS = 10
 # Steps after which environments of different seeds must have differed. Some start with the same image and differ later.
 _TRIED_STEPS = 100
@@ -373,7 +374,10 @@ class _Interface:
             low = actions.low.astype(np.float32)
             high = actions.high.astype(np.float32)
         if not np.isfinite([low, high]).all():
-            raise ValueError(f"env_id={self._task!r} has actions without bounds, which SB3's policies do not support")
+            advice = ""
+            if family(self._task) == _VIZDOOM:
+                advice = "; with env_kwargs={'use_combined_action': True} they are discrete"
+            raise ValueError(f"env_id={self._task!r} has actions without bounds, which SB3's policies do not support{advice}")
         return spaces.Box(low, high, actions.shape, np.float32)
 
 
