@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
+from torch import nn
 
 from sb3_ano._system import cores
 from sb3_ano.envs.atari import AtariProtocol, require_integer
@@ -332,6 +333,9 @@ class _Interface:
 
     def _find_parts(self, space: Space, path: tuple[str, ...] = ()) -> Iterator[_Part]:
         name = "/".join(path)
+        # SB3 names parts of a network by these, which may not be attributes of a ModuleDict, such as "values".
+        if hasattr(nn.ModuleDict, name):
+            name += "_"
         if isinstance(space, spaces.Dict):
             for key, inner in space.spaces.items():
                 yield from self._find_parts(inner, (*path, key))

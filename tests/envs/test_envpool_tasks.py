@@ -89,6 +89,7 @@ def test_ids_that_only_envpool_has_are_registered_on_demand_and_gymnasium_does_n
         make_vec_env("CheetahRun-v1", backend="gymnasium")
 
 
+@pytest.mark.filterwarnings("ignore:EnvPool's CliffWalking-v1 ignores seeds")  # it always starts in the same state
 @pytest.mark.parametrize("env_id", ["CliffWalking-v1", "Taxi-v3", "FrozenLake-v1"])
 def test_toy_text_is_gymnasiums(env_id):
     env = make_vec_env(env_id, 8, seed=1, backend="envpool")
@@ -114,6 +115,7 @@ def test_toy_text_is_gymnasiums(env_id):
     env.close()
 
 
+@pytest.mark.filterwarnings("ignore:EnvPool's MiniGrid-Empty-8x8-v0 ignores seeds")
 @pytest.mark.parametrize(("env_id", "n_layouts"), [("MiniGrid-Empty-8x8-v0", 1), ("MiniGrid-DoorKey-5x5-v0", 150)])
 def test_minigrid_is_the_python_packages(env_id, n_layouts):
     pytest.importorskip("minigrid", reason="minigrid is not installed")

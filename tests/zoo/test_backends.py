@@ -45,7 +45,7 @@ def test_the_shipped_files_take_the_fast_environments(env_id, changes, processes
 
 
 def test_ids_that_only_envpool_has_take_the_entry_of_their_family(tmp_path, monkeypatch):
-    for env_id, keys in (("CartpoleSwingup-v1", ["position", "velocity"]), ("MiniGrid-Empty-8x8-v0", ["mission"])):
+    for env_id, keys in (("CartpoleSwingup-v1", ["position", "velocity"]), ("MiniGrid-DoorKey-6x6-v0", ["mission"])):
         register_envpool(env_id)
         monkeypatch.setitem(gym.registry, env_id, gym.registry.pop(env_id))  # removed at the end
         options = {"eval_freq": -1, "verbose": 0, "hyperparams": {"n_envs": 2}}
