@@ -262,7 +262,8 @@ def kind_of(space: spaces.Space) -> str:
     kind = type(space).__name__
     if isinstance(space, spaces.Dict):
         return kind
-    return f"{kind} {'x'.join(map(str, space.shape or ()))} {space.dtype}"
+    shape = "x".join(map(str, space.shape or ()))
+    return " ".join([kind, shape, str(space.dtype)]).replace("  ", " ")
 
 
 def run_task(task: str) -> dict[str, Any]:

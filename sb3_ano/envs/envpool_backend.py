@@ -90,7 +90,8 @@ def ignores_seeds(task: str, settings: dict[str, Any]) -> bool:
     :param settings: settings of the task
     :raises ValueError: if EnvPool cannot make the task, or SB3's policies do not support its spaces
     """
-    if replaces_gymnasium(task):
+    # MiniGrid's tasks that start in the same state do so in the Python package, too.
+    if replaces_gymnasium(task) or family(task) == _MINIGRID:
         return False
 
     key = (task, repr(sorted(settings.items())))

@@ -191,11 +191,14 @@ def existing_game(env_id: _EnvId) -> AtariProtocol | None:
 def envpool_family(env_id: str) -> str | None:
     """Return the family of a task that EnvPool has and gymnasium lacks, or None.
 
+    MiniGrid's tasks are EnvPool's also where the Python package is installed: SB3 does not take its observations, which have a
+    text, without a wrapper.
+
     :param env_id: id of a task; ids of Atari games have another meaning
     :return: name of EnvPool's module, for example ``"envpool.mujoco.dmc"``
     """
     spec = gym.registry.get(env_id)
-    is_gymnasiums = spec is not None and spec.entry_point != _ONLY_ENVPOOL
+    is_gymnasiums = spec is not None and not str(spec.entry_point).startswith((_ONLY_ENVPOOL, "minigrid."))
     if is_gymnasiums or atari_protocol(env_id) is not None or not _installed("envpool"):
         return None
     family: str | None = _module("envpool").family(env_id)

@@ -47,7 +47,11 @@ SETTINGS = [
         ("CartPole-v1", ALE, "'CartPole-v1' is unknown to backend 'ale'"),
         ("Pendulm-v1", {"vec_env_cls": SubprocVecEnv}, "'Pendulm-v1' is unknown to backend 'gymnasium', did you mean .*m-v1'"),
         ("TicTacToe-v1", {}, "env_id='TicTacToe-v1' is a game of 2 players; environments of SB3 have one"),
-        ("LqrLqr21-v1", {}, "env_id='LqrLqr21-v1' has actions without bounds, which SB3's policies do not support"),
+        (
+            "D1Basic-v1",
+            {},
+            "env_id='D1Basic-v1' has actions without bounds, .* {'use_combined_action': True} they are discrete",
+        ),
         ("Sudoku-v0", {}, "env_id='Sudoku-v0' cannot be made by backend 'envpool': failed to open Sudoku database"),
         ("CheetahRun-v1", {"env_kwargs": {"frame_stak": 2}}, "EnvPool's CheetahRun-v1 does not know: frame_stak, did you"),
         ("Hopper-v5", {**POOL, "start_index": 1, "vec_env_cls": SubprocVecEnv}, f"start_index, vec_env_cls {TO_GYMNASIUM}"),
