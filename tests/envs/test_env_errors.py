@@ -50,7 +50,7 @@ SETTINGS = [
         (
             "D1Basic-v1",
             {},
-            "env_id='D1Basic-v1' has actions without bounds, .* {'use_combined_action': True} they are discrete",
+            "env_id='D1Basic-v1' has actions without bounds, .*'use_combined_action': True} they are discrete",
         ),
         ("Sudoku-v0", {}, "env_id='Sudoku-v0' cannot be made by backend 'envpool': failed to open Sudoku database"),
         ("CheetahRun-v1", {"env_kwargs": {"frame_stak": 2}}, "EnvPool's CheetahRun-v1 does not know: frame_stak, did you"),
