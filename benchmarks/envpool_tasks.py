@@ -87,7 +87,8 @@ def check_task(task: str, connection: Connection) -> None:
                 env = make_vec_env(task, 2, seed=SEED, backend="envpool", env_kwargs=limit)
                 first = env.reset()
             except ValueError as reason:
-                connection.send({**row, "result": ONE_LINE, "reason": str(reason)})
+                packages = str(Path(envpool.__file__).parents[1])
+                connection.send({**row, "result": ONE_LINE, "reason": str(reason).replace(packages, "site-packages")})
                 return
 
             row["observations"] = kind_of(env.observation_space)
