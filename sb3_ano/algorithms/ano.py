@@ -136,10 +136,9 @@ class ANO(ShapedPolicyAlgorithm):
         super()._setup_model()
         reads_probability = any(isinstance(part, Shape) and part.reads_old_log_prob for part in self._shape)
         if reads_probability and isinstance(self.action_space, spaces.Box):
-            warnings.warn(
+            warn_user(
                 f"the radius of shaping={self.shaping_name!r} depends on the probabilities of actions; those of "
-                f"{self.action_space} have densities instead, which it was not made for",
-                stacklevel=3,
+                f"{self.action_space} have densities instead, which it was not made for"
             )
 
     def __repr__(self) -> str:

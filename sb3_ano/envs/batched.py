@@ -6,7 +6,8 @@ import os
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -22,6 +23,8 @@ from sb3_ano.envs.atari import AtariProtocol
 
 #: gymnasium's space of any values.
 Space = spaces.Space[Any]
+#: An array, or arrays by the names of a Dict space.
+Observations = Any
 
 # Attributes of environments that are the same for the whole batch.
 _SHARED = ("action_space", "metadata", "observation_space", "render_mode", "spec")
@@ -36,7 +39,7 @@ class NoSingleEnvError(NotImplementedError, AttributeError):
 class Transition(NamedTuple):
     """One step of all environments, before those that are done are restarted.
 
-    :param observations: shape ``(n_envs, ...)``
+    :param observations: shape ``(n_envs, ...)``, or a dictionary of such arrays
     :param rewards: shape ``(n_envs,)``, float32
     :param scores: rewards before clipping, shape ``(n_envs,)``
     :param terminated: shape ``(n_envs,)``, bool
@@ -46,7 +49,7 @@ class Transition(NamedTuple):
     :param details: whatever the backend needs to restart environments
     """
 
-    observations: np.ndarray
+    observations: Observations
     rewards: np.ndarray
     scores: np.ndarray
     terminated: np.ndarray
@@ -113,18 +116,18 @@ class BatchedVecEnv(VecEnv):
             self.seed(seed)
 
     @abstractmethod
-    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> tuple[spaces.Box, Space]:
+    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> tuple[Space, Space]:
         """Check the task and its settings, and prepare the batch.
 
         :return: observation space and action space of one environment
         """
 
     @abstractmethod
-    def _begin(self, seeds: list[int] | None) -> np.ndarray:
+    def _begin(self, seeds: list[int] | None) -> Observations:
         """Start new episodes in all environments.
 
         :param seeds: one seed per environment, or None to continue with the present generators
-        :return: observations, shape ``(n_envs, ...)``
+        :return: observations, shape ``(n_envs, ...)``, or a dictionary of such arrays
         """
 
     @abstractmethod
@@ -135,7 +138,7 @@ class BatchedVecEnv(VecEnv):
         """
 
     @abstractmethod
-    def _restart(self, indices: np.ndarray, transition: Transition) -> tuple[np.ndarray, np.ndarray]:
+    def _restart(self, indices: np.ndarray, transition: Transition) -> tuple[Observations, Observations]:
         """Start the learner's next episode in the environments that are done.
 
         :param indices: indices of these environments, ascending
@@ -149,7 +152,7 @@ class BatchedVecEnv(VecEnv):
     def reset(self) -> VecEnvObs:
         """Start new episodes in all environments, with new seeds after ``seed()``.
 
-        :return: observations, shape ``(n_envs, ...)``
+        :return: observations, shape ``(n_envs, ...)``, or a dictionary of such arrays
         :raises RuntimeError: after ``close``
         """
         self._require_open()
@@ -160,7 +163,7 @@ class BatchedVecEnv(VecEnv):
         elif not self._started:
             seeds = np.random.default_rng().integers(2**31, size=self.num_envs).tolist()
 
-        observations = self._begin(seeds)
+        observations: VecEnvObs = self._begin(seeds)
         self._reset_seeds()
         self._started = True
         self._actions = None
@@ -180,10 +183,14 @@ class BatchedVecEnv(VecEnv):
         if actions.shape != allowed:
             raise ValueError(f"actions of shape {actions.shape} are not allowed; allowed is {allowed}")
 
-        if isinstance(self.action_space, spaces.Discrete):
-            # The libraries use actions as indices without checking them.
+        # The libraries use actions as indices without checking them.
+        if isinstance(self.action_space, spaces.Discrete | spaces.MultiDiscrete):
             first = self.action_space.start
-            inside = (actions >= first) & (actions < first + self.action_space.n)
+            if isinstance(self.action_space, spaces.Discrete):
+                count = self.action_space.n
+            else:
+                count = self.action_space.nvec
+            inside = (actions >= first) & (actions < first + count)
             if not inside.all():
                 raise ValueError(f"actions={actions[~inside]} are not in {self.action_space}")
         self._actions = actions
@@ -214,9 +221,15 @@ class BatchedVecEnv(VecEnv):
         if dones.any():
             indices = np.flatnonzero(dones)
             only_truncated = transition.truncated & ~transition.terminated
-            terminal, observations[indices] = self._restart(indices, transition)
+            terminal, first = self._restart(indices, transition)
+            if isinstance(observations, dict):
+                for key, part in observations.items():
+                    part[indices] = first[key]
+            else:
+                observations[indices] = first
+
             for row, index in enumerate(indices.tolist()):
-                infos[index]["terminal_observation"] = terminal[row]
+                infos[index]["terminal_observation"] = by_part(itemgetter(row), terminal)
                 infos[index]["TimeLimit.truncated"] = bool(only_truncated[index])
                 self.reset_infos[index] = {}
                 # A lost life ends the learner's episode, but not the score's.
@@ -304,6 +317,13 @@ class BatchedVecEnv(VecEnv):
 
     def _needs_single_envs(self, what: str) -> NoSingleEnvError:
         return NoSingleEnvError(f"backend {self.backend!r} cannot {what}; backend='gymnasium' can")
+
+
+def by_part(function: Callable[[np.ndarray], np.ndarray], observations: Observations) -> Observations:
+    """Apply a function to an array, or to each array of a dictionary."""
+    if not isinstance(observations, dict):
+        return function(observations)
+    return {key: function(part) for key, part in observations.items()}
 
 
 def end_idle_threads() -> None:

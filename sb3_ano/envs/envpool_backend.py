@@ -1,17 +1,20 @@
 """EnvPool's environments, stepped as one batch in C++ threads."""
 
+import contextlib
 import math
 import os
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
+from torch import nn
 
 from sb3_ano._system import cores
 from sb3_ano.envs.atari import AtariProtocol, require_integer
-from sb3_ano.envs.batched import BatchedVecEnv, Space, Transition
+from sb3_ano.envs.batched import BatchedVecEnv, Observations, Space, Transition, by_part
 from sb3_ano.envs.make import require_known_settings
 from sb3_ano.extras import hint, needs_extra
 
@@ -39,8 +42,19 @@ _OF_THE_POOL = {
 # Settings that EnvPool does not check; gymnasium takes -1 for no limit.
 _COUNTS = ("frame_skip", "max_episode_steps")
 _NOT_PINNED = -1
+# MiniGrid's "images" are kinds, colors and states of objects, up to this number. SB3 would take boxes up to 255 for pixels.
+_MINIGRID = "envpool.minigrid"
+_VIZDOOM = "envpool.vizdoom"
+_MINIGRID_SYMBOLS = 10
 # Steps after which environments of different seeds must have differed. Some start with the same image and differ later.
 _TRIED_STEPS = 100
+
+
+def family(env_id: str) -> str | None:
+    """Return the module that has a task, for example ``"envpool.mujoco.dmc"``, or None."""
+    if env_id not in registry.specs:
+        return None
+    return registry.specs[env_id][0]
 
 
 def has(env_id: str) -> bool:
@@ -50,18 +64,18 @@ def has(env_id: str) -> bool:
 
 def has_game(game: str) -> bool:
     """Tell whether EnvPool has the Atari game, for example ``SpaceInvaders``."""
-    return has(f"{game}-v5") and registry.specs[f"{game}-v5"][0] == _ATARI
+    return family(f"{game}-v5") == _ATARI
 
 
 def replaces_gymnasium(env_id: str) -> bool:
     """Tell whether ``"auto"`` may take the task instead of gymnasium's of the same name."""
-    return registry.specs[env_id][0] in _REPLACES_GYMNASIUM
+    return family(env_id) in _REPLACES_GYMNASIUM
 
 
 def takes(task: str, env_kwargs: dict[str, Any]) -> bool:
     """Tell whether the task has all of these settings, and takes their values."""
     try:
-        _spaces(task, env_kwargs)
+        _Interface(task, env_kwargs)
     except (TypeError, ValueError):
         return False
     return True
@@ -74,8 +88,10 @@ def ignores_seeds(task: str, settings: dict[str, Any]) -> bool:
 
     :param task: name of the task in EnvPool
     :param settings: settings of the task
+    :raises ValueError: if EnvPool cannot make the task, or SB3's policies do not support its spaces
     """
-    if replaces_gymnasium(task):
+    # MiniGrid's tasks that start in the same state do so in the Python package, too.
+    if replaces_gymnasium(task) or family(task) == _MINIGRID:
         return False
 
     key = (task, repr(sorted(settings.items())))
@@ -89,27 +105,28 @@ _tried: dict[tuple[str, str], bool] = {}
 
 def _plays_equally(task: str, settings: dict[str, Any]) -> bool:
     """Play two environments of different seeds with the same actions, and tell whether they return the same."""
-    _, action_space = _spaces(task, settings)
+    interface = _Interface(task, settings)
+    action_space = interface.action_space
     action_space.seed(0)
 
     # Not a property of the class: it may depend on the settings.
     pool = _make_pool(task, num_envs=2, num_threads=1, seed=[0, 1], **settings)
     try:
-        observations = pool.reset()[0]
+        observations = interface.observations(pool.reset()[0])
         for _ in range(_TRIED_STEPS):
             if not _are_equal(observations):
                 return False
 
             action = np.asarray(action_space.sample())
-            actions = np.stack([action, action]).astype(_action_dtype(action_space))
-            observations = pool.step(actions)[0]
+            actions = interface.actions(np.stack([action, action]))
+            observations = interface.observations(pool.step(actions)[0])
         return _are_equal(observations)
     finally:
         pool.close()
 
 
 def _make_pool(task: str, **settings: Any) -> Any:
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # gymnasium's, about rounding the bounds
+    with _explained(task):
         pool: Any = envpool.make_gymnasium(task, **settings)
         # They are made when they are first read, which may be in a step.
         pool.observation_space  # noqa: B018
@@ -117,15 +134,24 @@ def _make_pool(task: str, **settings: Any) -> Any:
     return pool
 
 
-def _are_equal(observations: np.ndarray) -> bool:
-    return bool((observations == observations[0]).all())
+@contextlib.contextmanager
+def _explained(task: str) -> Iterator[None]:
+    """Turn EnvPool's errors about missing libraries and files into one line."""
+    try:
+        # gymnasium's, about rounding the bounds
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
+            yield
+    except (ImportError, OSError, RuntimeError) as missing:
+        reason = " ".join(str(missing).split())
+        raise ValueError(f"env_id={task!r} cannot be made by backend 'envpool': {reason}") from missing
 
 
-def _action_dtype(action_space: Space) -> type[np.number[Any]]:
-    """Return the type of actions that EnvPool takes."""
-    if isinstance(action_space, spaces.Discrete):
-        return np.int32
-    return np.float64
+def _are_equal(observations: Observations) -> bool:
+    """Tell whether all environments have returned the same."""
+    parts = [observations]
+    if isinstance(observations, dict):
+        parts = list(observations.values())
+    return all((part == part[0]).all() for part in parts)
 
 
 class EnvPoolVecEnv(BatchedVecEnv):
@@ -141,7 +167,7 @@ class EnvPoolVecEnv(BatchedVecEnv):
 
     backend = "envpool"
 
-    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> tuple[spaces.Box, Space]:
+    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> tuple[Space, Space]:
         self._task = self.env_id
         if atari is not None:
             self._task = f"{atari.game}-v5"
@@ -165,9 +191,10 @@ class EnvPoolVecEnv(BatchedVecEnv):
                 frame_skip=atari.frame_skip,
                 max_episode_steps=math.ceil(atari.max_frames / atari.frame_skip),  # EnvPool counts steps, not frames
             )
-        return _spaces(self._task, self._settings)
+        self._interface = _Interface(self._task, self._settings)
+        return self._interface.observation_space, self._interface.action_space
 
-    def _begin(self, seeds: list[int] | None) -> np.ndarray:
+    def _begin(self, seeds: list[int] | None) -> Observations:
         if seeds is not None:
             self._release()
             settings = dict(self._settings)
@@ -188,7 +215,7 @@ class EnvPoolVecEnv(BatchedVecEnv):
                 **settings,
             )
 
-        observations: np.ndarray = self._pool.reset()[0]
+        observations = self._interface.observations(self._pool.reset()[0])
         if seeds is not None and _are_equal(observations) and ignores_seeds(self._task, self._settings):
             warnings.warn(
                 f"EnvPool's {self._task} ignores seeds: all environments start in the same state and continue in the same "
@@ -198,8 +225,8 @@ class EnvPoolVecEnv(BatchedVecEnv):
         return observations
 
     def _advance(self, actions: np.ndarray) -> Transition:
-        actions = actions.astype(_action_dtype(self.action_space))
-        observations, rewards, terminated, truncated, info = self._pool.step(actions)
+        returned, rewards, terminated, truncated, info = self._pool.step(self._interface.actions(actions))
+        observations = self._interface.observations(returned)
         if not self._atari:
             return Transition(observations, rewards, rewards, terminated, truncated, terminated | truncated)
 
@@ -207,7 +234,7 @@ class EnvPoolVecEnv(BatchedVecEnv):
         over = (info["terminated"] != 0) | truncated
         return Transition(observations, rewards, info["reward"], terminated, truncated, over)
 
-    def _restart(self, indices: np.ndarray, transition: Transition) -> tuple[np.ndarray, np.ndarray]:
+    def _restart(self, indices: np.ndarray, transition: Transition) -> tuple[Observations, Observations]:
         indices = indices.astype(np.int32)
         if self._atari:
             # A reset would end the game if only a life is lost. EnvPool's own restart, which is the next step of a finished
@@ -217,7 +244,9 @@ class EnvPoolVecEnv(BatchedVecEnv):
             first, info = self._pool.reset(indices)
 
         # EnvPool returns the environments in the order in which they are ready.
-        return transition.observations[indices], first[np.argsort(info["env_id"])]
+        order = np.argsort(info["env_id"])
+        first = by_part(itemgetter(order), self._interface.observations(first))
+        return by_part(itemgetter(indices), transition.observations), first
 
     def _release(self) -> None:
         if self._pool is not None:
@@ -238,31 +267,133 @@ class EnvPoolVecEnv(BatchedVecEnv):
         return list(self._pool.render(np.arange(self.num_envs)))
 
 
-def _spaces(task: str, settings: dict[str, Any]) -> tuple[spaces.Box, Space]:
-    """Return observation and action space of one environment, with gymnasium's types, so that models fit either library.
+class _Part(NamedTuple):
+    """One array of a task's observations.
 
-    :raises TypeError: if the task does not know a setting, or a value's type
-    :raises ValueError: if a number is out of range, or a space is not supported
+    :param name: its key for SB3, the names of ``path`` with slashes between them
+    :param path: names that lead to it in EnvPool's nested dictionaries; empty if it is the whole observation
+    :param space: its space for SB3
+    :param first: EnvPool's number for 0
     """
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # gymnasium's, about rounding the bounds
-        known = set(envpool.make_spec(task).config._asdict()) - _OF_THE_POOL
-        require_known_settings(settings, known, f"EnvPool's {task}")
-        for name in _COUNTS:
-            require_integer(name, settings.get(name, 1))
 
-        try:
-            spec = envpool.make_spec(task, **settings)
-        except TypeError as mistake:  # it shows the signature in C++
-            raise TypeError(f"env_kwargs={settings} has a value of a type that EnvPool's {task} does not know") from mistake
+    name: str
+    path: tuple[str, ...]
+    space: Space
+    first: int = 0
 
-        observations = spec.observation_space
-        actions = spec.action_space
 
-    if not isinstance(observations, spaces.Box) or not isinstance(actions, spaces.Box | spaces.Discrete):
-        raise ValueError(f"env_id={task!r} has spaces that backend 'envpool' does not support: {observations}, {actions}")
-    if isinstance(actions, spaces.Discrete):
-        return observations, spaces.Discrete(int(actions.n), start=int(actions.start))
-    # EnvPool computes with float64; gymnasium's environments take float32.
-    low = actions.low.astype(np.float32)
-    high = actions.high.astype(np.float32)
-    return observations, spaces.Box(low, high, actions.shape, np.float32)
+class _Interface:
+    """Translate between EnvPool's spaces and values and those that SB3's policies support.
+
+    :param task: name of the task in EnvPool
+    :param settings: settings of the task
+    :raises TypeError: if the task does not know a setting, or a value's type
+    :raises ValueError: if a number is out of range, EnvPool cannot make the task, or a space is not supported
+    """
+
+    def __init__(self, task: str, settings: dict[str, Any]) -> None:
+        self._task = task
+        with _explained(task):
+            spec = _make_spec(task, settings)
+            observations = spec.observation_space
+            actions = spec.action_space
+        players = spec.config.max_num_players
+        if players > 1:
+            raise ValueError(f"env_id={task!r} is a game of {players} players; environments of SB3 have one")
+
+        # In the order of gymnasium's Dict spaces.
+        self._parts = sorted(self._find_parts(observations), key=attrgetter("name"))
+        self._is_dict = isinstance(observations, spaces.Dict)
+        self.observation_space = self._parts[0].space
+        if self._is_dict:
+            self.observation_space = spaces.Dict({part.name: part.space for part in self._parts})
+
+        self._first_action: np.ndarray | int = 0
+        self.action_space = self._supported_actions(actions)
+
+    def observations(self, returned: Observations) -> Observations:
+        """Return EnvPool's observations of several environments as values of the observation space."""
+        converted = {}
+        for name, path, space, first in self._parts:
+            values = returned
+            for key in path:
+                values = values[key]
+            if first != 0:
+                values = values - first
+            # Of a single number, EnvPool returns one dimension less or more.
+            shape = (len(values), *(space.shape or ()))
+            converted[name] = np.asarray(values, space.dtype).reshape(shape)
+
+        if not self._is_dict:
+            return converted[""]
+        return converted
+
+    def actions(self, actions: np.ndarray) -> np.ndarray:
+        """Return actions as EnvPool numbers them; it converts their type itself."""
+        return actions + self._first_action
+
+    def _find_parts(self, space: Space, path: tuple[str, ...] = ()) -> Iterator[_Part]:
+        name = "/".join(path)
+        # SB3 names parts of a network by these, which may not be attributes of a ModuleDict, such as "values".
+        if hasattr(nn.ModuleDict, name):
+            name += "_"
+        if isinstance(space, spaces.Dict):
+            for key, inner in space.spaces.items():
+                yield from self._find_parts(inner, (*path, key))
+        elif isinstance(space, spaces.Discrete):
+            yield _Part(name, path, spaces.Discrete(int(space.n)), int(space.start))
+        elif isinstance(space, spaces.MultiBinary):
+            yield _Part(name, path, space)
+        elif isinstance(space, spaces.Box):
+            yield _Part(name, path, self._supported_box(space))
+        else:
+            raise ValueError(f"env_id={self._task!r} has observations that SB3's policies do not support: {space}")
+
+    def _supported_box(self, box: spaces.Box) -> spaces.Box:
+        low = box.low
+        high = box.high
+        if np.issubdtype(box.dtype, np.floating):
+            # EnvPool's marks of numbers without bounds.
+            limits = np.finfo(low.dtype.name)
+            low = np.where(low == limits.tiny, -np.inf, low)
+            high = np.where(high == limits.max, np.inf, high)
+        elif family(self._task) == _MINIGRID and len(box.shape) > 1:
+            high = np.full_like(high, _MINIGRID_SYMBOLS)
+
+        # SB3's extractors of Dict observations need at least one dimension.
+        shape = box.shape or (1,)
+        return spaces.Box(low.reshape(shape), high.reshape(shape), shape, box.dtype.type)
+
+    def _supported_actions(self, actions: Space) -> Space:
+        if isinstance(actions, spaces.Discrete):
+            return spaces.Discrete(int(actions.n), start=int(actions.start))
+
+        if not isinstance(actions, spaces.Box):
+            raise ValueError(f"env_id={self._task!r} has actions that SB3's policies do not support: {actions}")
+        if np.issubdtype(actions.dtype, np.integer):
+            self._first_action = actions.low
+            return spaces.MultiDiscrete(actions.high.astype(np.int64) - actions.low + 1)
+
+        # EnvPool computes with float64; gymnasium's environments take float32.
+        with np.errstate(over="ignore"):
+            low = actions.low.astype(np.float32)
+            high = actions.high.astype(np.float32)
+        if not np.isfinite([low, high]).all():
+            advice = ""
+            if family(self._task) == _VIZDOOM:
+                advice = "; with env_kwargs={'use_combined_action': True} they are discrete"
+            raise ValueError(f"env_id={self._task!r} has actions without bounds, which SB3's policies do not support{advice}")
+        return spaces.Box(low, high, actions.shape, np.float32)
+
+
+def _make_spec(task: str, settings: dict[str, Any]) -> Any:
+    """Return EnvPool's description of a task; the errors are those of :class:`_Interface`."""
+    known = set(envpool.make_spec(task).config._asdict()) - _OF_THE_POOL
+    require_known_settings(settings, known, f"EnvPool's {task}")
+    for name in _COUNTS:
+        require_integer(name, settings.get(name, 1))
+
+    try:
+        return envpool.make_spec(task, **settings)
+    except TypeError as mistake:  # it shows the signature in C++
+        raise TypeError(f"env_kwargs={settings} has a value of a type that EnvPool's {task} does not know") from mistake

@@ -15,7 +15,7 @@ from typing import Any, SupportsFloat
 import gymnasium as gym
 import numpy as np
 from gymnasium import error
-from gymnasium.envs.registration import find_highest_version, get_env_id, load_env_creator, parse_env_id
+from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
 from stable_baselines3.common import env_util
 from stable_baselines3.common.atari_wrappers import AtariWrapper, EpisodicLifeEnv, MaxAndSkipEnv, NoopResetEnv
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecTransposeImage
@@ -32,6 +32,8 @@ BACKENDS = ("auto", "gymnasium", "process", "envpool", "ale")
 _BATCHES = {"ale": ("ale_py", "AleVecEnv"), "envpool": ("envpool", "EnvPoolVecEnv")}
 
 _EnvId = str | Callable[..., gym.Env]
+# The entry point in gymnasium's registry of ids that only EnvPool has.
+_ONLY_ENVPOOL = "sb3_ano.envs.vec_env:raise_only_envpool"
 
 
 def make_vec_env(
@@ -192,6 +194,34 @@ def existing_game(env_id: _EnvId) -> AtariProtocol | None:
     return None
 
 
+def envpool_family(env_id: str) -> str | None:
+    """Return the family of a task that EnvPool has and gymnasium lacks, or None.
+
+    MiniGrid's tasks are EnvPool's also where the Python package is installed: SB3 does not take its observations, which have a
+    text, without a wrapper.
+
+    :param env_id: id of a task; ids of Atari games have another meaning
+    :return: name of EnvPool's module, for example ``"envpool.mujoco.dmc"``
+    """
+    spec = gym.registry.get(env_id)
+    is_gymnasiums = spec is not None and not str(spec.entry_point).startswith((_ONLY_ENVPOOL, "minigrid."))
+    if is_gymnasiums or atari_protocol(env_id) is not None or not _installed("envpool"):
+        return None
+    family: str | None = _module("envpool").family(env_id)
+    return family
+
+
+def register_envpool(env_id: str) -> None:
+    """Register an id that only EnvPool has, for code that looks in gymnasium's registry, such as the RL Zoo's."""
+    if envpool_family(env_id) is not None:
+        gym.registry.setdefault(env_id, EnvSpec(env_id, _ONLY_ENVPOOL))
+
+
+def raise_only_envpool(**env_kwargs: Any) -> gym.Env:
+    """Raise ValueError, instead of making an environment, for an id of :func:`register_envpool`."""
+    raise ValueError("only EnvPool has this environment: take it with make_vec_env, or with the zoo's key backend: auto")
+
+
 def _chosen_backend(
     backend: str,
     env_id: _EnvId,
@@ -243,10 +273,11 @@ def _fastest(env_id: str, n_envs: int, atari: AtariProtocol | None, env_kwargs: 
             return "gymnasium"
         return "ale"
 
-    if pool is None or not pool.has(env_id) or not pool.takes(env_id, env_kwargs):
+    if pool is None or not pool.has(env_id):
         return "gymnasium"
 
-    if env_id not in gym.registry:
+    if envpool_family(env_id) is not None:
+        # If EnvPool cannot make the task, this raises the reason.
         if pool.ignores_seeds(env_id, env_kwargs):
             raise ValueError(
                 f"env_id={env_id!r} is only known to EnvPool, where all environments start in the same state, whatever the "
@@ -254,7 +285,7 @@ def _fastest(env_id: str, n_envs: int, atari: AtariProtocol | None, env_kwargs: 
             )
         return "envpool"
 
-    if not pool.replaces_gymnasium(env_id):
+    if not pool.replaces_gymnasium(env_id) or not pool.takes(env_id, env_kwargs):
         return "gymnasium"
     # To wake a thread and wait for it takes three times as long as a step of HalfCheetah.
     if n_envs == 1 and _installed("mujoco") and _gymnasium_makes(env_id):

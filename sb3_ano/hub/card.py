@@ -39,7 +39,7 @@ _ENVIRONMENTS = {
     "rl_zoo3": ("zoo", "rl_zoo3"),
 }
 # Environments of these packages are registered without an import, or by a script that nobody else has.
-_SHIPPED = ("", "__main__", "gymnasium", "ale_py", "shimmy")
+_SHIPPED = ("", "__main__", "gymnasium", "ale_py", "sb3_ano", "shimmy")
 
 
 def environment_name(env_id: str) -> str:

@@ -19,6 +19,7 @@ from stable_baselines3 import PPO
 from sb3_ano._io import remove_leftovers
 from sb3_ano._registry import ALGORITHMS
 from sb3_ano.envs import explained_missing_packages, register_atari
+from sb3_ano.envs.vec_env import register_envpool
 from sb3_ano.zoo import agents, fixes, settings
 from sb3_ano.zoo.manager import Manager, make_manager, plan_training
 from sb3_ano.zoo.packages import directory_name, import_packages, read_packages, require_registered, split_module
@@ -148,6 +149,7 @@ def _prepare_environment(stack: ExitStack, options: Options, run: Path | None) -
         import_packages(found, source=f"{run} was trained with --gym-packages")
         if command == "train":
             packages += found
+    register_envpool(gym_id)
     require_registered(gym_id, packages)
     return packages
 

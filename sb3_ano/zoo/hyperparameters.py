@@ -18,6 +18,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from sb3_ano._arguments import NOT_HYPERPARAMETERS, constructor_parameters
 from sb3_ano.algorithms.schedules import as_schedule
 from sb3_ano.cli import hint
+from sb3_ano.envs.vec_env import envpool_family
 
 #: Hyperparameters of one environment by name, in the zoo's format.
 Hyperparameters = dict[str, Any]
@@ -186,7 +187,7 @@ def _read_python(name: str) -> object:
 
 
 def find_entry(content: Mapping[str, object], env_id: str, is_atari: bool, source: str) -> tuple[str, Hyperparameters]:
-    """Find the hyperparameters of an environment as the zoo does.
+    """Find the hyperparameters of an environment as the zoo does; a family of EnvPool's tasks may have an entry, too.
 
     :param content: hyperparameters by environment
     :param env_id: gymnasium's id
@@ -197,8 +198,11 @@ def find_entry(content: Mapping[str, object], env_id: str, is_atari: bool, sourc
     """
     # In the zoo, games have no other default.
     shared = "default"
+    family = envpool_family(env_id)
     if is_atari:
         shared = "atari"
+    elif family is not None and family in content:
+        shared = family
     name = shared
     if env_id in content:
         name = env_id

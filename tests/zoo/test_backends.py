@@ -13,6 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 from stable_baselines3.common.atari_wrappers import AtariWrapper
 
 from sb3_ano.envs import register_atari
+from sb3_ano.envs.vec_env import register_envpool
 from sb3_ano.zoo.backends import make_agents_envs, take_backend
 from tests.envs.backends import needs_all
 
@@ -41,6 +42,20 @@ def test_the_shipped_files_take_the_fast_environments(env_id, changes, processes
     assert type(env.unwrapped).__name__ == kind
     assert env.reset().shape == shape
     env.close()
+
+
+def test_ids_that_only_envpool_has_take_the_entry_of_their_family(tmp_path, monkeypatch):
+    for env_id, keys in (("CartpoleSwingup-v1", ["position", "velocity"]), ("MiniGrid-DoorKey-6x6-v0", ["mission"])):
+        register_envpool(env_id)
+        monkeypatch.setitem(gym.registry, env_id, gym.registry.pop(env_id))  # removed at the end
+        options = {"eval_freq": -1, "verbose": 0, "hyperparams": {"n_envs": 2}}
+        manager = rl_zoo3.train.ExperimentManager(Namespace(), "ano", env_id, str(tmp_path), **options)
+        hyperparameters, _ = manager.read_hyperparameters()
+        assert hyperparameters["policy"] == "MultiInputPolicy"
+        manager._preprocess_hyperparams(hyperparameters)
+        env = manager.create_envs(manager.n_envs, no_log=True)
+        assert (env.unwrapped.backend, list(env.obs_rms)) == ("envpool", keys)
+        env.close()
 
 
 def test_evaluations_have_the_settings_of_the_training(tmp_path):

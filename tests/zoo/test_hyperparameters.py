@@ -39,6 +39,8 @@ TARGETS = {"HalfCheetah": 0.03, "Ant": 0.02, "Humanoid": 0.05}
 TUNED_MUJOCO = {name: {"learning_rate": "lin_1e-3", "desired_kl": TARGETS.get(name[:-3], 0.01)} for name in MUJOCO}
 # Tasks of minigrid and pybullet_envs_gymnasium; the zoo also has settings for Minitaur, which no package registers.
 ELSEWHERE = re.compile(r"MiniGrid-|(?!Minitaur)\w+BulletEnv-")
+# Tasks and families that only EnvPool has.
+ENVPOOLS = ["envpool.mujoco.dmc", "envpool.minigrid", "Go1JoystickFlatTerrain-v1", "Go1JoystickRoughTerrain-v1"]
 
 
 def read(algo: str) -> dict:
@@ -77,6 +79,11 @@ def test_the_files_differ_only_where_they_are_tuned():
     papo |= dict.fromkeys(ANTS, papo["Hopper-v4"])
     for name in MUJOCO:
         assert ano.pop(name) == {**papo.pop(name), **TUNED_MUJOCO[name]}
+    assert ano.pop("envpool.mujoco.dmc") == {
+        **papo.pop("envpool.mujoco.dmc"),
+        "learning_rate": "lin_1e-3",
+        "desired_kl": 0.02,
+    }
     rewards = {"normalize": "{'norm_obs': False, 'norm_reward': True}"}
     assert papo.pop("Pendulum-v1") == {**ano.pop("Pendulum-v1"), **rewards}
     for name in LUNAR_LANDERS:
@@ -90,6 +97,13 @@ def test_the_files_differ_only_where_they_are_tuned():
 
 def test_every_environment_exists():
     names = set(read("ano")) - {"default", "atari"}
+    assert names.issuperset(ENVPOOLS)
+    names -= set(ENVPOOLS)
+    if find_spec("envpool") is not None:
+        from envpool.registration import registry
+
+        known = {*registry.specs, *(module for module, *_ in registry.specs.values())}
+        assert known.issuperset(ENVPOOLS)
     elsewhere = set(filter(ELSEWHERE.match, names))
     assert names - elsewhere <= set(gym.registry)
     assert {*MUJOCO, *OTHER_MUJOCO, *PENDULUMS} <= names
@@ -104,7 +118,7 @@ def test_the_zoos_settings_of_ppo_are_the_starting_point(algo, zoos):
     theirs = yaml.safe_load((Path(rl_zoo3.__file__).parent / "hyperparams" / f"{zoos}.yml").read_text())
     names = {*ours, *(name for name in theirs if algo == "ano" and ELSEWHERE.match(name))}
     assert set(ours["default"]) <= {"backend", "n_timesteps", "policy", "n_envs"}, "SB3's defaults"
-    for name in names.difference(["default"], MUJOCO, PENDULUMS, ["atari"] if algo == "ano" else []):
+    for name in names.difference(["default"], ENVPOOLS, MUJOCO, PENDULUMS, ["atari"] if algo == "ano" else []):
         found, expected = ({**defaults, **settings} for settings in (ours[name], theirs[OTHER_MUJOCO.get(name, name)]))
         clip_range = float(str(expected["clip_range"]).removeprefix("lin_"))
         expected |= {"clip_range": clip_range, "backend": "auto"}
