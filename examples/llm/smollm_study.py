@@ -344,7 +344,7 @@ def collect(out: Path, compared: dict[str, dict[str, float]], seeds: list[int]) 
 def _log_to_file(directory: Path) -> None:
     """Redirect the output of this process, which is a screen of progress bars per training."""
     directory.mkdir(exist_ok=True)
-    sys.stdout = sys.stderr = open(directory / f"{os.getpid()}.log", "w")  # noqa: SIM115 (until it ends)
+    sys.stdout = sys.stderr = open(directory / f"{os.getpid()}.log", "w", buffering=1)  # noqa: SIM115 (until it ends)
 
 
 def run_all(jobs: int, out: Path, function: Callable[..., bool], tasks: dict[str, tuple[Any, ...]]) -> bool:
