@@ -444,7 +444,9 @@ def main(arguments: list[str] | None = None) -> int:
     model_path(smollm_task.MODEL)
     # For the new processes: one thread each, no downloads, and this directory for the judge.
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    os.environ |= {**threads, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+    # transformers warns that the critic's score is new.
+    quiet = {"TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    os.environ |= {**threads, **quiet, "HF_HUB_OFFLINE": "1"}
     is_done = study(out, plan, options.variants, options.jobs, time.time() + 3600 * options.hours)
     if (out / "rows.csv").exists():
         smollm_report.write(out)
