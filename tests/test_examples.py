@@ -24,8 +24,8 @@ from tests.hub.hub_server import running_hub
 
 #: Why a block is not run.
 REASONS = {"trains for hours", "sets up environments", "runs the tests", "measures the machine"}
-NEEDS = ("a language model of 100 MB", "a GPU for days", "several GPUs", "a paid endpoint", "several machines", "a database server", "an account")
-REASONS |= {f"needs {what}" for what in (*NEEDS, "a pushed agent")}
+NEEDS = ("a GPU for days", "several GPUs", "a paid endpoint", "several machines", "a database server", "an account")
+REASONS |= {f"needs {what}" for what in (*NEEDS, "a pushed agent", "a language model of 100 MB")}
 # Its commands have a test of their own.
 EXAMPLE = re.compile(r"^## Example: reward hacking$.*?(?=^## )", re.MULTILINE | re.DOTALL)
 MARKER = r"(?:<!-- (?P<marker>not run|shortened): (?P<text>[^\n]+) -->\n)?"
