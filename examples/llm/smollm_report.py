@@ -46,8 +46,9 @@ SHOWN = 10
 
 
 def curves(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per generation of a training, smoothed: means over its updates, and over a tenth of the training."""
-    generations = rows.groupby("completions", as_index=False).mean(numeric_only=True)
+    """Return one row per generation of a training, means over a tenth of the training."""
+    # The first update of a generation sees completions that the policy has not been trained on; later ones overestimate.
+    generations = rows.sort_values("update").groupby("completions", as_index=False).first()
     window = max(1, round(WINDOW * len(generations)))
     smooth = generations[["kl", "entropy", "proxy", "gold"]].rolling(window, min_periods=1).mean()
     return smooth.assign(completions=generations["completions"])

@@ -263,11 +263,13 @@ def write_start(out: Path, plan: dict[str, Any]) -> bool:
 
 
 def final_kl(out: Path, variant: str, beta: float, seeds: list[int]) -> float:
-    """Return the KL divergence per token in the last fifth of the updates, the median, mean over seeds."""
+    """Return the KL divergence per token in the last fifth of the generations, the median, mean over seeds."""
     values = []
     for seed in seeds:
         rows = pd.read_csv(out / "runs" / run_name(variant, beta, seed) / "rows.csv")
-        values.append(float(rows["kl"].tail(max(1, len(rows) // 5)).median()))
+        # Later updates of a generation see completions that the policy has been trained on.
+        fresh = rows.sort_values("update").groupby("completions")["kl"].first()
+        values.append(float(fresh.tail(max(1, len(fresh) // 5)).median()))
     return max(sum(values) / len(values), 1e-5)
 
 
