@@ -57,7 +57,7 @@ def measure(model_name: str, name: str, updates: int) -> dict[str, float]:
     if model_name == "toy":
         tokenizer: Any = llm_task.make_tokenizer()
         model = llm_task.make_model(tokenizer, hidden_size=256, layers=4)
-        reward = llm_task.gold
+        reward: Any = llm_task.gold
         prompts = llm_task.make_posts(2000, seed=0).select_columns(["prompt"])
     else:
         # Needs packages of the extra smollm.

@@ -64,8 +64,8 @@ def draw(rows: pd.DataFrame, path: Path) -> None:
     for axes, (title, (x, y)) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):
         for name, runs in rows.groupby("variant", sort=False):
             seeds = [curves(run) for _, run in runs.groupby("seed")]
-            mean = sum(seeds) / len(seeds)
-            color, line = STYLES[name]
+            mean = pd.concat(seeds).groupby(level=0).mean()
+            color, line = STYLES[str(name)]
             axes.plot(mean[x], mean[y], color=color, linestyle=line, linewidth=1.8, label=name)
 
             # In the last panel, both axes vary between seeds.

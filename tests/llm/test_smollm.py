@@ -65,6 +65,7 @@ def test_the_model_is_written_once_in_plain_form_with_its_license(package, tmp_p
     assert loaded.dtype == torch.float32
     assert all(torch.equal(value, package[name]) for name, value in loaded.state_dict().items())
 
+    capsys.readouterr()
     monkeypatch.setattr(smollm, "_write", lambda *_: pytest.fail("it is in the cache"))
     assert model_path("smollm2-135m") == path
     assert capsys.readouterr().err == ""
