@@ -41,7 +41,7 @@ $(VENV)/.smollm-ready: pyproject.toml constraints.txt | $(BIN)/python
 demo: $(VENV)/.demo-ready  ## train ANO and PPO on a MuJoCo task, evaluate, plot: about a minute
 	@$(BIN)/python examples/demo.py
 
-smollm: $(VENV)/.smollm-ready  ## five objectives on a real language model, one seed, with figures: less than an hour on two cores
+smollm: $(VENV)/.smollm-ready  ## five objectives on a real language model, one seed, with figures: made for less than an hour on two cores
 	$(BIN)/python examples/llm/smollm_study.py --out smollm
 
 test: $(VENV)/.test-ready  ## the fast tests

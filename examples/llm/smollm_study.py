@@ -1,6 +1,6 @@
 """Train SmolLM2-135M with PPO, SPO, ANO, GRPO and GANO against a reward that can be hacked, as in the paper's Figure 5.
 
-    python examples/llm/smollm_study.py --out smollm               # one seed, less than an hour on two cores
+    python examples/llm/smollm_study.py --out smollm               # one seed, made for less than an hour on two cores
     python examples/llm/smollm_study.py --out smollm-full --plan full --hours 14
 
 The same command resumes, also after it was killed or its hours are over. Nothing is downloaded. ``rows.csv`` has a row per
