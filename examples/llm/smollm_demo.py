@@ -8,12 +8,13 @@ Nothing is downloaded, and nothing is saved but the plain model in the cache.
 import argparse
 import os
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
 import smollm_study
 import smollm_task
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 
 #: Prompts whose texts are printed.
@@ -29,11 +30,11 @@ class Print(TrainerCallback):
         """Print a line."""
         if "kl" not in logs:
             return
-        line = f"update {state.global_step:3}  KL {logs['kl']:6.3f}  entropy {logs['entropy']:5.2f}"
-        line += f"  largest ratio {logs['ratio/max']:6.2f}"
-        # Rewards are logged with the first update of a generation.
+        line = f"update {state.global_step:3}  largest ratio {logs['ratio/max']:6.2f}"
+        # The first update of a generation, whose completions the policy has not been trained on
         if "rewards/proxy/mean" in logs:
             line += f"  proxy {logs['rewards/proxy/mean']:5.2f}  gold {logs['rewards/gold/mean']:5.2f}"
+            line += f"  KL {logs['kl']:6.3f}  entropy {logs['entropy']:5.2f}"
         print(line, flush=True)
 
 
@@ -52,9 +53,12 @@ def main() -> None:
 
     os.environ["HF_HUB_OFFLINE"] = "1"
     disable_progress_bar()
+    # transformers renames an argument that TRL still passes.
+    warnings.filterwarnings("ignore", category=FutureWarning)
     with tempfile.TemporaryDirectory() as directory:
         plan = {"generations": options.generations, "completions": 16}
         trainer = smollm_study.make_trainer(Path(directory), plan, options.algo, smollm_study.BETA, 0, LEARNING_RATE)
+        trainer.remove_callback(PrinterCallback)
         trainer.add_callback(Print())
         before = show(trainer, Path(directory, "before.jsonl"))
         trainer.train()
