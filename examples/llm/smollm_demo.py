@@ -48,7 +48,7 @@ def main() -> None:
     """Train, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", choices=smollm_study.VARIANTS, default="gano", help="algorithm")
-    parser.add_argument("--generations", type=int, default=8, help="generations of 16 completions")
+    parser.add_argument("--generations", type=int, default=6, help="generations of 16 completions")
     options = parser.parse_args()
 
     os.environ["HF_HUB_OFFLINE"] = "1"
