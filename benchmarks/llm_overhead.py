@@ -1,6 +1,7 @@
 """Compare the time and memory of an update: TRL's GRPO, and the same with ANO's shape.
 
     python benchmarks/llm_overhead.py --pairs 5 --updates 30
+    python benchmarks/llm_overhead.py --model smollm2-135m --pairs 3 --updates 3     # a real model, ten minutes
 
 Every timing has a process of its own, and the two trainers take turns.
 """
@@ -18,17 +19,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from sb3_ano.llm import ShapedGRPOConfig, ShapedGRPOTrainer
+from sb3_ano.llm import ShapedGRPOConfig, ShapedGRPOTrainer, model_path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "llm"))
 import llm_task
 
 TRAINERS = {"trl": (GRPOTrainer, GRPOConfig), "ano": (ShapedGRPOTrainer, ShapedGRPOConfig)}
 WARM_UP = 6  # two generations
-TOKENS = 32
+#: Settings of the two models: that of the example of reward hacking, larger, and SmolLM2-135M.
+MODELS: dict[str, dict[str, Any]] = {
+    "toy": {"tokens": 32, "per_device_train_batch_size": 16, "gradient_accumulation_steps": 2},
+    "smollm2-135m": {"tokens": 16, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1},
+}
 
 
 class Clock(TrainerCallback):
@@ -44,23 +49,35 @@ class Clock(TrainerCallback):
         self.times.append(time.process_time())
 
 
-def measure(name: str, updates: int) -> dict[str, float]:
+def measure(model_name: str, name: str, updates: int) -> dict[str, float]:
     """Return the mean processor time of an update, generation included, and the peak memory of this process."""
-    tokenizer = llm_task.make_tokenizer()
+    settings = dict(MODELS[model_name])
+    tokens = settings.pop("tokens")
     torch.manual_seed(0)
-    model = llm_task.make_model(tokenizer, hidden_size=256, layers=4)
+    if model_name == "toy":
+        tokenizer: Any = llm_task.make_tokenizer()
+        model = llm_task.make_model(tokenizer, hidden_size=256, layers=4)
+        reward: Any = llm_task.gold
+        prompts = llm_task.make_posts(2000, seed=0).select_columns(["prompt"])
+    else:
+        # Needs packages of the extra smollm.
+        import smollm_task
+
+        tokenizer = AutoTokenizer.from_pretrained(model_path(model_name), padding_side="left")
+        model = AutoModelForCausalLM.from_pretrained(model_path(model_name), dtype=torch.float32)
+        reward = smollm_task.proxy
+        prompts = smollm_task.make_prompts("train")
+
     trainer_class, config_class = TRAINERS[name]
     clock = Clock()
     with tempfile.TemporaryDirectory() as directory:
         config = config_class(
             directory,
-            per_device_train_batch_size=16,
-            gradient_accumulation_steps=2,
             num_generations=4,
             num_iterations=3,
             max_steps=WARM_UP + updates,
-            max_completion_length=TOKENS,
-            generation_kwargs={"min_new_tokens": TOKENS},  # otherwise the two would learn to write more or less
+            max_completion_length=tokens,
+            generation_kwargs={"min_new_tokens": tokens},  # otherwise the two would learn to write more or less
             learning_rate=1e-4,
             bf16=False,
             use_cpu=True,
@@ -68,9 +85,9 @@ def measure(name: str, updates: int) -> dict[str, float]:
             report_to="none",
             save_strategy="no",
             disable_tqdm=True,
+            **settings,
         )
-        prompts = llm_task.make_posts(2000, seed=0).select_columns(["prompt"])
-        trainer_class(model, llm_task.gold, config, prompts, None, tokenizer, callbacks=[clock]).train()
+        trainer_class(model, reward, config, prompts, None, tokenizer, callbacks=[clock]).train()
     seconds = (clock.times[-1] - clock.times[WARM_UP]) / updates
     return {"seconds": seconds, "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
@@ -80,17 +97,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=5, help="number of timings of each trainer")
     parser.add_argument("--updates", type=int, default=60, help="updates per timing, three per generation")
+    parser.add_argument("--model", choices=MODELS, default="toy", help="model")
     parser.add_argument("--one", choices=TRAINERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:
-        print(json.dumps(measure(options.one, options.updates)))
+        print(json.dumps(measure(options.model, options.one, options.updates)))
         return
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     pairs = []
     for index in range(options.pairs):
         pair = {}
         for name in sorted(TRAINERS, reverse=index % 2 == 0):
-            command = [sys.executable, __file__, "--one", name, "--updates", str(options.updates)]
+            command = [sys.executable, __file__, "--one", name, "--model", options.model, "--updates", str(options.updates)]
             finished = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
             pair[name] = json.loads(finished.stdout.strip().splitlines()[-1])
         pairs.append(pair)

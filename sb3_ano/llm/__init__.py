@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sb3_ano.llm.grpo import GANOTrainer, ShapedGRPOTrainer
     from sb3_ano.llm.ppo import ANOTrainer, PPOTrainer, ShapedPPOTrainer, SPOTrainer
     from sb3_ano.llm.rewards import LearnedReward
+    from sb3_ano.llm.smollm import model_path
     from sb3_ano.llm.training import train
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "ShapedPPOConfig",
     "ShapedPPOTrainer",
     "compare",
+    "model_path",
     "train",
 ]
 
@@ -37,7 +39,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     modules = {"LearnedReward": "rewards", "GANOTrainer": "grpo", "ShapedGRPOTrainer": "grpo"}
-    modules |= {"compare": "comparison", "train": "training"}
+    modules |= {"compare": "comparison", "model_path": "smollm", "train": "training"}
     module = modules.get(name, "config" if name.endswith("Config") else "ppo")
     with needs_extra("llm"):
         return getattr(importlib.import_module(f"sb3_ano.llm.{module}"), name)

@@ -10,6 +10,9 @@ import datasets
 from datasets import Dataset, IterableDataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from sb3_ano.extras import hint
+from sb3_ano.llm.smollm import SMOLLM, model_path
+
 #: A text, or a conversation: messages with ``role`` and ``content``.
 Prompt = str | list[dict[str, str]]
 
@@ -120,21 +123,22 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Load a tokenizer that pads on the left, with the EOS token if it has no padding token.
 
-    :param name: Hub id or directory of a model
+    :param name: Hub id or directory of a model, or ``"smollm2-135m"``
     :param revision: branch, tag or commit on the Hub
     :param trust_remote_code: whether code that comes with the tokenizer may run
     :raises ValueError: if there is none, or it cannot be downloaded
     """
+    path = model_path(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            name,
+            path,
             padding_side="left",
             revision=revision,
             trust_remote_code=trust_remote_code,
         )
     except OSError as error:
         # Offline, the message does not say what is missing.
-        raise ValueError(f"model {name!r} cannot be loaded: {error}") from error
+        raise ValueError(f"model {name!r} cannot be loaded{hint(name, [SMOLLM])}: {error}") from error
 
     # Any token will do, because the attention mask hides it.
     if tokenizer.pad_token is None:

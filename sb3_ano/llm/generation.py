@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from sb3_ano.llm.data import Prompt, load_split, load_tokenizer, tokenize_prompts
 from sb3_ano.llm.judges import Ledger, Row, hash_key, plain
+from sb3_ano.llm.smollm import model_path
 
 
 def read_completions(path: str) -> dict[str, Row]:
@@ -98,7 +99,7 @@ class _Policy:
     def __init__(self, name: str, temperature: float, length: int) -> None:
         self.tokenizer = load_tokenizer(name)
         device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
-        self.model = AutoModelForCausalLM.from_pretrained(name).eval().to(device)
+        self.model = AutoModelForCausalLM.from_pretrained(model_path(name)).eval().to(device)
 
         # As in training, every EOS token of the model is an end, and all tokens can be sampled.
         ends = self.model.generation_config.eos_token_id

@@ -18,6 +18,7 @@ from sb3_ano.llm.config import GANOConfig, ShapedGRPOConfig, ShapedPPOConfig, ch
 from sb3_ano.llm.data import Prompt, check_arguments, check_columns
 from sb3_ano.llm.resume import EpochSampler, load_rollout, load_weights, save_rollout
 from sb3_ano.llm.rewards import LearnedReward, checked_function
+from sb3_ano.llm.smollm import model_path
 from sb3_ano.shaping import MAX_LOG_RATIO, ShapingLike, as_pair, name_of, require_trainable, surrogate
 
 if TYPE_CHECKING:
@@ -148,6 +149,9 @@ class ShapedGRPOTrainer(GRPOTrainer):
         self._kl: Tensor
         self._has_warned = False
 
+        # TRL loads a model by its name.
+        if isinstance(model, str):
+            model = model_path(model)
         # A copy of the list, to which TRL adds.
         if isinstance(reward_funcs, list | tuple):
             reward_funcs = list(reward_funcs)

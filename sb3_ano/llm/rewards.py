@@ -19,6 +19,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import find_adapter_config_file
 
 from sb3_ano.llm.data import Prompt, load_tokenizer, tokenize_prompts
+from sb3_ano.llm.smollm import model_path
 
 _ALLOWED = "allowed is a list with a number per completion, or None for one without a score"
 
@@ -247,9 +248,10 @@ def load_classifier(
         raise ValueError(f"{argument}={name!r} has another tokenizer {sizes}")
 
     # An adapter contains its score, so that nothing is missing.
-    if find_adapter_config_file(name) is not None:
+    path = model_path(name)
+    if find_adapter_config_file(path) is not None:
         adapted = AutoPeftModelForSequenceClassification.from_pretrained(
-            name,
+            path,
             num_labels=1,
             trust_remote_code=trust_remote_code,
         )
@@ -257,7 +259,7 @@ def load_classifier(
 
     try:
         model, report = AutoModelForSequenceClassification.from_pretrained(
-            name,
+            path,
             num_labels=1,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,

@@ -23,6 +23,7 @@ from sb3_ano.llm.grpo import GANOTrainer, ShapedGRPOTrainer
 from sb3_ano.llm.ppo import ANOTrainer, PPOTrainer, ShapedPPOTrainer, SPOTrainer
 from sb3_ano.llm.resume import last_checkpoint
 from sb3_ano.llm.rewards import LearnedReward
+from sb3_ano.llm.smollm import model_path
 
 
 class BaselineTrainer(GANOTrainer):
@@ -246,7 +247,7 @@ def _make_trainer(options: Options, policy: PolicyConfig, config: ShapedGRPOConf
         eval_dataset = load_split(dataset_name, options.dataset_config, options.dataset_test_split)
 
     # The reward model comes first, because a critic starts as it.
-    model: Any = policy.model_name_or_path
+    model: Any = model_path(policy.model_name_or_path)
     trust = config.trust_remote_code
     tokenizer = load_tokenizer(model, revision=policy.model_revision, trust_remote_code=trust)
     if options.reward_model is not None:
