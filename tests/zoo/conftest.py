@@ -72,7 +72,10 @@ def nothing_stays_replaced():
 
 @pytest.fixture
 def small_rollouts(monkeypatch):
-    """Let trials of a search have rollouts of 32 steps and minibatches of 32 samples; the zoo's space has a hundred times more."""
+    """Let trials of a search have rollouts of 32 steps and minibatches of 32 samples.
+
+    In the zoo's space, a rollout can have a thousand times as many minibatches.
+    """
     suggest = optuna.Trial.suggest_int
     monkeypatch.setattr(optuna.Trial, "suggest_int", lambda trial, name, low, high: suggest(trial, name, 5, 5))
 
