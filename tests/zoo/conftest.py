@@ -14,6 +14,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import optuna
 import pytest
 from stable_baselines3.common.monitor import Monitor, ResultsWriter
 
@@ -67,6 +68,16 @@ def nothing_stays_replaced():
     assert (plt.show, [os.environ.get(name) for name in VARIABLES]) == (show, variables)
     for owner, names in before.items():
         assert {name: vars(owner)[name] for name in names} == names
+
+
+@pytest.fixture
+def small_rollouts(monkeypatch):
+    """Let trials of a search have rollouts of 32 steps and minibatches of 32 samples.
+
+    In the zoo's space, a rollout can have a thousand times as many minibatches.
+    """
+    suggest = optuna.Trial.suggest_int
+    monkeypatch.setattr(optuna.Trial, "suggest_int", lambda trial, name, low, high: suggest(trial, name, 5, 5))
 
 
 def start_command(command: str, directory: Path | str = ".") -> subprocess.Popen[str]:

@@ -38,6 +38,7 @@ def study_of(storage=JOURNAL):
     return optuna.load_study(storage=storage, study_name="s")
 
 
+@pytest.mark.usefixtures("small_rollouts")
 @pytest.mark.parametrize("algo", [algo for algo in ALGORITHMS if "mask" not in algo])  # CartPole has no masks
 def test_a_search_leaves_the_zoos_report_and_trials_that_train(algo):
     run_search(algo=algo)
@@ -82,6 +83,7 @@ def test_a_study_or_trial_that_does_not_exist_is_one_line(study):
     assert set(Path().iterdir()) == before, "neither an empty study nor a run is left"
 
 
+@pytest.mark.usefixtures("small_rollouts")
 def test_jobs_share_a_study_that_continues_and_pruners_stop_trials_early():
     options = "--n-jobs 2 --optimization-log-path evaluated --pruner median --n-evaluations 4 --n-startup-trials 1"
     for total in (4, 8):
@@ -93,6 +95,7 @@ def test_jobs_share_a_study_that_continues_and_pruners_stop_trials_early():
     assert len(list(Path("evaluated").glob("trial_*/best_model.zip"))) == len(trials)
 
 
+@pytest.mark.usefixtures("small_rollouts")
 def test_a_diverging_trial_is_pruned_and_an_interrupted_search_reports(monkeypatch):
     learn = ANO.learn
     fail = mock.Mock(side_effect=[FloatingPointError("no finite loss"), None, KeyboardInterrupt()])

@@ -91,6 +91,7 @@ def test_a_killed_accelerated_run_resumes_as_if_it_had_not_been(run_until, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_rollouts")
 def test_trials_of_a_search_are_accelerated(zoo, accelerated):
     zoo(
         "train --algo ppo --accelerate -optimize --n-trials 2 --n-evaluations 1 --no-optim-plots --seed 1 -n 256 "
