@@ -5,8 +5,9 @@
 
 A task works if ``make_vec_env`` makes two environments, 200 random steps keep SB3's contract for vectorized environments, and
 ANO trains on one rollout. The steps have a time limit of 40, so that episodes end. The first episode is compared with that of
-EnvPool alone with a later limit: every observation and reward, and also the last observation, which SB3 bootstraps from. The
-reason "no time limit" next to a task that works says that the limit has no effect.
+EnvPool alone with a later limit, or the same one where rewards or observations depend on it: every observation and reward,
+and also the last observation, which SB3 bootstraps from. "no time limit" next to a task that works says that the limit
+has no effect.
 
 Each task has a process of its own, with limits of time and memory. A row is written per task. The same command resumes.
 """
@@ -40,9 +41,11 @@ SEED = 7
 SECONDS = 400
 GIGABYTES = 12
 ATARI = "envpool.atari"
+MINIGRID = "envpool.minigrid"
 MYOSUITE = "envpool.mujoco.myosuite"
-# Tasks that observe which part of the time is over.
-OBSERVE_TIME = ("AlohaHandOver-v1", "MuJoCoPlayground/AlohaHandOver-v1")
+# Tasks whose observations or rewards depend on which part of the time is over.
+DEPEND_ON_TIME = {"AlohaHandOver-v1", "MuJoCoPlayground/AlohaHandOver-v1"}
+DEPEND_ON_TIME |= {task for task, (module, *_) in registry.specs.items() if module == MINIGRID}
 COLUMNS = ("family", "task", "result", "reason", "observations", "actions", "seconds")
 # In the order of the table.
 WORKS = "works"
@@ -58,7 +61,7 @@ FAMILIES = {
     "envpool.highway": "highway-env",
     "envpool.jumanji": "Jumanji",
     "envpool.mujoco.metaworld": "Meta-World",
-    "envpool.minigrid": "MiniGrid and BabyAI",
+    MINIGRID: "MiniGrid and BabyAI",
     "envpool.mujoco.gym": "MuJoCo of gymnasium",
     "envpool.mujoco.playground": "MuJoCo Playground",
     MYOSUITE: "MyoSuite",
@@ -102,7 +105,7 @@ def check_task(task: str, connection: Connection) -> None:
         if any("ignores seeds" in str(warning.message) for warning in caught):
             row["result"] = NO_SEEDS
     except Exception as error:
-        row["reason"] = f"{type(error).__name__}: {error}"
+        row["reason"] = " ".join(f"{type(error).__name__}: {error}".split())
     connection.send(row)
 
 
@@ -120,7 +123,7 @@ def check_contract(task: str, env: VecEnv, observations: Any) -> bool:
     require_observations(env.observation_space, observations)
     if is_compared:
         limit = 2 * TIME_LIMIT
-        if task in OBSERVE_TIME:
+        if task in DEPEND_ON_TIME:
             limit = TIME_LIMIT
         bare = envpool.make_gymnasium(task, num_envs=1, num_threads=1, seed=[SEED], max_episode_steps=limit)
         require_equal(bare.reset()[0], observations)
