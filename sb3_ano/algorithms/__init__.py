@@ -11,7 +11,15 @@ from sb3_ano.algorithms.spo import SPO
 if TYPE_CHECKING:
     from sb3_ano.algorithms.contrib import MaskableANO, RecurrentANO, RecurrentMaskableANO
 
-__all__ = ["ANO", "PAPO", "SPO", "MaskableANO", "RecurrentANO", "RecurrentMaskableANO", "ShapedPolicyAlgorithm"]
+__all__ = [
+    "ANO",
+    "PAPO",
+    "SPO",
+    "MaskableANO",
+    "RecurrentANO",
+    "RecurrentMaskableANO",
+    "ShapedPolicyAlgorithm",
+]
 
 
 def __getattr__(name: str) -> Any:

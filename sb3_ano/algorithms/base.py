@@ -301,7 +301,14 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
 
         self._reset_target_check()
         name = tb_log_name or type(self).__name__
-        return super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
+        return super().learn(
+            total_timesteps,
+            callback,
+            log_interval,
+            name,
+            reset_num_timesteps,
+            progress_bar,
+        )
 
     def _setup_learn(self, *positional: Any, **keywords: Any) -> tuple[int, BaseCallback]:
         env: VecEnv = self.env  # type: ignore[assignment]
@@ -333,7 +340,13 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         self._check_arguments()
         self._require_adaptable()
 
-        has_rollout = super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, use_masking)
+        has_rollout = super().collect_rollouts(
+            env,
+            callback,
+            rollout_buffer,
+            n_rollout_steps,
+            use_masking,
+        )
 
         # The engine drops its decisions if a callback saw the steps, which may have changed arguments, too.
         if self.engine.decisions is None:
@@ -345,7 +358,11 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         return FiniteCheck(self, env)
 
     def policy_loss(
-        self, log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange, samples: RolloutSamples
+        self,
+        log_ratio: torch.Tensor,
+        advantages: torch.Tensor,
+        clip_range: ClipRange,
+        samples: RolloutSamples,
     ) -> torch.Tensor:
         """Compute minus the mean surrogate of Definition 3.2 of the paper, a scalar to be minimized.
 
@@ -354,7 +371,13 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         :param clip_range: radii of this update
         :param samples: minibatch of the rollout buffer
         """
-        return -surrogate(log_ratio, advantages, self._shape, eps_low=clip_range.low, eps_high=clip_range.high).mean()
+        return -surrogate(
+            log_ratio,
+            advantages,
+            self._shape,
+            eps_low=clip_range.low,
+            eps_high=clip_range.high,
+        ).mean()
 
     def _has_known_loss(self) -> bool:
         """Tell whether the surrogate is this package's code, with a shape of this package."""
@@ -571,7 +594,15 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         kwargs |= cls._restored_arguments(saved, {**(custom_objects or {}), **kwargs})
         kwargs.pop("shaping", None)  # _restored_arguments has it
         # _wrap_env takes ids, too.
-        return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)  # type: ignore[arg-type]
+        return super().load(
+            path,
+            env,
+            device,
+            custom_objects,
+            print_system_info,
+            force_reset,
+            **kwargs,
+        )  # type: ignore[arg-type]
 
     @classmethod
     def _restored_arguments(cls, saved: SavedModel, replacements: dict[str, Any]) -> dict[str, Any]:

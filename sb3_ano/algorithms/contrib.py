@@ -143,7 +143,14 @@ class MaskableANO(ANO):
         """
         self._use_masking = use_masking
         self.engine.warned_of_masks = False
-        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+        return super().learn(
+            total_timesteps,
+            callback,
+            log_interval,
+            tb_log_name,
+            reset_num_timesteps,
+            progress_bar,
+        )
 
     def predict(
         self,
@@ -158,7 +165,13 @@ class MaskableANO(ANO):
         :param action_masks: actions that are allowed, or None for all
         """
         policy: Any = self.policy
-        actions, states = policy.predict(observation, state, episode_start, deterministic, action_masks=action_masks)
+        actions, states = policy.predict(
+            observation,
+            state,
+            episode_start,
+            deterministic,
+            action_masks=action_masks,
+        )
         return actions, states
 
     def collect_rollouts(
@@ -169,7 +182,13 @@ class MaskableANO(ANO):
         n_rollout_steps: int,
         use_masking: bool = True,
     ) -> bool:
-        return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, self._use_masking)
+        return super().collect_rollouts(
+            env,
+            callback,
+            rollout_buffer,
+            n_rollout_steps,
+            self._use_masking,
+        )
 
 
 class RecurrentANO(ANO):

@@ -47,7 +47,12 @@ class _MaskedSequences(RolloutBuffer):
             self.action_masks = self.swap_and_flatten(self.action_masks)
         return super().get(batch_size)
 
-    def _get_samples(self, batch_inds: np.ndarray, env_change: Any, env: Any = None) -> Any:  # type: ignore[override]
+    def _get_samples(
+        self,
+        batch_inds: np.ndarray,
+        env_change: Any,
+        env: Any = None,
+    ) -> Any:  # type: ignore[override]
         samples: Any = super()._get_samples(batch_inds, env_change, env)  # type: ignore[call-arg]
         masks = self.pad(self.action_masks[batch_inds]).reshape(len(samples.mask), -1)  # type: ignore[attr-defined]
         is_padding = samples.mask <= 1e-8

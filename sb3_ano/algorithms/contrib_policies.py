@@ -49,7 +49,12 @@ class MaskedLstmPolicy(policies.RecurrentActorCriticPolicy):
         return self.action_dist.proba_distribution(action_logits=logits)
 
     @staticmethod
-    def _process_sequence(features: Any, lstm_states: Any, episode_starts: Any, lstm: Any) -> Any:
+    def _process_sequence(
+        features: Any,
+        lstm_states: Any,
+        episode_starts: Any,
+        lstm: Any,
+    ) -> Any:
         starts = episode_starts.reshape(lstm_states[0].shape[1], -1)
         # Someone else's sequences may have starts in them.
         if bool(starts[:, 1:].any()):

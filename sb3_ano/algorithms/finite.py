@@ -30,7 +30,12 @@ class FiniteCheck:
     :raises ValueError: if the first observation is NaN or Inf; the methods raise it for later observations and rewards
     """
 
-    def __init__(self, model: Any, env: VecEnv, statistics: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        env: VecEnv,
+        statistics: dict[str, Any] | None = None,
+    ) -> None:
         self._model = model
         self._n_envs = env.num_envs
         self._enabled = model.check_finite
@@ -122,7 +127,13 @@ class FiniteCheck:
     def _place(self) -> str:
         return f"step {self._model.num_timesteps // self._n_envs} of the training"
 
-    def _reject(self, what: str, values: Observations, environment: int | None = None, for_policy: bool = False) -> None:
+    def _reject(
+        self,
+        what: str,
+        values: Observations,
+        environment: int | None = None,
+        for_policy: bool = False,
+    ) -> None:
         """Raise if values are not finite.
 
         :param what: name of the values

@@ -117,7 +117,11 @@ class PAPO(ShapedPolicyAlgorithm):
         return (self.k, self.omega1, self.omega2, self.gamma)
 
     def policy_loss(
-        self, log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange, samples: RolloutSamples
+        self,
+        log_ratio: torch.Tensor,
+        advantages: torch.Tensor,
+        clip_range: ClipRange,
+        samples: RolloutSamples,
     ) -> torch.Tensor:
         """Compute ``-(J - k (MV + VM))`` of the minibatch; see ``docs/papo.md`` for the terms."""
         assert samples.td_errors is not None  # _reads_td_errors asks for them
@@ -128,7 +132,13 @@ class PAPO(ShapedPolicyAlgorithm):
         ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
         clipped = ratio.clamp(1.0 - clip_range.low, 1.0 + clip_range.high)
 
-        mean = surrogate(log_ratio, advantages, ppo, eps_low=clip_range.low, eps_high=clip_range.high).mean()
+        mean = surrogate(
+            log_ratio,
+            advantages,
+            ppo,
+            eps_low=clip_range.low,
+            eps_high=clip_range.high,
+        ).mean()
 
         # MV, the mean of the variances of the clipped objective.
         def variance_of(r: torch.Tensor) -> torch.Tensor:

@@ -74,7 +74,14 @@ class FastCollection(Accelerated):
         if not changes_nothing:
             decisions, _ = self.engine.decide(self, self.engine_options())
         if decisions.device is None and changes_nothing:
-            if not self.engine.collect_on_device(self, env, callback, check, n_rollout_steps, use_masking):
+            if not self.engine.collect_on_device(
+                self,
+                env,
+                callback,
+                check,
+                n_rollout_steps,
+                use_masking,
+            ):
                 return False
             callback.update_locals(locals())
             callback.on_rollout_end()
@@ -129,7 +136,14 @@ class FastCollection(Accelerated):
 
             if writes_arrays:
                 store_step(
-                    rollout_buffer, self._last_obs, actions, rewards, self._last_episode_starts, values, log_probs, **stored()
+                    rollout_buffer,
+                    self._last_obs,
+                    actions,
+                    rewards,
+                    self._last_episode_starts,
+                    values,
+                    log_probs,
+                    **stored(),
                 )
             else:
                 rollout_buffer.add(
@@ -208,7 +222,11 @@ def _changes_nothing(callback: BaseCallback | None) -> bool:
 
 
 def bootstrap_truncations(
-    rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]], actor: Actor, gamma: float
+    rewards: np.ndarray,
+    dones: np.ndarray,
+    infos: list[dict[str, Any]],
+    actor: Actor,
+    gamma: float,
 ) -> None:
     """Add the discounted value of the last observation to the rewards of episodes that were truncated, not terminated.
 

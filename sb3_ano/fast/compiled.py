@@ -102,7 +102,13 @@ class FlatVectors:
                 storage.resize_(self._bytes)
             vector.zero_()  # the gaps between tensors, too
 
-        views = zip(self.tensors, self.views(parameters), self.views(first), self.views(second), strict=True)
+        views = zip(
+            self.tensors,
+            self.views(parameters),
+            self.views(first),
+            self.views(second),
+            strict=True,
+        )
         for tensor, of_parameter, of_first, of_second in views:
             state = adam_state(self._optimizer, tensor)
             of_parameter.copy_(tensor)
@@ -123,7 +129,13 @@ class FlatVectors:
         parameters, _, first, second, steps, *_ = self.vectors
 
         count = steps.item()
-        views = zip(self.tensors, self.views(parameters), self.views(first), self.views(second), strict=True)
+        views = zip(
+            self.tensors,
+            self.views(parameters),
+            self.views(first),
+            self.views(second),
+            strict=True,
+        )
         for tensor, of_parameter, of_first, of_second in views:
             state = self._optimizer.state[tensor]
             tensor.copy_(of_parameter)
@@ -191,7 +203,12 @@ class _Loss(torch.nn.Module):
 Step = Callable[[Vectors, Any, torch.Tensor | None, Numbers], StepResult]
 
 
-def make_step(flat: FlatVectors, evaluation: PolicyEvaluation, settings: Settings, uses_all: bool) -> Step:
+def make_step(
+    flat: FlatVectors,
+    evaluation: PolicyEvaluation,
+    settings: Settings,
+    uses_all: bool,
+) -> Step:
     """Return the step of a minibatch as a function of tensors, which changes the vectors in place.
 
     :param flat: vectors of the policy
@@ -203,7 +220,12 @@ def make_step(flat: FlatVectors, evaluation: PolicyEvaluation, settings: Setting
     policy = evaluation.policy
     names = [f"policy.{name}" for name, parameter in policy.named_parameters() if parameter.requires_grad]
 
-    def step(vectors: Vectors, rollout: Any, indices: torch.Tensor | None, numbers: Numbers) -> StepResult:
+    def step(
+        vectors: Vectors,
+        rollout: Any,
+        indices: torch.Tensor | None,
+        numbers: Numbers,
+    ) -> StepResult:
         samples = rollout if indices is None else gather(rollout, indices)
 
         # Parts of the vector replace the parameters: compiled code gets one tensor instead of dozens.
@@ -284,7 +306,11 @@ class CompiledStep:
     def __init__(self, step: Any, options: dict[str, Any], is_constant: bool) -> None:
         # Compiled code is cached with the code object of a function: a copy has compilations of its own.
         self._function = types.FunctionType(
-            step.__code__.replace(), step.__globals__, step.__name__, step.__defaults__, step.__closure__
+            step.__code__.replace(),
+            step.__globals__,
+            step.__name__,
+            step.__defaults__,
+            step.__closure__,
         )
         self._compiled = torch.compile(self._function, fullgraph=True, dynamic=False, options=options)
         self._is_constant = is_constant

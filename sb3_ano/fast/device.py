@@ -118,14 +118,25 @@ class DeviceRollout:
         # Environment by environment in memory, which is the order of samples in SB3.
         n_steps, n_envs, *shape = array.shape
         dtype = torch.from_numpy(array).dtype
-        return torch.zeros(n_envs, n_steps, *shape, dtype=dtype, device=self.device).transpose(0, 1)
+        return torch.zeros(
+            n_envs,
+            n_steps,
+            *shape,
+            dtype=dtype,
+            device=self.device,
+        ).transpose(0, 1)
 
     def fits(self, env: VecEnv, n_steps: int) -> bool:
         """Tell whether this is for these environments and this number of steps."""
         return env is self.env and n_steps == self.n_steps and self.device == self.model.device
 
     def collect(
-        self, callback: BaseCallback, check: Any, evaluation: PolicyEvaluation, decisions: Decisions, use_masking: bool
+        self,
+        callback: BaseCallback,
+        check: Any,
+        evaluation: PolicyEvaluation,
+        decisions: Decisions,
+        use_masking: bool,
     ) -> bool:
         """Collect a rollout and hand it to the buffer.
 
@@ -220,7 +231,12 @@ class DeviceRollout:
     def _act_and_store(self) -> torch.Tensor:
         """Act on the current observations, store all that is known of the step, and return the actions to take."""
         actions, in_bounds, values, log_probs = self._policy_step()
-        stored = {"actions": actions, "values": values, "log_probs": log_probs, "observations": self._current}
+        stored = {
+            "actions": actions,
+            "values": values,
+            "log_probs": log_probs,
+            "observations": self._current,
+        }
         if self._masks is not None:
             stored["action_masks"] = self._masks
         for name, value in stored.items():

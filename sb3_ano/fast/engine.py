@@ -125,7 +125,15 @@ class Engine:
         )
         compiled = None
         if decisions.compilation is None and self.obstacle is None:
-            compiled = self._compiled_update(model, evaluation, settings, decisions, options, is_known_loss(), loss_constants)
+            compiled = self._compiled_update(
+                model,
+                evaluation,
+                settings,
+                decisions,
+                options,
+                is_known_loss(),
+                loss_constants,
+            )
         if decisions.changeable:
             reasons = "; ".join(decisions.changeable)
             self._warn(f"this training leaves the fast path: {reasons}. print(explain(model)) shows what runs instead")
@@ -136,10 +144,25 @@ class Engine:
             rollout = buffer.samples(with_td_errors)
         elif decisions.rollout is None:
             rollout = rollout_tensors(buffer, decisions.channels_last, with_td_errors)
-        return Update(self, model, evaluation, settings, numbers, decisions, rollout, compiled)
+        return Update(
+            self,
+            model,
+            evaluation,
+            settings,
+            numbers,
+            decisions,
+            rollout,
+            compiled,
+        )
 
     def collect_on_device(
-        self, model: "Accelerated", env: VecEnv, callback: BaseCallback, check: Any, n_steps: int, use_masking: bool
+        self,
+        model: "Accelerated",
+        env: VecEnv,
+        callback: BaseCallback,
+        check: Any,
+        n_steps: int,
+        use_masking: bool,
     ) -> bool:
         """Collect a rollout as tensors on the device, and hand it to the buffer; see :class:`DeviceRollout`.
 
@@ -151,7 +174,13 @@ class Engine:
             decisions, evaluation = self.decide(model, model.engine_options())
         if self._device_rollout is None or not self._device_rollout.fits(env, n_steps):
             self._device_rollout = make_rollout(model, env, n_steps)
-        return self._device_rollout.collect(callback, check, evaluation, decisions, use_masking)
+        return self._device_rollout.collect(
+            callback,
+            check,
+            evaluation,
+            decisions,
+            use_masking,
+        )
 
     def _compiled_update(
         self,
@@ -180,7 +209,13 @@ class Engine:
         if model.verbose >= 1:
             print("Compiling the update, which takes about 10 s the first time")
         known_code = decisions.library_code and has_known_loss and not model.policy.squash_output
-        self._compiled = _CompiledUpdate(evaluation, settings, decisions.library_code, known_code, made_for)
+        self._compiled = _CompiledUpdate(
+            evaluation,
+            settings,
+            decisions.library_code,
+            known_code,
+            made_for,
+        )
         return self._compiled
 
     def give_up_compiling(self, reason: str) -> None:
@@ -207,7 +242,12 @@ class _CompiledUpdate:
     """
 
     def __init__(
-        self, evaluation: PolicyEvaluation, settings: Settings, library_code: bool, known_code: bool, made_for: Any
+        self,
+        evaluation: PolicyEvaluation,
+        settings: Settings,
+        library_code: bool,
+        known_code: bool,
+        made_for: Any,
     ) -> None:
         policy = evaluation.policy
         self.made_for = made_for
@@ -228,7 +268,12 @@ class _CompiledUpdate:
         for step in self._steps.values():
             step.start_epoch()
 
-    def step(self, rollout: Any, indices: torch.Tensor | None, numbers: Numbers) -> StepResult:
+    def step(
+        self,
+        rollout: Any,
+        indices: torch.Tensor | None,
+        numbers: Numbers,
+    ) -> StepResult:
         """Make one step; see :class:`~sb3_ano.fast.compiled.CompiledStep`."""
         length = len(rollout.advantages if indices is None else indices)
         variant = (length, indices is None)
@@ -238,7 +283,12 @@ class _CompiledUpdate:
             self._steps[variant] = CompiledStep(self._step, options, self._library_code and indices is not None)
         return self._steps[variant](self.flat.vectors, rollout, indices, numbers)
 
-    def summarized_step(self, rollout: Any, indices: torch.Tensor, numbers: Numbers) -> StepSummary:
+    def summarized_step(
+        self,
+        rollout: Any,
+        indices: torch.Tensor,
+        numbers: Numbers,
+    ) -> StepSummary:
         """Make one step on a rollout whose tensors stay in their places; on CUDA, it is recorded as a graph and replayed."""
         if not self._is_recordable:
             return summarize(self.step(rollout, indices, numbers), numbers)
@@ -257,7 +307,12 @@ class _CompiledUpdate:
         # The next replay overwrites it.
         return StepSummary(summary.numbers.clone(), summary.log_ratio, summary.stop)
 
-    def _step_and_summary(self, rollout: Any, indices: torch.Tensor, numbers: Numbers) -> StepSummary:
+    def _step_and_summary(
+        self,
+        rollout: Any,
+        indices: torch.Tensor,
+        numbers: Numbers,
+    ) -> StepSummary:
         return summarize(self.step(rollout, indices, numbers), numbers)
 
 

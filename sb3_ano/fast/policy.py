@@ -146,7 +146,13 @@ class PolicyEvaluation:
     :param channels_last: whether images are given to the features extractor in that memory format
     """
 
-    def __init__(self, policy: ActorCriticPolicy, precision: str, calls_policy: bool, channels_last: bool) -> None:
+    def __init__(
+        self,
+        policy: ActorCriticPolicy,
+        precision: str,
+        calls_policy: bool,
+        channels_last: bool,
+    ) -> None:
         self.policy = policy
         self.calls_policy = calls_policy
         self._preprocess = preprocessing(policy.observation_space, policy.normalize_images, channels_last)
@@ -189,7 +195,9 @@ class PolicyEvaluation:
         return values, log_prob, entropy
 
     def act(
-        self, observations: PyTorchObs, masks: torch.Tensor | None = None
+        self,
+        observations: PyTorchObs,
+        masks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return what ``policy(observations)`` does: actions, values ``(batch, 1)``, log-probabilities ``(batch,)``.
 
@@ -262,7 +270,12 @@ class PolicyEvaluation:
         Every forward pass would otherwise convert weights again: those of convolutions to ``channels_last``, and, for
         bfloat16, all weights to that type.
         """
-        names = ["mlp_extractor", "features_extractor", "pi_features_extractor", "vf_features_extractor"]
+        names = [
+            "mlp_extractor",
+            "features_extractor",
+            "pi_features_extractor",
+            "vf_features_extractor",
+        ]
         copies = copy.deepcopy({name: getattr(self.policy, name) for name in names})
         # The same extractor may have several of the names.
         layers: Any = nn.ModuleList(copies.values())
@@ -286,14 +299,24 @@ class RecurrentEvaluation(PolicyEvaluation):
 
     policy: Any  # a RecurrentActorCriticPolicy of sb3-contrib
 
-    def __init__(self, policy: ActorCriticPolicy, precision: str, calls_policy: bool, channels_last: bool) -> None:
+    def __init__(
+        self,
+        policy: ActorCriticPolicy,
+        precision: str,
+        calls_policy: bool,
+        channels_last: bool,
+    ) -> None:
         super().__init__(policy, "float32", calls_policy, channels_last)
 
     def __call__(self, samples: Any, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         if self.calls_policy:
             options = {} if samples.action_masks is None else {"action_masks": samples.action_masks}
             values, log_prob, entropy = self.policy.evaluate_actions(
-                samples.observations, actions, samples.lstm_states, samples.episode_starts, **options
+                samples.observations,
+                actions,
+                samples.lstm_states,
+                samples.episode_starts,
+                **options,
             )
         else:
             values, log_prob, entropy = self._evaluate(samples, actions)
@@ -325,7 +348,10 @@ class RecurrentEvaluation(PolicyEvaluation):
 
 
 def whole_sequences(
-    lstm: nn.LSTM, features: torch.Tensor, states: Any, episode_starts: torch.Tensor
+    lstm: nn.LSTM,
+    features: torch.Tensor,
+    states: Any,
+    episode_starts: torch.Tensor,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
     """Run an LSTM over sequences of equal length in one call.
 

@@ -25,7 +25,12 @@ from sb3_ano.shaping import ppo as clip
 Algorithm = TypeVar("Algorithm", bound=BaseAlgorithm)
 
 
-def clipped_loss(log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange, samples: Any) -> torch.Tensor:
+def clipped_loss(
+    log_ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    clip_range: ClipRange,
+    samples: Any,
+) -> torch.Tensor:
     """Compute minus the mean of PPO's clipped surrogate, a scalar to be minimized.
 
     :param log_ratio: log-probability of the actions minus that in the rollout, ``(batch,)``
@@ -33,7 +38,13 @@ def clipped_loss(log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: 
     :param clip_range: radii
     :param samples: minibatch
     """
-    return -surrogate(log_ratio, advantages, clip, eps_low=clip_range.low, eps_high=clip_range.high).mean()
+    return -surrogate(
+        log_ratio,
+        advantages,
+        clip,
+        eps_low=clip_range.low,
+        eps_high=clip_range.high,
+    ).mean()
 
 
 class AcceleratedPPO(FastCollection):
@@ -116,7 +127,13 @@ class MaskablePPO(AcceleratedPPO, ppo_mask.MaskablePPO):
         n_rollout_steps: int,
         use_masking: bool = True,
     ) -> bool:
-        return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, use_masking)
+        return super().collect_rollouts(
+            env,
+            callback,
+            rollout_buffer,
+            n_rollout_steps,
+            use_masking,
+        )
 
 
 class RecurrentPPO(AcceleratedPPO, ppo_recurrent.RecurrentPPO):

@@ -122,7 +122,11 @@ def without_guards(function: types.FunctionType) -> Callable[..., Any] | None:
         return None
 
     return types.FunctionType(
-        entries[0].code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+        entries[0].code,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
     )
 
 

@@ -98,7 +98,15 @@ class Numbers(NamedTuple):
 
 
 #: ``policy_loss(log_ratio, advantages, clip_range, samples)``, a scalar to be minimized.
-PolicyLoss: TypeAlias = Callable[[torch.Tensor, torch.Tensor, ClipRange, Any], torch.Tensor]
+PolicyLoss: TypeAlias = Callable[
+    [
+        torch.Tensor,
+        torch.Tensor,
+        ClipRange,
+        Any,
+    ],
+    torch.Tensor,
+]
 
 
 class Settings(NamedTuple):
@@ -197,7 +205,12 @@ def approximate_kl(log_ratio: torch.Tensor) -> torch.Tensor:
     return (log_ratio.exp() - 1.0 - log_ratio).mean()
 
 
-def minibatch_loss(evaluation: PolicyEvaluation, settings: Settings, samples: Any, numbers: Numbers) -> Losses:
+def minibatch_loss(
+    evaluation: PolicyEvaluation,
+    settings: Settings,
+    samples: Any,
+    numbers: Numbers,
+) -> Losses:
     """Compute the loss of Algorithm 1 of the paper, with SB3's value loss, twice the paper's, value clip and entropy.
 
     :param evaluation: evaluation of the policy
@@ -231,7 +244,12 @@ def minibatch_loss(evaluation: PolicyEvaluation, settings: Settings, samples: An
     return Losses(loss, policy_loss, value_loss, entropy_loss, log_ratio, advantages)
 
 
-def step_result(losses: Losses, norm: torch.Tensor, log_ratio_grad: torch.Tensor | None, stop: torch.Tensor) -> StepResult:
+def step_result(
+    losses: Losses,
+    norm: torch.Tensor,
+    log_ratio_grad: torch.Tensor | None,
+    stop: torch.Tensor,
+) -> StepResult:
     """Collect what the log needs of a minibatch."""
     loss = losses.loss.detach()
     policy_loss = losses.policy_loss.detach()
@@ -243,7 +261,14 @@ def step_result(losses: Losses, norm: torch.Tensor, log_ratio_grad: torch.Tensor
     # A frozen actor has no gradient.
     gradient = torch.zeros_like(log_ratio) if log_ratio_grad is None else log_ratio_grad.detach()
     skipped = ~(torch.isfinite(loss + norm) | stop)
-    return StepResult(scalars, log_ratio, losses.advantages.detach(), gradient, skipped, stop)
+    return StepResult(
+        scalars,
+        log_ratio,
+        losses.advantages.detach(),
+        gradient,
+        skipped,
+        stop,
+    )
 
 
 class EagerStep:
@@ -257,7 +282,12 @@ class EagerStep:
     """
 
     def __init__(
-        self, policy: ActorCriticPolicy, evaluation: PolicyEvaluation, settings: Settings, numbers: Numbers, is_fused: bool
+        self,
+        policy: ActorCriticPolicy,
+        evaluation: PolicyEvaluation,
+        settings: Settings,
+        numbers: Numbers,
+        is_fused: bool,
     ) -> None:
         self._policy = policy
         self._optimizer = policy.optimizer
@@ -306,7 +336,13 @@ class FusedAdam:
         self._optimizer = optimizer
         group = optimizer.param_groups[0]
         beta1, beta2 = group["betas"]
-        self._options = {"lr": float(group["lr"]), "beta1": beta1, "beta2": beta2, "eps": group["eps"], "weight_decay": 0.0}
+        self._options = {
+            "lr": float(group["lr"]),
+            "beta1": beta1,
+            "beta2": beta2,
+            "eps": group["eps"],
+            "weight_decay": 0.0,
+        }
         self._trained = trained_parameters(optimizer)
         # Those that have a gradient, their moments, and their numbers of steps.
         self._parameters: list[torch.Tensor] = []
@@ -315,7 +351,12 @@ class FusedAdam:
         self._counts: list[torch.Tensor] = []
 
     @torch.no_grad()
-    def step(self, loss: torch.Tensor, max_norm: torch.Tensor, skips_non_finite: bool) -> torch.Tensor:
+    def step(
+        self,
+        loss: torch.Tensor,
+        max_norm: torch.Tensor,
+        skips_non_finite: bool,
+    ) -> torch.Tensor:
         """Make a step; parameters without a gradient are left alone, as in PyTorch.
 
         :param loss: loss whose gradient the parameters have
