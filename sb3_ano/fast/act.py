@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -41,6 +41,19 @@ class NotFiniteError(ValueError):
 
     def __init__(self) -> None:
         super().__init__("the policy returned NaN or Inf; look at its parameters")
+
+
+class RolloutCheck(Protocol):
+    """What a rollout calls to look for NaN and Inf."""
+
+    def step(self, actions: np.ndarray, observations: Observations, rewards: np.ndarray) -> None:
+        """Check what the environments have just returned."""
+
+    def ends(self, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
+        """Check the last observations of episodes."""
+
+    def explain(self, error: Exception) -> None:
+        """Raise an error that names the reason for which the policy failed, if it is known."""
 
 
 class Actor:

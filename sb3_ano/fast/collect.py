@@ -5,7 +5,7 @@ Three things differ: actors instead of the policy, arrays instead of tensors whe
 that have not ended.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,23 +15,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ano.fast.act import Actor, Observations, Snapshot
+from sb3_ano.fast.act import Actor, Observations, RolloutCheck, Snapshot
 from sb3_ano.fast.engine import Accelerated
 from sb3_ano.fast.masks import MaskedActor
 from sb3_ano.fast.rules import changes_nothing, needs_no_locals
-
-
-class RolloutCheck(Protocol):
-    """What a rollout calls to look for NaN and Inf."""
-
-    def step(self, actions: np.ndarray, observations: Observations, rewards: np.ndarray) -> None:
-        """Check what the environments have just returned."""
-
-    def ends(self, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
-        """Check the last observations of episodes."""
-
-    def explain(self, error: Exception) -> None:
-        """Raise an error that names the reason for which the policy failed, if it is known."""
 
 
 class FastCollection(Accelerated):

@@ -6,7 +6,7 @@ is why tensors are made once here, and filled in place.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -17,15 +17,12 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano._system import warn_user
 from sb3_ano.envs.tensor import TensorObs, TensorStep, to_numpy
-from sb3_ano.fast.act import Observations, stacked
+from sb3_ano.fast.act import Observations, RolloutCheck, stacked
 from sb3_ano.fast.buffer import copy_to, hold_on_device
 from sb3_ano.fast.compiled import compiler_options
 from sb3_ano.fast.policy import PolicyEvaluation, mapped
 from sb3_ano.fast.private import without_validation
 from sb3_ano.fast.rules import Decisions, device_of
-
-if TYPE_CHECKING:
-    from sb3_ano.fast.collect import RolloutCheck
 
 # Calls of a function before it is recorded: compilation, the check of what was compiled, and one as it will be.
 _WARMUP = 3
@@ -150,7 +147,7 @@ class DeviceRollout:
     def collect(
         self,
         callback: BaseCallback,
-        check: "RolloutCheck | None",
+        check: RolloutCheck | None,
         evaluation: PolicyEvaluation,
         decisions: Decisions,
         use_masking: bool,
@@ -284,7 +281,7 @@ class DeviceRollout:
         """Return the masks of the environments."""
         return self.env.action_masks()
 
-    def _step(self, position: int, actions: torch.Tensor, check: "RolloutCheck | None") -> None:
+    def _step(self, position: int, actions: torch.Tensor, check: RolloutCheck | None) -> None:
         """Step the environments, and store what they return."""
         # Without the check of each step: the whole rollout is looked at when it is handed over.
         step: TensorStep = self.env.step_tensors(actions)
@@ -419,7 +416,7 @@ class HostedRollout(DeviceRollout):
     def _allowed(self) -> torch.Tensor | np.ndarray:
         return np.stack(self.env.env_method("action_masks"))
 
-    def _step(self, position: int, actions: torch.Tensor, check: "RolloutCheck | None") -> None:
+    def _step(self, position: int, actions: torch.Tensor, check: RolloutCheck | None) -> None:
         # This waits for everything before it, so that the staged observations have been copied, too.
         taken = actions.cpu().numpy()
         observations, rewards, dones, infos = self.env.step(taken)

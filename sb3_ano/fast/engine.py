@@ -8,7 +8,7 @@ or not. How many epochs there are, and when they end, is up to ``train``.
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano._system import warn_user
-from sb3_ano.fast.act import Actor, make_actor
+from sb3_ano.fast.act import Actor, RolloutCheck, make_actor
 from sb3_ano.fast.buffer import DeviceBuffer
 from sb3_ano.fast.compiled import CompilationError, CompiledStep, FlatVectors, compiler_options, make_step
 from sb3_ano.fast.device import DeviceRollout, Replayed, make_rollout
@@ -41,9 +41,6 @@ from sb3_ano.fast.step import (
     trained_parameters,
     without_padding,
 )
-
-if TYPE_CHECKING:
-    from sb3_ano.fast.collect import RolloutCheck
 
 
 def make_evaluation(policy: ActorCriticPolicy, precision: str, decisions: Decisions) -> PolicyEvaluation:
@@ -190,7 +187,7 @@ class Engine:
         model: "Accelerated",
         env: VecEnv,
         callback: BaseCallback,
-        check: "RolloutCheck | None",
+        check: RolloutCheck | None,
         n_steps: int,
         use_masking: bool,
     ) -> bool:
