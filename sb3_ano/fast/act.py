@@ -89,7 +89,8 @@ class Actor:
     @torch.no_grad()
     def values(self, observations: Observations) -> np.ndarray:
         """Return the values of observations, ``(n_envs, 1)``."""
-        return self._evaluation.values(obs_as_tensor(observations, self._device)).cpu().numpy()
+        inputs = obs_as_tensor(observations, self._device)
+        return self._evaluation.values(inputs).cpu().numpy()
 
     @torch.no_grad()
     def terminal_values(self, observations: list[Observations], environments: list[int]) -> np.ndarray:
@@ -102,7 +103,8 @@ class Actor:
         # One at a time as in SB3, because custom modules may count their calls or look at the batch.
         for observation in observations:
             inputs = self._policy.obs_to_tensor(observation)[0]
-            values.append(self._evaluation.values(inputs).cpu().numpy().reshape(-1))
+            value = self._evaluation.values(inputs)
+            values.append(value.cpu().numpy().reshape(-1))
         return np.concatenate(values)
 
     def stored(self) -> dict[str, Any]:
@@ -196,7 +198,8 @@ class LstmActor(Actor):
         return {"lstm_states": before}
 
     def variables(self) -> dict[str, Any]:
-        return {"lstm_states": self._states, "episode_starts": self._flags(self._model._last_episode_starts)}
+        starts = self._flags(self._model._last_episode_starts)
+        return {"lstm_states": self._states, "episode_starts": starts}
 
     def _flags(self, flags: np.ndarray | list[bool]) -> torch.Tensor:
         return torch.as_tensor(flags, dtype=torch.float32, device=self._device)
