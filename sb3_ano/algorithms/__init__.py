@@ -1,4 +1,7 @@
-"""ANO, SPO and PAPO as Stable-Baselines3 algorithms, and ANO for sb3-contrib's policies."""
+"""ANO, SPO and PAPO as Stable-Baselines3 algorithms, and ANO for sb3-contrib's policies.
+
+``base.py`` has what they share: the constructor, and ``train``, which reads like that of SB3's PPO.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -11,7 +14,15 @@ from sb3_ano.algorithms.spo import SPO
 if TYPE_CHECKING:
     from sb3_ano.algorithms.contrib import MaskableANO, RecurrentANO, RecurrentMaskableANO
 
-__all__ = ["ANO", "PAPO", "SPO", "MaskableANO", "RecurrentANO", "RecurrentMaskableANO", "ShapedPolicyAlgorithm"]
+__all__ = [
+    "ANO",
+    "PAPO",
+    "SPO",
+    "MaskableANO",
+    "RecurrentANO",
+    "RecurrentMaskableANO",
+    "ShapedPolicyAlgorithm",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,8 +7,10 @@ from numbers import Integral, Real
 from types import NoneType
 from typing import Any, NamedTuple, Self
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano._system import warn_user
 from sb3_ano.extras import hint
@@ -21,8 +23,10 @@ class NamedArguments:
     and ``inspect.signature`` look at the constructors, which subclasses define.
     """
 
-    def __new__(cls, *positional: Any, **keywords: Any) -> Self:
-        if keywords:  # there are none when a model is copied or unpickled
+    def __new__(cls, *positional: object, **keywords: object) -> Self:
+        # There are none when a model is copied or unpickled.
+        if keywords:
+            # Of this class, not of the base class whose constructor would raise.
             parameters = inspect.signature(cls.__init__).parameters
             takes_others = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
             if not takes_others:
@@ -59,15 +63,24 @@ class _Rule(NamedTuple):
 
 
 def _integer(low: int, allowed: str, high: float = math.inf) -> _Rule:
-    return _Rule((Real,), allowed, lambda value: isinstance(value, Integral) and low <= int(value) <= high)
+    # Any number has an allowed type, so that 2.5 raises ValueError, not TypeError. NumPy's integers count.
+    def accepts(value: Real) -> bool:
+        return isinstance(value, Integral) and low <= int(value) <= high
+
+    return _Rule((Real,), allowed, accepts)
 
 
 def _optional(rule: _Rule) -> _Rule:
-    return _Rule((*rule.types, NoneType), f"None and {rule.allowed}", lambda value: value is None or rule.accepts(value))
+    def accepts(value: object) -> bool:
+        return value is None or rule.accepts(value)
+
+    types = (*rule.types, NoneType)
+    return _Rule(types, f"None and {rule.allowed}", accepts)
 
 
 _POSITIVE = _Rule((Real,), "numbers above 0", lambda value: value > 0.0)
 
+# A table, because loading and changing an attribute have to be checked as the constructor is, and messages are then alike.
 #: Rules of the attributes of a model; those that an algorithm does not have are skipped.
 _RULES: dict[tuple[str, ...], _Rule] = {
     ("n_steps", "batch_size", "n_epochs", "_stats_window_size"): _integer(1, "positive integers"),
@@ -86,7 +99,7 @@ _RULES: dict[tuple[str, ...], _Rule] = {
 }
 
 
-def require_arguments(model: Any) -> None:
+def require_arguments(model: object) -> None:
     """Check the constructor arguments that a model keeps as attributes.
 
     :raises TypeError: if one is of the wrong type
@@ -98,8 +111,10 @@ def require_arguments(model: Any) -> None:
             if attribute not in attributes:
                 continue
 
+            # SB3 keeps stats_window_size in a private attribute.
             name = attribute.lstrip("_")
             value = attributes[attribute]
+            # bool is a subclass of int.
             is_stray_bool = isinstance(value, bool) and bool not in rule.types
             if not isinstance(value, rule.types) or is_stray_bool:
                 raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; allowed are {rule.allowed}")
@@ -112,6 +127,7 @@ def require_batches(model: Any) -> None:
 
     :raises ValueError: if minibatches of one sample are to be normalized
     """
+    # SB3's PPO checks this with an assert, in a constructor that does not run here.
     size = model.n_steps * model.n_envs
     if model.normalize_advantage and min(model.batch_size, size) == 1:
         raise ValueError(
@@ -127,13 +143,17 @@ def require_batches(model: Any) -> None:
         )
 
 
-def require_env(env: Any) -> None:
+def require_env(env: gym.Env | VecEnv) -> None:
     """Check what SB3 does not about the spaces of an environment: it counts discrete values from 0.
 
     :raises ValueError: if a space is not supported
     """
-    parts = env.observation_space.values() if isinstance(env.observation_space, spaces.Dict) else [env.observation_space]
+    parts = [env.observation_space]
+    if isinstance(env.observation_space, spaces.Dict):
+        parts = list(env.observation_space.values())
+
     for space in (env.action_space, *parts):
+        # A number, or one for each dimension of a MultiDiscrete space. Other spaces have none.
         start = np.asarray(getattr(space, "start", 0))
         if start.ndim > 1 or start.any():
             raise ValueError(

@@ -96,7 +96,7 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
     _shape: ShapingPair
     #: Limit of an epoch's mean KL, beyond which the epoch is the last one of its update; None for no limit.
     max_epoch_kl: float | None = None
-    # Whether the surrogate reads the one-step TD errors of the samples.
+    # Whether the surrogate reads the one-step TD errors of the samples, which cost a pass over the rollout.
     _reads_td_errors: ClassVar[bool] = False
 
     def __init__(
@@ -153,11 +153,14 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         self._adapted_from = 0.0
         self._reset_target_check()
         self.n_skipped_minibatches = 0
+        # Saved, so that load can tell whose file it is.
         self.algorithm = type(self).__name__
 
+        # SB3 would make the environment without this package's hints about packages that are missing.
         if isinstance(env, str):
             env = make_env(env, verbose)
 
+        # The network is built below, because the arguments have to be checked first.
         super().__init__(
             policy,
             env,
@@ -199,12 +202,16 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
 
         # Like SB3's DummyVecEnv, without its copies of each step.
         if isinstance(env, gym.Env):
-            single = env if is_wrapped(env, Monitor) or not monitor_wrapper else Monitor(env)
+            single = env
+            if monitor_wrapper and not is_wrapped(env, Monitor):
+                single = Monitor(env)
             env = DirectVecEnv([lambda: single])
             if verbose >= 1:
                 print("Wrapping the env in a DirectVecEnv.")
         elif verbose >= 1 and hasattr(env, "backend"):
             print(f"The environments run on backend {env.backend!r}.")
+
+        # By name, because super() knows no instance in a static method. It transposes images, and checks the environment.
         return OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
 
     def __repr__(self) -> str:
@@ -212,7 +219,8 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         return f"{type(self).__name__}({', '.join(radii)})"
 
     def _get_policy_from_name(self, policy_name: str) -> Any:
-        return self.policy_aliases.get(policy_name, policy_name)  # _require_policy rejects other names
+        # _require_policy rejects other names, with a message that lists what is allowed.
+        return self.policy_aliases.get(policy_name, policy_name)
 
     def _require_policy(self) -> None:
         kind: Any = self.policy_class
@@ -241,6 +249,7 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
             self.learning_rate = learning_rate
         arguments.require_batches(self)
 
+        # load calls this for an object that may have trained already.
         self.engine.forget()
         super()._setup_model()
 
@@ -264,13 +273,22 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         :raises TypeError: if one is of the wrong type
         """
         arguments.require_arguments(self)
-        for name, radius in self._radii().items():
-            setattr(self, name, schedules.as_schedule(radius, name))
+        # SB3's load, and the RL Zoo, set numbers and functions.
+        self.clip_range = schedules.as_schedule(self.clip_range, "clip_range")
+        self.clip_range_vf = schedules.as_optional_schedule(self.clip_range_vf, "clip_range_vf")
+        self.clip_range_high = schedules.as_optional_schedule(self.clip_range_high, "clip_range_high")
+        self.desired_kl = schedules.as_optional_schedule(self.desired_kl, "desired_kl")
 
     def _radii(self) -> dict[str, FloatSchedule]:
         """Return the schedules of the radii that are set, by argument."""
-        optional = {name: getattr(self, name) for name in ("clip_range_high", "clip_range_vf", "desired_kl")}
-        return {"clip_range": self.clip_range, **{name: radius for name, radius in optional.items() if radius is not None}}
+        radii = {"clip_range": self.clip_range}
+        if self.clip_range_high is not None:
+            radii["clip_range_high"] = self.clip_range_high
+        if self.clip_range_vf is not None:
+            radii["clip_range_vf"] = schedules.as_schedule(self.clip_range_vf, "clip_range_vf")
+        if self.desired_kl is not None:
+            radii["desired_kl"] = self.desired_kl
+        return radii
 
     def _require_adaptable(self) -> None:
         """Check ``desired_kl`` and the radii that it adapts."""
@@ -303,15 +321,32 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         if self.env is None:
             raise ValueError("there is no environment to train in; pass env= to load, or call set_env first")
 
+        # The warning is said once per training, and a training is a call of learn.
         self._reset_target_check()
         name = tb_log_name or type(self).__name__
-        return super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
+        return super().learn(
+            total_timesteps,
+            callback,
+            log_interval,
+            name,
+            reset_num_timesteps,
+            progress_bar,
+        )
 
-    def _setup_learn(self, *positional: Any, **keywords: Any) -> tuple[int, BaseCallback]:
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
         env: VecEnv = self.env  # type: ignore[assignment]
-        # VecNormalize learns from the first observations.
+        # Before SB3 resets the environments, to be put back if there is NaN: VecNormalize learns from the first observations.
         before = statistics_of(env)
-        prepared = super()._setup_learn(*positional, **keywords)
+        prepared = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+
+        # Looks at the first observations, and raises.
         FiniteCheck(self, env, before)
         return prepared
 
@@ -337,10 +372,16 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         self._check_arguments()
         self._require_adaptable()
 
-        has_rollout = super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, use_masking)
+        has_rollout = super().collect_rollouts(
+            env,
+            callback,
+            rollout_buffer,
+            n_rollout_steps,
+            use_masking,
+        )
 
-        # The engine drops its decisions if a callback saw the steps, which may have changed arguments, too.
-        if self.engine.decisions is None:
+        # A callback that may have changed the policy may have changed arguments, too, which the update is about to read.
+        if self.engine.must_decide_again:
             self._check_arguments()
             self._require_adaptable()
         return has_rollout
@@ -349,7 +390,11 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         return FiniteCheck(self, env)
 
     def policy_loss(
-        self, log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange, samples: RolloutSamples
+        self,
+        log_ratio: torch.Tensor,
+        advantages: torch.Tensor,
+        clip_range: ClipRange,
+        samples: RolloutSamples,
     ) -> torch.Tensor:
         """Compute minus the mean surrogate of Definition 3.2 of the paper, a scalar to be minimized.
 
@@ -379,13 +424,14 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
 
     def train(self) -> None:
         """Update the policy on the current rollout (the optimization epochs of Algorithm 1 of the paper)."""
+        # Dropout and batch normalization act now, and not in the rollout.
         self.policy.set_training_mode(True)
         # Schedules are read once: learning rate and radii are constant during an update.
         self._update_learning_rate(self.policy.optimizer)
         numbers = self._numbers_of_update()
 
         # The engine makes the steps: gather, loss, gradient, clip by norm, Adam. See sb3_ano.fast.
-        update = self.engine.update(
+        update = self.engine.prepare_update(
             self,
             self.policy_loss,
             numbers,
@@ -397,10 +443,11 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         is_last_epoch = False
         with update:
             for epoch in range(self.n_epochs):
-                for samples, indices in update.epoch():
+                for samples, indices in update.minibatches():
                     result = update.step(samples, indices)
 
-                    # A minibatch too far from the rollout's policy made no step, and ends the update.
+                    # A minibatch too far from the rollout's policy made no step, and ends the update. Without a limit, the
+                    # result is not read, because reading waits for the device.
                     if self.target_kl is not None and bool(result.stop):
                         is_last_epoch = True
                         if self.verbose >= 1:
@@ -408,6 +455,7 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
                             print(f"Early stopping in epoch {epoch}: the KL of a minibatch reached {kl:.2f}")
                         break
 
+                # SB3 counts epochs under this name.
                 self._n_updates += 1
                 # PAPO's limit, which the last step of an epoch may have exceeded.
                 if self.max_epoch_kl is not None and statistics.epoch_kl() > self.max_epoch_kl:
@@ -420,10 +468,12 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
             self._report_skipped(statistics)
 
         # The log: SB3's names, and those of docs/algorithms.md.
+        # approx_kl is SB3's, of the last epoch; kl_mean is that of the whole update, which desired_kl is compared with.
         summary = statistics.summary()
         for name, value in summary.items():
             self.logger.record(f"train/{name}", value)
 
+        # Of the values before the update, as in SB3.
         buffer = self.rollout_buffer
         variance = explained_variance(buffer.values.flatten(), buffer.returns.flatten())
         self.logger.record("train/explained_variance", variance)
@@ -437,6 +487,7 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         if self.clip_range_vf is not None:
             self.logger.record("train/clip_range_vf", numbers.clip_range_vf)
 
+        # Last, because it sets the radii of the next update.
         if self.desired_kl is not None:
             self._adapt_radius(numbers.clip_range, summary["kl_mean"], self._read(self.desired_kl, "desired_kl"))
 
@@ -450,6 +501,7 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
                 f"learning_rate is {rate} at progress_remaining={progress:g}; a schedule must return finite numbers"
             )
 
+        # Shapes are functions in units of the radius, which may be small, but not 0.
         clip_range = max(self._read(self.clip_range, "clip_range"), MIN_RADIUS)
         clip_range_high = clip_range
         if self.clip_range_high is not None:
@@ -467,6 +519,11 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
             schedules.require_target(self._read(self.desired_kl, "desired_kl"))
             factor = self.radius_factor
 
+        # SB3's factor of 1.5.
+        max_kl = math.inf
+        if self.target_kl is not None:
+            max_kl = 1.5 * self.target_kl
+
         return Numbers(
             clip_range=clip_range * factor,
             clip_range_high=clip_range_high * factor,
@@ -474,7 +531,7 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
             ent_coef=self.ent_coef,
             vf_coef=self.vf_coef,
             max_grad_norm=self.max_grad_norm,
-            max_kl=math.inf if self.target_kl is None else 1.5 * self.target_kl,
+            max_kl=max_kl,
         )
 
     def _read(self, schedule: Schedule, name: str) -> float:
@@ -519,11 +576,15 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
             self._updates_off_target = 0
             return
 
+        # One update may be an outlier.
         self._updates_off_target += 1
         if self._updates_off_target == _UPDATES_OFF_TARGET:
             self._updates_off_target = None
-            advice = "raise learning_rate or n_epochs" if is_low else "lower learning_rate or n_epochs"
-            other = "lower" if is_low else "raise"
+            advice = "lower learning_rate or n_epochs"
+            other = "raise"
+            if is_low:
+                advice = "raise learning_rate or n_epochs"
+                other = "lower"
             warn_user(
                 f"desired_kl={target:g} is out of reach after {self.num_timesteps} steps: the radius is at its bound of "
                 f"{radius:.3g}, and the KL divergence of an update is {kl:.2g}; {advice}, or {other} desired_kl"
@@ -537,7 +598,10 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         # Without one step, training on would go on like this for ever.
         if len(skipped) == len(statistics):
             observations = self.rollout_buffer.observations
-            parts = observations.values() if isinstance(observations, dict) else [observations]
+            parts = [observations]
+            if isinstance(observations, dict):
+                parts = list(observations.values())
+            # float64, because the absolute value of the smallest integer of a type is not in it.
             largest = max(float(np.abs(part.astype(np.float64)).max()) for part in parts)
             reward = float(np.abs(self.rollout_buffer.rewards).max())
             raise FloatingPointError(
@@ -554,6 +618,7 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         self.n_skipped_minibatches += len(skipped)
 
     def _excluded_save_params(self) -> list[str]:
+        # They belong to one call of learn.
         return [*super()._excluded_save_params(), "_updates_off_target", "_largest_rate"]
 
     @classmethod
@@ -572,6 +637,7 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         :raises ValueError: if the file is damaged, was saved by another algorithm, or an argument is out of range
         :raises TypeError: if an argument is unknown or of the wrong type
         """
+        # Before SB3 loads it, because afterwards nothing shows what the file lacked.
         saved = read_saved_model(path)
         saved.require_algorithm(cls.__name__)
 
@@ -583,7 +649,15 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         kwargs |= cls._restored_arguments(saved, {**(custom_objects or {}), **kwargs})
         kwargs.pop("shaping", None)  # _restored_arguments has it
         # _wrap_env takes ids, too.
-        return super().load(path, env, device, custom_objects, print_system_info, force_reset, **kwargs)  # type: ignore[arg-type]
+        return super().load(
+            path,
+            env,  # type: ignore[arg-type]
+            device,
+            custom_objects,
+            print_system_info,
+            force_reset,
+            **kwargs,
+        )
 
     @classmethod
     def _restored_arguments(cls, saved: SavedModel, replacements: dict[str, Any]) -> dict[str, Any]:

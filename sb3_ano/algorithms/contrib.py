@@ -77,6 +77,7 @@ class MaskableANO(ANO):
         precision: Literal["float32", "bfloat16"] = "float32",
         check_finite: bool = True,
     ) -> None:
+        # Without gSDE, which has no masks: its actions are continuous.
         super().__init__(
             policy,  # type: ignore[arg-type]  # sb3-contrib's maskable policies do not derive from SB3's
             env,
@@ -111,23 +112,30 @@ class MaskableANO(ANO):
         )
 
     def _setup_model(self) -> None:
+        # Before anything is built, because sb3-contrib raises NotImplementedError for other spaces.
         self._require_policy()
+        # Without an environment there is no space, which the base class reports.
         space = getattr(self, "action_space", None)
         if space is not None and not isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
             raise ValueError(
                 f"env has the action space {space}, whose actions cannot be masked; allowed are Discrete, "
                 "MultiDiscrete and MultiBinary"
             )
+
+        # SB3's choice would have no masks.
         if self.rollout_buffer_class is None:
-            is_dict = isinstance(self.observation_space, spaces.Dict)
-            self.rollout_buffer_class = MaskableDictRolloutBuffer if is_dict else MaskableRolloutBuffer
+            self.rollout_buffer_class = MaskableRolloutBuffer
+            if isinstance(self.observation_space, spaces.Dict):
+                self.rollout_buffer_class = MaskableDictRolloutBuffer
 
         kind = self.policy_class
         # SB3 passes an argument that sb3-contrib's maskable policies do not have.
         self.policy_class = lambda *spaces, use_sde, **options: kind(*spaces, **options)  # type: ignore[assignment]
+
         try:
             super()._setup_model()
         finally:
+            # Also if the policy cannot be built: files and messages name the class.
             self.policy_class = kind
 
     def learn(  # type: ignore[override]
@@ -144,9 +152,19 @@ class MaskableANO(ANO):
 
         :param use_masking: whether to ask the environment for masks
         """
+        # Kept for collect_rollouts: SB3's learn calls it without the argument.
         self._use_masking = use_masking
+        # Masks that allow no action are warned about once per training, and a training is a call of learn.
         self.engine.warned_of_masks = False
-        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+
+        return super().learn(
+            total_timesteps,
+            callback,
+            log_interval,
+            tb_log_name,
+            reset_num_timesteps,
+            progress_bar,
+        )
 
     def predict(
         self,
@@ -160,8 +178,15 @@ class MaskableANO(ANO):
 
         :param action_masks: actions that are allowed, or None for all
         """
+        # Maskable policies are no subclasses of SB3's in the eyes of type checkers.
         policy: Any = self.policy
-        actions, states = policy.predict(observation, state, episode_start, deterministic, action_masks=action_masks)
+        actions, states = policy.predict(
+            observation,
+            state,
+            episode_start,
+            deterministic,
+            action_masks=action_masks,
+        )
         return actions, states
 
     def collect_rollouts(
@@ -172,7 +197,14 @@ class MaskableANO(ANO):
         n_rollout_steps: int,
         use_masking: bool = True,
     ) -> bool:
-        return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, self._use_masking)
+        # What learn was told, not the argument, which nobody passes.
+        return super().collect_rollouts(
+            env,
+            callback,
+            rollout_buffer,
+            n_rollout_steps,
+            self._use_masking,
+        )
 
 
 class RecurrentANO(ANO):
@@ -191,7 +223,10 @@ class RecurrentANO(ANO):
     }
     policy_base: ClassVar[type[BasePolicy]] = RecurrentActorCriticPolicy
     #: Rollout buffers for plain observations and for Dict.
-    _sequence_buffers: ClassVar[tuple[Any, Any]] = RecurrentRolloutBuffer, RecurrentDictRolloutBuffer
+    _sequence_buffers: ClassVar[tuple[type[RolloutBuffer], type[RolloutBuffer]]] = (
+        RecurrentRolloutBuffer,
+        RecurrentDictRolloutBuffer,
+    )
 
     def __init__(
         self,
@@ -261,18 +296,28 @@ class RecurrentANO(ANO):
         )
 
     def _setup_model(self) -> None:
-        for name, plain in (("torch_compile", (False, "auto")), ("precision", ("float32",))):
-            if getattr(self, name) not in plain:
-                warn_user(f"{name}={getattr(self, name)!r} has no effect on recurrent policies")
+        # The constructor takes both, so that code that makes any algorithm of this package need not know this one.
+        if self.torch_compile not in (False, "auto"):
+            warn_user(f"torch_compile={self.torch_compile!r} has no effect on recurrent policies")
+        if self.precision != "float32":
+            warn_user(f"precision={self.precision!r} has no effect on recurrent policies")
 
         # The shape of the states, which buffers with sequences need, is known when there is a policy.
         self.rollout_buffer_class = _no_buffer  # type: ignore[assignment]
         super()._setup_model()
+        # It is an attribute of files, in which a function of this module has no place.
         self.rollout_buffer_class = None
 
-        lstm: Any = self.policy.lstm_actor
+        assert isinstance(self.policy, RecurrentActorCriticPolicy)  # _require_policy rejects others
+        lstm = self.policy.lstm_actor
         state_shape = (lstm.num_layers, self.n_envs, lstm.hidden_size)
-        buffer_class = self._sequence_buffers[isinstance(self.observation_space, spaces.Dict)]
+
+        plain_buffer, dict_buffer = self._sequence_buffers
+        buffer_class: Any = plain_buffer
+        if isinstance(self.observation_space, spaces.Dict):
+            buffer_class = dict_buffer
+
+        # The states of each step belong to the rollout: sequences of the update start from them.
         self.rollout_buffer = buffer_class(
             self.n_steps,
             self.observation_space,
@@ -284,10 +329,12 @@ class RecurrentANO(ANO):
             n_envs=self.n_envs,
         )
 
+        # States before the first step: actor and critic start from zeros, as in sb3-contrib.
         zeros = torch.zeros(state_shape, dtype=torch.float32, device=self.device)
         self._last_lstm_states = RNNStates((zeros, zeros), (zeros, zeros))
 
     def _excluded_save_params(self) -> list[str]:
+        # As in sb3-contrib: a loaded model starts new episodes.
         return [*super()._excluded_save_params(), "_last_lstm_states"]
 
 
@@ -373,7 +420,7 @@ class RecurrentMaskableANO(MaskableANO, RecurrentANO):
         )
 
 
-def _no_buffer(*args: Any, **options: Any) -> None:
+def _no_buffer(*args: object, **options: object) -> None:
     """Stand in for a class of rollout buffers."""
 
 
@@ -383,16 +430,27 @@ def with_masks(model: Any, env: VecEnv) -> Any:
     :param model: algorithm
     :param env: environments that it acts in
     """
-    return _WithMasks(model, env) if isinstance(model, MaskableANO) and is_masking_supported(env) else model
+    if isinstance(model, MaskableANO) and is_masking_supported(env):
+        return _WithMasks(model, env)
+    return model
 
 
 class _WithMasks:
-    def __init__(self, model: Any, env: VecEnv) -> None:
+    def __init__(self, model: MaskableANO, env: VecEnv) -> None:
         self._model = model
         self._env = env
 
     def __getattr__(self, name: str) -> Any:
+        # Evaluation and video read other attributes of a model, too.
         return getattr(self._model, name)
 
-    def predict(self, *args: Any, **options: Any) -> Any:
-        return self._model.predict(*args, **options, action_masks=get_action_masks(self._env))
+    def predict(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        # Of the states that the environments are in now, which the observations are of.
+        masks = get_action_masks(self._env)
+        return self._model.predict(observation, state, episode_start, deterministic, masks)

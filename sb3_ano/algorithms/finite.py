@@ -11,11 +11,18 @@ from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 from sb3_ano.fast.act import NotFiniteError, Observations
 
 
-def statistics_of(env: VecEnv) -> dict[str, Any]:
+def statistics_of(env: VecEnv) -> dict[str, object]:
     """Copy what VecNormalize has learned; empty without VecNormalize."""
     normalize = unwrap_vec_normalize(env)
-    kept = {} if normalize is None else vars(normalize)
-    return {name: copy.deepcopy(kept[name]) for name in kept.keys() & {"obs_rms", "ret_rms", "returns"}}
+    if normalize is None:
+        return {}
+
+    # Without norm_obs, there is no obs_rms.
+    attributes = vars(normalize)
+    learned = {}
+    for name in attributes.keys() & {"obs_rms", "ret_rms", "returns"}:
+        learned[name] = copy.deepcopy(attributes[name])
+    return learned
 
 
 class FiniteCheck:
@@ -30,12 +37,19 @@ class FiniteCheck:
     :raises ValueError: if the first observation is NaN or Inf; the methods raise it for later observations and rewards
     """
 
-    def __init__(self, model: Any, env: VecEnv, statistics: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        env: VecEnv,
+        statistics: dict[str, object] | None = None,
+    ) -> None:
         self._model = model
         self._n_envs = env.num_envs
         self._enabled = model.check_finite
         self._normalize = unwrap_vec_normalize(env)
-        self._statistics = statistics_of(env) if statistics is None else statistics
+        if statistics is None:
+            statistics = statistics_of(env)
+        self._statistics = statistics
         if not self._enabled:
             return
 
@@ -44,7 +58,7 @@ class FiniteCheck:
             self._reject("observation", self._normalize.old_obs)
         self._reject("observation", model._last_obs, for_policy=True)
 
-    def step(self, actions: np.ndarray, observations: Any, rewards: np.ndarray) -> None:
+    def step(self, actions: np.ndarray, observations: Observations, rewards: np.ndarray) -> None:
         """Check what the environments have just returned.
 
         :param actions: actions of the policy, which may be the reason
@@ -57,7 +71,9 @@ class FiniteCheck:
             self._require("observation", self._normalize.old_obs, actions)
             self._require("reward", self._normalize.old_reward, actions)
 
+        # The exact check only if the quick one fails: a sum of squares may overflow although all numbers are finite.
         if not _has_finite_squares(observations):
+            # NaN that a policy returns comes back from most environments, and is not theirs.
             self._reject_actions(actions)
             self._reject("observation", observations, for_policy=True)
         self._require("reward", rewards, actions)
@@ -68,15 +84,20 @@ class FiniteCheck:
         :param error: error of the policy
         :raises ValueError: with the parameter or the observation
         """
-        if not isinstance(error, NotFiniteError) and not any(part in str(error) for part in _ERRORS_OF_DISTRIBUTIONS):
+        # Other errors are the policy's own.
+        message = str(error)
+        if not isinstance(error, NotFiniteError) and not any(part in message for part in _ERRORS_OF_DISTRIBUTIONS):
             return
 
         policy = self._model.policy
         failed = f"the policy returned NaN or Inf at {self._place()}"
 
+        # First the parameters, because NaN in them makes every output NaN, whatever was observed.
         largest: tuple[float, str] = (0.0, "")
         for name, parameter in policy.named_parameters():
-            size = parameter.detach().abs().max().item() if parameter.numel() else 0.0
+            size = 0.0
+            if parameter.numel() > 0:
+                size = parameter.detach().abs().max().item()
             if not math.isfinite(size):
                 raise ValueError(f"{failed}; look at its parameters: policy.{name} has NaN or Inf") from error
             largest = max(largest, (size, name))
@@ -86,6 +107,7 @@ class FiniteCheck:
             # NaN counts as largest.
             environment, *index = np.unravel_index(np.where(np.isnan(sizes), np.inf, sizes).argmax(), sizes.shape)
             value = np.asarray(part)[(environment, *index)]
+            # Not abs(value) > _LARGE, which is False for NaN.
             if not abs(value) <= _LARGE:
                 raise ValueError(
                     f"{failed}, because environment {environment} returned {value:.12g} in its {_indexed(name, index)}; "
@@ -102,6 +124,7 @@ class FiniteCheck:
             self._reject(what, values)
 
     def _reject_actions(self, actions: np.ndarray) -> None:
+        # The environments got these actions, and what they return then is not their fault.
         finite = np.isfinite(actions)
         if not finite.all():
             environment = int(np.argwhere(~finite)[0][0])
@@ -114,6 +137,7 @@ class FiniteCheck:
         if not self._enabled:
             return
 
+        # They never reach _last_obs, but the values of truncated episodes are bootstrapped from them.
         for index in np.flatnonzero(dones):
             terminal = infos[index].get("terminal_observation")
             if terminal is not None:
@@ -122,7 +146,13 @@ class FiniteCheck:
     def _place(self) -> str:
         return f"step {self._model.num_timesteps // self._n_envs} of the training"
 
-    def _reject(self, what: str, values: Observations, environment: int | None = None, for_policy: bool = False) -> None:
+    def _reject(
+        self,
+        what: str,
+        values: Observations,
+        environment: int | None = None,
+        for_policy: bool = False,
+    ) -> None:
         """Raise if values are not finite.
 
         :param what: name of the values
@@ -132,6 +162,7 @@ class FiniteCheck:
         """
         for name, part in _parts(what, values):
             valid = np.isfinite(part)
+            # A finite float64 may be Inf in the policy's float32.
             if for_policy and np.asarray(part).dtype == np.float64:
                 valid &= np.abs(part) <= _MAX_FLOAT32
             if valid.all():
@@ -146,16 +177,20 @@ class FiniteCheck:
 
             # Was it finite before VecNormalize? Its statistics have seen it, and are put back.
             if self._normalize is not None:
-                received = getattr(self._normalize, "old_obs", None) if what == "observation" else None
-                raw = dict(_parts(what, received)).get(name) if received is not None else None
+                raw = None
+                received = getattr(self._normalize, "old_obs", None)
+                if what == "observation" and received is not None:
+                    raw = dict(_parts(what, received)).get(name)
                 if raw is not None and np.isfinite(raw[where]):
                     reason = f", of which VecNormalize made {value}"
                     value = raw[where]
                 vars(self._normalize).update(self._statistics)
 
             # The environment is the first index of a batch.
-            number = where[0] if environment is None else environment
-            index = where[1:] if environment is None else where
+            number: int | None = environment
+            index: Sequence[int] = where
+            if environment is None:
+                number, *index = where
             raise ValueError(
                 f"environment {number} returned {value:.12g} in its {_indexed(name, index)} at {self._place()}{reason} "
                 "(environments count from 0, steps for each environment); observations and rewards must be finite, or "
@@ -175,7 +210,7 @@ _ERRORS_OF_DISTRIBUTIONS = (
 )
 
 
-def _parts(what: str, values: Observations) -> list[tuple[str, Any]]:
+def _parts(what: str, values: Observations) -> list[tuple[str, np.ndarray]]:
     """Return arrays with their names; those of a dictionary have their key in it."""
     if isinstance(values, dict):
         return [(f"{what} {key!r}", part) for key, part in values.items()]
@@ -184,12 +219,16 @@ def _parts(what: str, values: Observations) -> list[tuple[str, Any]]:
 
 def _indexed(name: str, index: Sequence[Any]) -> str:
     """Return the name of one number of an array, such as ``observation[1, 2]``."""
-    return f"{name}[{', '.join(map(str, index))}]" if len(index) else name
+    # Discrete observations and rewards are single numbers.
+    if len(index) == 0:
+        return name
+    return f"{name}[{', '.join(map(str, index))}]"
 
 
 def _has_finite_squares(values: Observations) -> bool:
     """Tell in one pass that values are finite; False if one is not, or if their sum of squares overflows."""
     if isinstance(values, dict):
         return all(map(_has_finite_squares, values.values()))
+    # NaN and Inf spread through the product, which takes one call. Integers and bytes have neither.
     values = np.asarray(values)
     return values.dtype.kind != "f" or math.isfinite(np.vdot(values, values))

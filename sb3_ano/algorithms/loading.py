@@ -55,7 +55,11 @@ def read_saved_model(path: str | pathlib.Path | io.BufferedIOBase) -> SavedModel
     :raises OSError: if there is no such file, with or without ``.zip``
     """
     is_path = isinstance(path, str | pathlib.Path)
-    shown = str(path) if is_path else "the stream"
+    shown = "the stream"
+    if is_path:
+        shown = str(path)
+
+    # SB3's function, so that the same file is found, with or without its suffix.
     file = open_path(path, "r", suffix="zip")
     start = file.tell()
     try:
@@ -69,6 +73,7 @@ def read_saved_model(path: str | pathlib.Path | io.BufferedIOBase) -> SavedModel
             for entry in archive.infolist():
                 if entry.compress_type == zipfile.ZIP_STORED and entry.compress_size != entry.file_size:
                     damaged = damaged or entry.filename
+
             if damaged:
                 raise zipfile.BadZipFile(f"the checksum or size of its entry {damaged!r} does not match")
 
@@ -80,6 +85,7 @@ def read_saved_model(path: str | pathlib.Path | io.BufferedIOBase) -> SavedModel
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{shown} is not a saved model, or is damaged or cut off: {error}") from error
     finally:
+        # A stream belongs to the caller, and SB3 reads it next.
         if is_path:
             file.close()
         else:

@@ -67,6 +67,7 @@ class PAPO(ShapedPolicyAlgorithm):
         precision: Literal["float32", "bfloat16"] = "float32",
         check_finite: bool = True,
     ) -> None:
+        # Before the base class checks its arguments.
         self.k = k
         self.omega1 = omega1
         self.omega2 = omega2
@@ -107,6 +108,7 @@ class PAPO(ShapedPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         super()._setup_model()
+        # Custom buffers hand out minibatches of their own, in which there are no TD errors.
         if first_reason(self, self.engine_options(), "rollout") is not None:
             raise ValueError(f"rollout_buffer_class={self.rollout_buffer_class!r} gives PAPO no td_errors; leave it as it is")
 
@@ -114,23 +116,36 @@ class PAPO(ShapedPolicyAlgorithm):
         return "policy_loss" not in vars(self) and type(self).policy_loss is PAPO.policy_loss
 
     def _loss_constants(self) -> tuple[float, ...]:
+        # They are constants of compiled code: a change compiles again.
         return (self.k, self.omega1, self.omega2, self.gamma)
 
     def policy_loss(
-        self, log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange, samples: RolloutSamples
+        self,
+        log_ratio: torch.Tensor,
+        advantages: torch.Tensor,
+        clip_range: ClipRange,
+        samples: RolloutSamples,
     ) -> torch.Tensor:
         """Compute ``-(J - k (MV + VM))`` of the minibatch; see ``docs/papo.md`` for the terms."""
-        assert samples.td_errors is not None  # _reads_td_errors asks for them
+        # _reads_td_errors asks for them.
+        assert samples.td_errors is not None
         td_errors = samples.td_errors
+        # Of the rollout: the critic gets no gradient from this loss.
         values = samples.old_values
 
-        # J, the mean of PPO's objective.
+        # J, the mean of PPO's objective. Bounded, because exp() of a large log-ratio is Inf, and Inf - Inf below is NaN.
         ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
         clipped = ratio.clamp(1.0 - clip_range.low, 1.0 + clip_range.high)
 
-        mean = surrogate(log_ratio, advantages, ppo, eps_low=clip_range.low, eps_high=clip_range.high).mean()
+        mean = surrogate(
+            log_ratio,
+            advantages,
+            ppo,
+            eps_low=clip_range.low,
+            eps_high=clip_range.high,
+        ).mean()
 
-        # MV, the mean of the variances of the clipped objective.
+        # MV, the mean of the variances of the clipped objective. The minimum is PPO's: the smaller of clipped and unclipped.
         def variance_of(r: torch.Tensor) -> torch.Tensor:
             return (r - 1.0) * td_errors.square() + 2.0 * self.omega2 * r * td_errors
 
@@ -139,8 +154,11 @@ class PAPO(ShapedPolicyAlgorithm):
         # VM, the variance of the means: a second moment minus the squared mean, where its lower bound is positive.
         scale = self.omega1 * (1.0 - self.gamma**2) / self.k
         second_moment = scale * (advantages.square() + 2.0 * advantages.abs() * values).mean()
-        bias = 4.0 * self.gamma * approximate_kl(log_ratio.detach()) * advantages.max() / (1.0 - self.gamma) ** 2
-        squared_mean = torch.where(mean.detach() + values.mean() - bias < 0.0, 0.0, mean.square() + 2.0 * values.mean() * mean)
+        # Detached: the bias, and the decision about the bound, are numbers, and no part of what is optimized.
+        kl = approximate_kl(log_ratio.detach())
+        bias = 4.0 * self.gamma * kl * advantages.max() / (1.0 - self.gamma) ** 2
+        is_negative = mean.detach() + values.mean() - bias < 0.0
+        squared_mean = torch.where(is_negative, 0.0, mean.square() + 2.0 * values.mean() * mean)
         variance_mean = second_moment - squared_mean
 
         return -(mean - self.k * (mean_variance + variance_mean))

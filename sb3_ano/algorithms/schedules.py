@@ -12,7 +12,11 @@ _ALLOWED_TARGETS = "allowed are a number above 0 and below 1, such as 0.02, a sc
 
 
 def _allowed(name: str) -> str:
-    return {"learning_rate": _ALLOWED_RATES, "desired_kl": _ALLOWED_TARGETS}.get(name, _ALLOWED)
+    if name == "learning_rate":
+        return _ALLOWED_RATES
+    if name == "desired_kl":
+        return _ALLOWED_TARGETS
+    return _ALLOWED
 
 
 def as_schedule(value: float | str | Schedule, name: str) -> FloatSchedule:
@@ -23,6 +27,7 @@ def as_schedule(value: float | str | Schedule, name: str) -> FloatSchedule:
     :raises ValueError: if a number is negative, infinite or NaN, or there is none after ``lin_``
     :raises TypeError: if the value is of another type, or another string
     """
+    # Attributes that were converted before are checked again.
     if isinstance(value, FloatSchedule):
         return value
     if callable(value):
@@ -34,19 +39,27 @@ def as_schedule(value: float | str | Schedule, name: str) -> FloatSchedule:
         raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; {_allowed(name)}")
 
     try:
-        number = float(value.removeprefix("lin_") if isinstance(value, str) else value)
+        if isinstance(value, str):
+            number = float(value.removeprefix("lin_"))
+        else:
+            number = float(value)
     except ValueError:
-        number = math.nan  # rejected below, with the name of the argument
+        # Rejected below, with the name of the argument.
+        number = math.nan
 
-    # A line from 0 to 0 is no schedule.
+    # A line from 0 to 0 is no schedule. 0 itself is allowed here: the RL Zoo loads agents with it, see require_positive.
     if not 0.0 <= number < math.inf or (is_linear and number == 0.0):
         raise ValueError(f"{name}={value!r} is not allowed; {_allowed(name)}")
-    return FloatSchedule(LinearSchedule(number, 0.0, 1.0) if is_linear else number)
+    if is_linear:
+        return FloatSchedule(LinearSchedule(number, 0.0, 1.0))
+    return FloatSchedule(number)
 
 
 def as_optional_schedule(value: float | str | Schedule | None, name: str) -> FloatSchedule | None:
     """Do the same for an argument that may be None."""
-    return None if value is None else as_schedule(value, name)
+    if value is None:
+        return None
+    return as_schedule(value, name)
 
 
 def require_positive(schedule: FloatSchedule, name: str) -> None:
@@ -86,7 +99,8 @@ def require_target(value: float) -> None:
 #: Radii that ``desired_kl`` may reach.
 RADIUS_BOUNDS = (0.05, 4.0)
 # Factors of the radius from one update to the next.
-_SLOWEST, _FASTEST = 0.8, 1.25
+_SLOWEST = 0.8
+_FASTEST = 1.25
 
 
 def adapted_radius(radius: float, kl: float, desired_kl: float) -> float:
@@ -96,10 +110,13 @@ def adapted_radius(radius: float, kl: float, desired_kl: float) -> float:
     :param kl: mean KL divergence of that update from the rollout's policy
     :param desired_kl: KL divergence that the next update should have
     """
+    # The KL grows with about the square of the radius: an exponent of 0.5 would make up for the whole difference at once, and
+    # 0.25 approaches the target in several updates.
     growth = math.inf
     if kl > 0.0:
         growth = (max(desired_kl, 0.0) / kl) ** 0.25
     growth = min(max(growth, _SLOWEST), _FASTEST)
 
+    # Without bounds, a target out of reach would drive the radius on with each update.
     lowest, highest = RADIUS_BOUNDS
     return min(max(radius * growth, lowest), highest)

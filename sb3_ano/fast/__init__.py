@@ -13,6 +13,10 @@ Three things cost SB3's PPO its time, none of which is mathematics:
 ``rules.py`` decides, in one table, which path each part of a model takes. A custom policy, a hook, another optimizer or a
 custom buffer leads to SB3's own code for that part, so that numbers stay the same. :func:`explain` says what was decided.
 ``engine.py`` keeps compiled code between updates, and ``ppo.py`` applies all this to the algorithms of SB3 and sb3-contrib.
+
+The words: SB3's ``learn`` alternates between rollouts and *updates*. An update is one call of ``train``, has ``n_epochs``
+*epochs*, and an epoch has *minibatches*. In a rollout, a *step* is one step of all environments; in an update, it is one step
+of the optimizer, on one minibatch.
 """
 
 import importlib
@@ -29,5 +33,8 @@ def __getattr__(name: str) -> Any:
     # On demand, because sb3-contrib takes time to import.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "explanation" if name in ("Explanation", "explain") else "ppo"
+    module = "ppo"
+    if name in ("Explanation", "explain"):
+        # Without ppo.py, which needs sb3-contrib.
+        module = "explanation"
     return getattr(importlib.import_module(f"sb3_ano.fast.{module}"), name)

@@ -1,10 +1,15 @@
-"""Act with a policy in one rollout: from the observations of a step to actions, values and log-probabilities."""
+"""Act with a policy in one rollout: from the observations of a step to actions, values and log-probabilities.
+
+An actor is made for one rollout, during which parameters do not change. :func:`make_actor` picks the fastest one that computes
+``policy(observations)``: :class:`NumpyActor`, :class:`TorchActor`, or :class:`Actor`, which calls the policy. All of them take
+their random numbers from PyTorch's generator, with the calls that SB3's distributions make.
+"""
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import is_
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -20,6 +25,10 @@ from sb3_ano.fast.private import registries
 from sb3_ano.fast.rules import ONE_THREAD, Decisions, is_library_code
 from sb3_ano.policies import hidden_features
 
+if TYPE_CHECKING:
+    # sb3-contrib takes time to import, and most models do not need it.
+    from sb3_contrib.common.recurrent.type_aliases import RNNStates
+
 Observations: TypeAlias = np.ndarray | dict[str, np.ndarray]
 #: Actions ``(n_envs, ...)``, values ``(n_envs, 1)``, log-probabilities ``(n_envs,)``.
 Acted: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -33,6 +42,19 @@ class NotFiniteError(ValueError):
 
     def __init__(self) -> None:
         super().__init__("the policy returned NaN or Inf; look at its parameters")
+
+
+class RolloutCheck(Protocol):
+    """What a rollout calls to look for NaN and Inf."""
+
+    def step(self, actions: np.ndarray, observations: Observations, rewards: np.ndarray) -> None:
+        """Check what the environments have just returned."""
+
+    def ends(self, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
+        """Check the last observations of episodes."""
+
+    def explain(self, error: Exception) -> None:
+        """Raise an error that names the reason for which the policy failed, if it is known."""
 
 
 class Actor:
@@ -58,17 +80,21 @@ class Actor:
         :param observations: observations of all environments
         :param masks: actions that are allowed, bool ``(n_envs, n)``, or None for all
         """
-        allowed = None if masks is None else torch.as_tensor(masks, device=self._device)
-        actions, values, log_probs = self._evaluation.act(obs_as_tensor(observations, self._device), allowed)
+        allowed = None
+        if masks is not None:
+            allowed = torch.as_tensor(masks, device=self._device)
+        inputs = obs_as_tensor(observations, self._device)
+        actions, values, log_probs = self._evaluation.act(inputs, allowed)
         return actions.cpu().numpy(), values.cpu().numpy(), log_probs.cpu().numpy()
 
     @torch.no_grad()
     def values(self, observations: Observations) -> np.ndarray:
         """Return the values of observations, ``(n_envs, 1)``."""
-        return self._evaluation.values(obs_as_tensor(observations, self._device)).cpu().numpy()
+        inputs = obs_as_tensor(observations, self._device)
+        return self._evaluation.values(inputs).cpu().numpy()
 
     @torch.no_grad()
-    def terminal_values(self, observations: list[Any], environments: list[int]) -> np.ndarray:
+    def terminal_values(self, observations: list[Observations], environments: list[int]) -> np.ndarray:
         """Return the values of last observations, which have no batch dimension, ``(len(observations),)``.
 
         :param observations: last observations of episodes
@@ -78,7 +104,8 @@ class Actor:
         # One at a time as in SB3, because custom modules may count their calls or look at the batch.
         for observation in observations:
             inputs = self._policy.obs_to_tensor(observation)[0]
-            values.append(self._evaluation.values(inputs).cpu().numpy().reshape(-1))
+            value = self._evaluation.values(inputs)
+            values.append(value.cpu().numpy().reshape(-1))
         return np.concatenate(values)
 
     def stored(self) -> dict[str, Any]:
@@ -103,7 +130,10 @@ class TorchActor(Actor):
 
     @torch.no_grad()
     def __call__(self, observations: Observations, masks: np.ndarray | None = None) -> Acted:
-        outputs, values = self._evaluation.heads(obs_as_tensor(observations, self._device))
+        inputs = obs_as_tensor(observations, self._device)
+        outputs, values = self._evaluation.heads(inputs)
+
+        # A view: on the CPU, no array is copied.
         head = outputs.numpy()
         if masks is not None:
             head = np.where(masks, head, MASKED)
@@ -118,44 +148,61 @@ class LstmActor(Actor):
     """
 
     def __init__(self, model: Any) -> None:
-        self._model: Any = model
+        # Any, because the classes of sb3-contrib are not imported for this.
+        self._model = model
         self._policy: Any = model.policy
         self._device = model.policy.device
-        self._states = model._last_lstm_states
+        # States after the current step. The model keeps those before it until the step is stored.
+        self._states: RNNStates = model._last_lstm_states
 
     @torch.no_grad()
     def __call__(self, observations: Observations, masks: np.ndarray | None = None) -> Acted:
-        options = {} if masks is None else {"action_masks": masks}
+        # sb3-contrib's own policies do not have the argument.
+        options = {}
+        if masks is not None:
+            options["action_masks"] = masks
+
         inputs = obs_as_tensor(observations, self._device)
+        before = self._model._last_lstm_states
         starts = self._flags(self._model._last_episode_starts)
-        actions, values, log_probs, self._states = self._policy(inputs, self._model._last_lstm_states, starts, **options)
+        actions, values, log_probs, self._states = self._policy(inputs, before, starts, **options)
         return actions.cpu().numpy(), values.cpu().numpy(), log_probs.cpu().numpy()
 
     @torch.no_grad()
     def values(self, observations: Observations) -> np.ndarray:
+        # Called after the rollout: the model has the states after its last step.
         inputs = obs_as_tensor(observations, self._device)
+        states = self._model._last_lstm_states.vf
         starts = self._flags(self._model._last_episode_starts)
-        return self._policy.predict_values(inputs, self._model._last_lstm_states.vf, starts).cpu().numpy()
+        values = self._policy.predict_values(inputs, states, starts)
+        return values.cpu().numpy()
 
     @torch.no_grad()
-    def terminal_values(self, observations: list[Any], environments: list[int]) -> np.ndarray:
+    def terminal_values(self, observations: list[Observations], environments: list[int]) -> np.ndarray:
+        # The states after the step that ended the episodes, of the critic.
         hidden, cell = self._states.vf
+        no_start = self._flags([False])
         values = []
         for observation, index in zip(observations, environments, strict=True):
             inputs = self._policy.obs_to_tensor(observation)[0]
-            states = (hidden[:, index : index + 1].contiguous(), cell[:, index : index + 1].contiguous())
-            values.append(self._policy.predict_values(inputs, states, self._flags([False])).cpu().numpy())
+            of_environment = slice(index, index + 1)
+            # cuDNN's LSTM rejects states that are not contiguous.
+            states = (hidden[:, of_environment].contiguous(), cell[:, of_environment].contiguous())
+            value = self._policy.predict_values(inputs, states, no_start)
+            values.append(value.cpu().numpy())
         return np.concatenate(values).reshape(-1)
 
     def stored(self) -> dict[str, Any]:
+        # The buffer stores the states before the step, from which the update runs its sequences.
         before = self._model._last_lstm_states
         self._model._last_lstm_states = self._states
         return {"lstm_states": before}
 
     def variables(self) -> dict[str, Any]:
-        return {"lstm_states": self._states, "episode_starts": self._flags(self._model._last_episode_starts)}
+        starts = self._flags(self._model._last_episode_starts)
+        return {"lstm_states": self._states, "episode_starts": starts}
 
-    def _flags(self, flags: Any) -> torch.Tensor:
+    def _flags(self, flags: np.ndarray | list[bool]) -> torch.Tensor:
         return torch.as_tensor(flags, dtype=torch.float32, device=self._device)
 
 
@@ -164,7 +211,7 @@ class _Layer(NamedTuple):
 
     weight: np.ndarray
     bias: np.ndarray
-    activation: Callable[[np.ndarray], Any] | None
+    activation: Callable[[np.ndarray], None] | None
 
 
 def _tanh(x: np.ndarray) -> None:
@@ -199,6 +246,8 @@ class NumpyActor(Actor):
             # What the actor does not see has no weight.
             weight = np.where(hidden[:, None], np.float32(0.0), self._actor[0].weight)
             self._actor[0] = self._actor[0]._replace(weight=weight)
+
+        # Empty if actor and critic are computed one after the other.
         self._joint: list[_Layer] = []
         if len(self._actor) == len(self._critic):
             self._joint = _joined(self._actor, self._critic, n_envs)
@@ -211,6 +260,7 @@ class NumpyActor(Actor):
         if self._joint:
             outputs = _run(self._joint, inputs)
             head = outputs[:, : self._head_size]
+            # Contiguous, as callbacks get them from SB3.
             values = outputs[:, self._head_size :].copy()
         else:
             head = _run(self._actor, inputs)
@@ -225,11 +275,21 @@ class NumpyActor(Actor):
         return _run(self._critic, self._rows(observations))
 
     def terminal_values(self, observations: list[Any], environments: list[int]) -> np.ndarray:
-        if not isinstance(observations[0], dict):
-            return self.values(np.stack(observations)).reshape(-1)
-
-        batch = {key: np.stack([part[key] for part in observations]) for key in observations[0]}
+        # All in one batch: SB3's networks see no difference.
+        batch = stacked(observations)
         return self.values(batch).reshape(-1)
+
+
+def stacked(observations: Sequence[Observations]) -> Observations:
+    """Stack observations without a batch dimension, arrays or dictionaries of them."""
+    first = observations[0]
+    if not isinstance(first, dict):
+        return np.stack(cast("Sequence[np.ndarray]", observations))
+
+    batch = {}
+    for key in first:
+        batch[key] = np.stack([observation[key] for observation in observations])
+    return batch
 
 
 def make_actor(model: OnPolicyAlgorithm, evaluation: PolicyEvaluation, decisions: Decisions) -> Actor:
@@ -241,15 +301,23 @@ def make_actor(model: OnPolicyAlgorithm, evaluation: PolicyEvaluation, decisions
     """
     policy = model.policy
     if is_recurrent(policy):
+        # Its state belongs to the model, which sb3-contrib and checkpoints read.
         return LstmActor(model)
     if decisions.acting is None:
         return NumpyActor(policy, model.n_envs)
 
+    # Copies are laid out for the CPU's convolutions, and NumPy would wait for another device.
     if policy.device.type == "cpu" and decisions.policy is None:
-        layers = (policy.mlp_extractor, policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor)
+        layers = (
+            policy.mlp_extractor,
+            policy.features_extractor,
+            policy.pi_features_extractor,
+            policy.vf_features_extractor,
+        )
         # Custom layers may hold more than their parameters, and are not copied.
         if _may_be_copied(policy, evaluation) and all(is_library_code(layer) for layer in layers):
             evaluation.use_copies()
+        # Custom distributions and layers may depend on the moment at which actions are drawn.
         if decisions.library_code and _can_be_sampled(policy):
             return TorchActor(model, evaluation)
 
@@ -265,12 +333,22 @@ def _may_be_copied(policy: ActorCriticPolicy, evaluation: PolicyEvaluation) -> b
 
 def _can_be_sampled(policy: ActorCriticPolicy) -> bool:
     """Tell whether NumPy can draw the actions of a policy with the distribution that SB3 makes."""
-    gaussian = type(policy.action_dist) is distributions.DiagGaussianDistribution
-    if not (gaussian or _is_categorical(policy)) or torch.is_autocast_enabled("cpu"):
+    is_gaussian = type(policy.action_dist) is distributions.DiagGaussianDistribution
+    if not is_gaussian and not _is_categorical(policy):
         return False
-    if gaussian and policy.log_std.shape != (getattr(policy.action_net, "out_features", None),):
+
+    # Under autocast, SB3's distributions may get bfloat16, which NumPy does not have.
+    if torch.is_autocast_enabled("cpu"):
         return False
-    return all(type(part) is nn.Parameter and part.dtype == torch.float32 for part in policy.parameters())
+    # NumPy would broadcast another shape without a word.
+    if is_gaussian and policy.log_std.shape != (getattr(policy.action_net, "out_features", None),):
+        return False
+
+    # Subclasses of Parameter may compute something when they are read.
+    for parameter in policy.parameters():
+        if type(parameter) is not nn.Parameter or parameter.dtype != torch.float32:
+            return False
+    return True
 
 
 class Snapshot:
@@ -284,12 +362,15 @@ class Snapshot:
         self._policy = policy
         self._action_dist = policy.action_dist
         self._known = True
-        self._held: list[tuple[dict[str, Any], list[Any]]] = []
+        # Each dictionary with the objects that were in it. References, not copies: they are compared by identity, and an
+        # object that is kept alive cannot give its identity to another.
+        self._held: list[tuple[dict[str, Any], list[object]]] = []
         for module in policy.modules():
             found = registries(module)
             if found is None:
                 self._known = False
                 continue
+
             for registry in (vars(module), *found):
                 self._held.append((registry, [*registry.values()]))
 
@@ -303,33 +384,47 @@ class Snapshot:
         """Tell whether this is the policy, and is still the same; False if that cannot be known."""
         if not self._known or policy is not self._policy or policy.action_dist is not self._action_dist:
             return False
+
         for now, then in self._held:
+            # map() stops at the shorter one, so that the lengths are compared, too.
             if len(now) != len(then) or not all(map(is_, now.values(), then)):
                 return False
+
+        # Last, because it reads every number.
         return all(torch.equal(tensor, value) for tensor, value in self._values)
 
 
-def _rows(space: spaces.Space[Any]) -> Callable[[Any], np.ndarray]:
-    """Return a function from observations to one float32 row per environment, as SB3 makes them."""
+def _rows(space: spaces.Space[object]) -> Callable[[Any], np.ndarray]:
+    """Return a function from observations to one float32 row per environment, as SB3 makes them.
+
+    It stands for SB3's ``preprocess_obs`` and the extractor of features, for spaces without images.
+    """
     if isinstance(space, spaces.Dict):
+        # In the order of the space, which is that of SB3's CombinedExtractor.
         parts = {key: _rows(part) for key, part in space.spaces.items()}
-        return lambda observations: np.concatenate([part(observations[key]) for key, part in parts.items()], axis=1)
+
+        def joined(observations: dict[str, np.ndarray]) -> np.ndarray:
+            rows = [part(observations[key]) for key, part in parts.items()]
+            return np.concatenate(rows, axis=1)
+
+        return joined
 
     if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         return lambda observations: _flat(observations).astype(np.float32, copy=False)
 
-    ends = np.cumsum(choices(space)).tolist()
-    columns = [slice(*span) for span in itertools.pairwise([0, *ends])]
+    columns = _spans(choices(space))
+    n_columns = columns[-1].stop
 
-    def one_hot(observations: Any) -> np.ndarray:
+    def one_hot(observations: np.ndarray) -> np.ndarray:
         # A negative index raises, as in SB3.
         indices = _flat(observations).T.astype(np.uint32)
         batch = np.arange(indices.shape[1])
         # One row per environment. A table of all codes would have as many rows as there are values.
-        rows = np.zeros((len(batch), ends[-1]), dtype=np.float32)
+        rows = np.zeros((len(batch), n_columns), dtype=np.float32)
         if len(columns) == 1:
             rows[batch, indices[0]] = 1.0
             return rows
+
         for part, index in zip(columns, indices, strict=True):
             rows[:, part][batch, index] = 1.0
         return rows
@@ -337,13 +432,20 @@ def _rows(space: spaces.Space[Any]) -> Callable[[Any], np.ndarray]:
     return one_hot
 
 
-def _flat(observations: Any) -> np.ndarray:
+def _spans(sizes: list[int]) -> list[slice]:
+    """Return the columns of each dimension of a discrete space."""
+    ends = np.cumsum(sizes).tolist()
+    return [slice(*span) for span in itertools.pairwise([0, *ends])]
+
+
+def _flat(observations: np.ndarray) -> np.ndarray:
     array = np.asarray(observations)
     return array.reshape(len(array), -1)
 
 
 def _run(layers: list[_Layer], x: np.ndarray) -> np.ndarray:
     for weight, bias, activation in layers:
+        # A new array for each layer, in which the following lines work in place.
         x = x.dot(weight)
         x += bias
         if activation is not None:
@@ -351,13 +453,18 @@ def _run(layers: list[_Layer], x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _layers(network: nn.Sequential, head: Any) -> list[_Layer]:
+def _layers(network: nn.Sequential, head: nn.Module) -> list[_Layer]:
     """Return a network and its head with transposed weights; the arrays share memory with the parameters."""
-    modules: list[Any] = [*network, head]
+    # Linear layers and activations alternate, and the head has none: a rule for "acting" applies to other networks.
+    modules = [*network, head]
     activations = [_ACTIVATIONS[type(module)] for module in modules[1::2]]
+
     layers = []
     for linear, activation in zip(modules[::2], [*activations, None], strict=True):
-        layers.append(_Layer(linear.weight.detach().numpy().T, linear.bias.detach().numpy(), activation))
+        assert isinstance(linear, nn.Linear)
+        weight = linear.weight.detach().numpy().T
+        bias = linear.bias.detach().numpy()
+        layers.append(_Layer(weight, bias, activation))
     return layers
 
 
@@ -365,8 +472,10 @@ def _joined(actor: list[_Layer], critic: list[_Layer], n_envs: int) -> list[_Lay
     """Join the layers of two networks to those of one that computes both; none if one would be too large."""
     layers = []
     for index, (left, right) in enumerate(zip(actor, critic, strict=True)):
-        # The first layers see the same input.
-        rows = len(left.weight) if index == 0 else len(left.weight) + len(right.weight)
+        # The first layers see the same input; the following ones, each its own half of it.
+        rows = len(left.weight)
+        if index > 0:
+            rows += len(right.weight)
         columns = left.weight.shape[1] + right.weight.shape[1]
         # Before they are stacked, because block-diagonal matrices of wide layers take much memory.
         if n_envs * rows * columns > ONE_THREAD:
@@ -375,8 +484,12 @@ def _joined(actor: list[_Layer], critic: list[_Layer], n_envs: int) -> list[_Lay
         if index == 0:
             weight = np.concatenate([left.weight, right.weight], axis=1)
         else:
-            weight = torch.block_diag(torch.from_numpy(left.weight), torch.from_numpy(right.weight)).numpy()
-        layers.append(_Layer(weight, np.concatenate([left.bias, right.bias]), left.activation))
+            # NumPy has no such function, and scipy is not required.
+            blocks = torch.block_diag(torch.from_numpy(left.weight), torch.from_numpy(right.weight))
+            weight = blocks.numpy()
+        bias = np.concatenate([left.bias, right.bias])
+        # Both networks have the same activation, or a rule for "acting" applies.
+        layers.append(_Layer(weight, bias, left.activation))
     return layers
 
 
@@ -396,6 +509,7 @@ def make_sampler(policy: ActorCriticPolicy, n_envs: int) -> Sampler:
     if _is_categorical(policy):
         return _categorical_sampler(policy, n_envs)
 
+    # MultiBinary actions are drawn in PyTorch, as in SB3.
     @torch.no_grad()
     def sample(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         distribution = policy.action_dist.proba_distribution(torch.from_numpy(logits))
@@ -408,7 +522,9 @@ def make_sampler(policy: ActorCriticPolicy, n_envs: int) -> Sampler:
 def _gaussian_sampler(policy: ActorCriticPolicy, n_envs: int) -> Sampler:
     with np.errstate(over="ignore"):  # the sampler reports it, with the parameter
         std = np.exp(policy.log_std.detach().numpy())
+    # What does not depend on the action: the log-determinant and the normalization of the density.
     constant = np.float32(np.log(std).sum() + len(std) * math.log(math.sqrt(2.0 * math.pi)))
+    # A product with this vector halves and adds in one call.
     minus_half = np.full(len(std), -0.5, dtype=np.float32)
     shape = policy.action_space.shape or ()
     # Filled as SB3's policy fills a new tensor of this shape at each step.
@@ -425,6 +541,8 @@ def _gaussian_sampler(policy: ActorCriticPolicy, n_envs: int) -> Sampler:
         deviation *= deviation
         log_probs = deviation.dot(minus_half)
         log_probs -= constant
+
+        # One sum instead of a look at each number; SB3's distributions look at their parameters.
         if not math.isfinite(log_probs.sum()):
             raise NotFiniteError
         return actions.reshape(-1, *shape), log_probs
@@ -437,11 +555,11 @@ def _categorical_sampler(policy: ActorCriticPolicy, n_envs: int) -> Sampler:
     if isinstance(policy.action_space, spaces.Discrete):
         return samplers[0]
 
-    ends = np.cumsum(choices(policy.action_space)).tolist()
-    parts = [slice(*span) for span in itertools.pairwise([0, *ends])]
+    parts = _spans(choices(policy.action_space))
     shape = policy.action_space.shape or ()
 
     def sample(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # Dimension by dimension, as SB3 draws them.
         actions = []
         log_probs = []
         for sample_dimension, part in zip(samplers, parts, strict=True):
@@ -459,14 +577,20 @@ def _one_of(size: int, n_envs: int) -> Sampler:
     row = np.arange(n_envs)
 
     def sample(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # Minus the largest logit, so that exp() does not overflow.
         largest = logits.max(axis=1, keepdims=True)
         probs = np.exp(logits - largest)
         total = probs.sum(axis=1)
-        noise.exponential_()  # what torch.multinomial does for one sample per row
+
+        # The race that torch.multinomial runs for one sample per row: the largest p / e wins, with e exponential. Without
+        # their sum, the probabilities are as good.
+        noise.exponential_()
         probs /= drawn
         actions = probs.argmax(axis=1)
+
         # Added before it is subtracted, as in PyTorch: with masks that allow nothing, logits are so large that only this is 0.
-        chosen = logits[row, actions] - (largest[:, 0] + np.log(total))
+        log_total = largest[:, 0] + np.log(total)
+        chosen = logits[row, actions] - log_total
         if not math.isfinite(chosen.sum()):
             raise NotFiniteError
         return actions, chosen

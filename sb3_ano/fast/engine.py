@@ -1,4 +1,9 @@
-"""The state of the engine between the updates of a model, and one update."""
+"""The state of the engine between the updates of a model, and one update.
+
+``train`` asks :meth:`Engine.prepare_update` for an :class:`Update`, once for each rollout. Within the context of the update,
+:meth:`Update.minibatches` yields the minibatches of one epoch, and :meth:`Update.step` makes the step of one of them, compiled
+or not. How many epochs there are, and when they end, is up to ``train``.
+"""
 
 import contextlib
 import functools
@@ -15,7 +20,7 @@ from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano._system import warn_user
-from sb3_ano.fast.act import Actor, make_actor
+from sb3_ano.fast.act import Actor, RolloutCheck, make_actor
 from sb3_ano.fast.buffer import DeviceBuffer
 from sb3_ano.fast.compiled import CompilationError, CompiledStep, FlatVectors, compiler_options, make_step
 from sb3_ano.fast.device import DeviceRollout, Replayed, make_rollout
@@ -25,6 +30,7 @@ from sb3_ano.fast.rules import Decisions, Options, decide, device_of
 from sb3_ano.fast.step import (
     EagerStep,
     Numbers,
+    NumberTensors,
     PolicyLoss,
     Settings,
     StepResult,
@@ -39,27 +45,32 @@ from sb3_ano.fast.step import (
 
 def make_evaluation(policy: ActorCriticPolicy, precision: str, decisions: Decisions) -> PolicyEvaluation:
     """Make the evaluation of a policy; see :class:`~sb3_ano.fast.policy.PolicyEvaluation`."""
-    kind = RecurrentEvaluation if is_recurrent(policy) else PolicyEvaluation
-    return kind(policy, precision, decisions.policy is not None, decisions.channels_last)
+    kind = PolicyEvaluation
+    if is_recurrent(policy):
+        kind = RecurrentEvaluation
+    calls_policy = decisions.policy is not None
+    return kind(policy, precision, calls_policy, decisions.channels_last)
 
 
 class Engine:
     """Keep decisions and compiled code of one model. It is never saved; a copy of a model gets a new one."""
 
     def __init__(self) -> None:
-        #: Decisions for the rollout that was collected last; None if they have to be made again.
+        #: Decisions for the rollout that was collected last; None if they have to be made again, see expire_decisions.
         self.decisions: Decisions | None = None
         #: Whether the user was told about masks that allow no action in this training.
         self.warned_of_masks = False
         # Evaluation of the policy for the next update.
         self._evaluation: PolicyEvaluation | None = None
+        # Compiled code and tensors of a rollout are kept between updates, because making them takes seconds, and memory.
         self._compiled: _CompiledUpdate | None = None
         self._device_rollout: DeviceRollout | None = None
         #: Reason for which compilation was given up.
         self.obstacle: str | None = None
         self._is_warned = False
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type["Engine"], tuple[()]]:
+        # Compiled code can be neither pickled nor copied.
         return Engine, ()
 
     def forget(self) -> None:
@@ -69,6 +80,15 @@ class Engine:
         self._compiled = None
         self._device_rollout = None
         self.obstacle = None
+
+    def expire_decisions(self) -> None:
+        """Let the next user of the decisions decide again, because a callback or the user may have changed the model."""
+        self.decisions = None
+
+    @property
+    def must_decide_again(self) -> bool:
+        """Whether a callback that sees the policy had a chance to change the model since the rollout began."""
+        return self.decisions is None
 
     def decide(self, model: "Accelerated", options: Options) -> tuple[Decisions, PolicyEvaluation]:
         """Decide about the next rollout and its update.
@@ -86,9 +106,11 @@ class Engine:
         decisions = self.decisions
         if decisions is None:
             decisions, _ = self.decide(model, options)
-        return make_actor(model, make_evaluation(model.policy, options.precision, decisions), decisions)
+        # Not that of the update, because acting may use copies of the layers, and the update changes the layers themselves.
+        evaluation = make_evaluation(model.policy, options.precision, decisions)
+        return make_actor(model, evaluation, decisions)
 
-    def update(
+    def prepare_update(
         self,
         model: "Accelerated",
         policy_loss: PolicyLoss,
@@ -115,7 +137,8 @@ class Engine:
         if decisions is None or evaluation is None:
             decisions, evaluation = self.decide(model, options)
         # A callback may change the model before the next update.
-        self.decisions = None
+        self.expire_decisions()
+
         settings = Settings(
             policy_loss=policy_loss,
             clip_value=model.clip_range_vf is not None,
@@ -123,23 +146,50 @@ class Engine:
             is_discrete=isinstance(model.action_space, spaces.Discrete),
             skips_non_finite=skips_non_finite,
         )
+
         compiled = None
         if decisions.compilation is None and self.obstacle is None:
-            compiled = self._compiled_update(model, evaluation, settings, decisions, options, is_known_loss(), loss_constants)
+            compiled = self._compiled_update(
+                model,
+                evaluation,
+                settings,
+                decisions,
+                options,
+                is_known_loss(),
+                loss_constants,
+            )
+
+        # Said by the update, because a rollout may be decided about several times.
         if decisions.changeable:
             reasons = "; ".join(decisions.changeable)
             self._warn(f"this training leaves the fast path: {reasons}. print(explain(model)) shows what runs instead")
 
+        # The whole rollout as tensors, if the engine knows how the buffer stores it.
         buffer = model.rollout_buffer
         rollout = None
         if isinstance(buffer, DeviceBuffer) and buffer.held:
             rollout = buffer.samples(with_td_errors)
         elif decisions.rollout is None:
             rollout = rollout_tensors(buffer, decisions.channels_last, with_td_errors)
-        return Update(self, model, evaluation, settings, numbers, decisions, rollout, compiled)
+        return Update(
+            self,
+            model,
+            evaluation,
+            settings,
+            numbers,
+            decisions,
+            rollout,
+            compiled,
+        )
 
     def collect_on_device(
-        self, model: "Accelerated", env: VecEnv, callback: BaseCallback, check: Any, n_steps: int, use_masking: bool
+        self,
+        model: "Accelerated",
+        env: VecEnv,
+        callback: BaseCallback,
+        check: RolloutCheck | None,
+        n_steps: int,
+        use_masking: bool,
     ) -> bool:
         """Collect a rollout as tensors on the device, and hand it to the buffer; see :class:`DeviceRollout`.
 
@@ -151,7 +201,13 @@ class Engine:
             decisions, evaluation = self.decide(model, model.engine_options())
         if self._device_rollout is None or not self._device_rollout.fits(env, n_steps):
             self._device_rollout = make_rollout(model, env, n_steps)
-        return self._device_rollout.collect(callback, check, evaluation, decisions, use_masking)
+        return self._device_rollout.collect(
+            callback,
+            check,
+            evaluation,
+            decisions,
+            use_masking,
+        )
 
     def _compiled_update(
         self,
@@ -164,6 +220,7 @@ class Engine:
         loss_constants: tuple[float, ...],
     ) -> "_CompiledUpdate | None":
         """Return compiled code that fits the model, that of the last update if possible; None if there can be none."""
+        # What compiled code has as constants. Identity of the tensors: a new policy, or a loaded optimizer, has other ones.
         made_for = (
             [id(model.policy), id(model.policy.optimizer), *map(id, trained_parameters(model.policy.optimizer))],
             (settings, options.precision, has_known_loss, loss_constants),
@@ -173,14 +230,22 @@ class Engine:
         if self._compiled is not None and self._compiled.made_for == made_for:
             return self._compiled
 
+        # What PyTorch lacks is found before it is tried, because its own errors fill a screen.
         reason = compiler_obstacle(compiler_options(model.policy.device, 1, decisions.library_code))
         if reason is not None:
             self.give_up_compiling(reason)
             return None
         if model.verbose >= 1:
             print("Compiling the update, which takes about 10 s the first time")
+
         known_code = decisions.library_code and has_known_loss and not model.policy.squash_output
-        self._compiled = _CompiledUpdate(evaluation, settings, decisions.library_code, known_code, made_for)
+        self._compiled = _CompiledUpdate(
+            evaluation,
+            settings,
+            decisions.library_code,
+            known_code,
+            made_for,
+        )
         return self._compiled
 
     def give_up_compiling(self, reason: str) -> None:
@@ -207,7 +272,12 @@ class _CompiledUpdate:
     """
 
     def __init__(
-        self, evaluation: PolicyEvaluation, settings: Settings, library_code: bool, known_code: bool, made_for: Any
+        self,
+        evaluation: PolicyEvaluation,
+        settings: Settings,
+        library_code: bool,
+        known_code: bool,
+        made_for: object,
     ) -> None:
         policy = evaluation.policy
         self.made_for = made_for
@@ -221,48 +291,72 @@ class _CompiledUpdate:
         # Code that is not known may wait for the device, and may change from call to call. A recorded graph does not notice.
         self._is_recordable = policy.device.type == "cuda" and known_code
         # By length of the minibatch and place of the rollout: the indices and numbers that a graph reads, and the graph.
-        self._replayed: dict[tuple[int, int], tuple[torch.Tensor, Numbers, Replayed]] = {}
+        self._replayed: dict[tuple[int, int], tuple[torch.Tensor, NumberTensors, Replayed[StepSummary]]] = {}
 
     def start_epoch(self) -> None:
         """Check again what compiled code depends on."""
         for step in self._steps.values():
             step.start_epoch()
 
-    def step(self, rollout: Any, indices: torch.Tensor | None, numbers: Numbers) -> StepResult:
+    def step(
+        self,
+        rollout: Any,
+        indices: torch.Tensor | None,
+        numbers: NumberTensors,
+    ) -> StepResult:
         """Make one step; see :class:`~sb3_ano.fast.compiled.CompiledStep`."""
-        length = len(rollout.advantages if indices is None else indices)
+        if indices is None:
+            length = len(rollout.advantages)
+        else:
+            length = len(indices)
         variant = (length, indices is None)
+
+        # Usually two: whole minibatches, and a last one that is shorter.
         if variant not in self._steps:
-            options = compiler_options(self._policy.device, length * self._n_parameters, self._known_code)
+            products = length * self._n_parameters
+            options = compiler_options(self._policy.device, products, self._known_code)
             # Custom modules may change at every call, and minibatches of a custom buffer may differ in their types.
-            self._steps[variant] = CompiledStep(self._step, options, self._library_code and indices is not None)
+            is_constant = self._library_code and indices is not None
+            self._steps[variant] = CompiledStep(self._step, options, is_constant)
         return self._steps[variant](self.flat.vectors, rollout, indices, numbers)
 
-    def summarized_step(self, rollout: Any, indices: torch.Tensor, numbers: Numbers) -> StepSummary:
+    def summarized_step(
+        self,
+        rollout: Any,
+        indices: torch.Tensor,
+        numbers: NumberTensors,
+    ) -> StepSummary:
         """Make one step on a rollout whose tensors stay in their places; on CUDA, it is recorded as a graph and replayed."""
         if not self._is_recordable:
             return summarize(self.step(rollout, indices, numbers), numbers)
 
         key = (len(indices), rollout.advantages.data_ptr())
         if key not in self._replayed:
+            # The graph reads these tensors, into which each minibatch copies its own.
             places = indices.clone()
-            values = Numbers(*[number.clone() for number in numbers])
+            values = NumberTensors(*[number.clone() for number in numbers])
             function = functools.partial(self._step_and_summary, rollout, places, values)
             self._replayed[key] = (places, values, Replayed(function, self._policy.device))
+
         places, values, replayed = self._replayed[key]
         places.copy_(indices)
         for value, number in zip(values, numbers, strict=True):
             value.copy_(number)
         summary = replayed()
-        # The next replay overwrites it.
+        # The next replay overwrites it. Of log_ratio, nothing is read later than that.
         return StepSummary(summary.numbers.clone(), summary.log_ratio, summary.stop)
 
-    def _step_and_summary(self, rollout: Any, indices: torch.Tensor, numbers: Numbers) -> StepSummary:
+    def _step_and_summary(
+        self,
+        rollout: Any,
+        indices: torch.Tensor,
+        numbers: NumberTensors,
+    ) -> StepSummary:
         return summarize(self.step(rollout, indices, numbers), numbers)
 
 
 class Update:
-    """One update, a context: what a user holds is plain before and after it.
+    """One update, that is one call of ``train``; a context: what a user holds is plain before and after it.
 
     :param engine: engine of the model
     :param model: on-policy algorithm
@@ -292,26 +386,28 @@ class Update:
         self._batch_size = model.batch_size
         self._rollout = rollout
         self._compiled = compiled
-        # Then the results of minibatches are not read before the end of the update.
+        # Then the results of minibatches are not read before the end of the update, because reading waits for the device.
         self._is_on_device = isinstance(self._buffer, DeviceBuffer) and bool(self._buffer.held)
         # The order of SB3 is drawn on the host, for environments that are there, too.
         self._draws_on_device = self._is_on_device and device_of(model.env) is not None and policy.device.type == "cuda"
-        self._numbers = Numbers(*torch.tensor(numbers, dtype=torch.float32, device=policy.device).unbind())
-        is_fused = decisions.update is None and policy.device.type == "cpu"
+        self._numbers = NumberTensors.on_device(numbers, policy.device)
+        # Always there, because a compilation may fail in the middle of an update. The fused kernel was measured on the CPU.
+        is_fused = decisions.optimizer is None and policy.device.type == "cpu"
         self._eager = EagerStep(policy, evaluation, settings, self._numbers, is_fused)
         self._context = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         if self._compiled is not None:
+            # Registered before attach, so that parameters are copied back however the update ends.
             self._context.callback(self._compiled.flat.detach)
             self._compiled.flat.attach()
             self._context.enter_context(tracing())
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._context.close()
 
-    def epoch(self) -> Iterator[tuple[Any, torch.Tensor | None]]:
+    def minibatches(self) -> Iterator[tuple[Any, torch.Tensor | None]]:
         """Iterate over the minibatches of one epoch, in random order.
 
         :return: the whole rollout and the indices of a minibatch; or, if the buffer makes minibatches, one of those and None
@@ -323,14 +419,17 @@ class Update:
         rollout = self._rollout
         if rollout is not None:
             n_samples = len(rollout.advantages)
+            # NumPy's generator, as in SB3's buffer, so that the minibatches are the same.
             if self._draws_on_device:
                 order = torch.randperm(n_samples, device=rollout.advantages.device)
             else:
-                order = torch.from_numpy(np.random.permutation(n_samples)).to(rollout.advantages.device)
+                permutation = np.random.permutation(n_samples)
+                order = torch.from_numpy(permutation).to(rollout.advantages.device)
             for indices in order.split(int(self._batch_size)):
                 yield rollout, indices
             return
 
+        # A custom buffer, or one of sequences: it makes its minibatches itself.
         for samples in self._buffer.get(self._batch_size):
             if hasattr(samples, "lstm_states"):
                 yield without_padding(samples), None
@@ -338,7 +437,7 @@ class Update:
                 yield samples, None
 
     def step(self, rollout: Any, indices: torch.Tensor | None) -> StepResult | StepSummary:
-        """Make one step on a minibatch of :meth:`epoch`, and record it."""
+        """Make one step on a minibatch of :meth:`minibatches`, and record it."""
         result: StepResult | StepSummary | None = None
         if self._compiled is not None:
             try:
@@ -347,6 +446,8 @@ class Update:
                 else:
                     result = self._compiled.step(rollout, indices, self._numbers)
             except CompilationError as error:
+                # Nothing was changed by this minibatch. It, and all that follow, are made without compiled code, on the
+                # parameters as the compiled steps before it left them.
                 self._compiled.flat.detach()
                 self._compiled = None
                 self._engine.give_up_compiling(str(error))
@@ -362,8 +463,8 @@ class Update:
 class Accelerated(OnPolicyAlgorithm):
     """An on-policy algorithm of SB3 that has an engine."""
 
-    # What the engine reads in addition to the attributes of OnPolicyAlgorithm.
-    batch_size: Any  # an int; sb3-contrib allows None
+    # What the engine reads in addition to the attributes of OnPolicyAlgorithm. Any: an int, but sb3-contrib allows None.
+    batch_size: Any
     normalize_advantage: bool
     clip_range_vf: Schedule | None
     _engine: Engine | None = None

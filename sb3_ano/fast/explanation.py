@@ -1,4 +1,7 @@
-"""Say which path each part of a training takes, and why."""
+"""Say which path each part of a training takes, and why.
+
+The reasons are those of ``rules.py``. Nothing is decided here, and nothing of the model is changed.
+"""
 
 from dataclasses import dataclass
 
@@ -66,9 +69,11 @@ def explain(model: OnPolicyAlgorithm) -> Explanation:
         plain = Path("as in SB3", "the model is not accelerated; accelerate(model) does that for PPO and its variants")
         return Explanation(plain, plain, plain, plain, plain)
 
+    # Decided for the model as it is now. The engine decides again at the next rollout.
     options = model.engine_options()
     decisions = decide(model, options)
 
+    # The order of make_actor.
     if is_recurrent(model.policy):
         acting = Path("the policy, step by step", decisions.acting)
     elif decisions.acting is None:
@@ -89,20 +94,23 @@ def explain(model: OnPolicyAlgorithm) -> Explanation:
         # Measured with one HalfCheetah: the GPU makes 0.79 of the CPU's steps per second (docs/gpu.md).
         device = Path("tensors on the device of the policy; with networks without images, a CPU is usually faster")
 
+    # A policy that is called leaves the fast path more than an optimizer does, and is named first.
     if decisions.policy is not None:
         update = Path("the policy's own methods", decisions.policy)
-    elif decisions.update is not None:
-        update = Path("the optimizer's own step", decisions.update)
+    elif decisions.optimizer is not None:
+        update = Path("the optimizer's own step", decisions.optimizer)
     elif model.device.type == "cpu":
         update = Path("layers of SB3, and a fused step of Adam")
     else:
         update = Path("layers of SB3, and the optimizer's own step")
 
+    # What was tried and failed comes before what the rules say.
     compilation = Path("compiled")
     obstacle = model.engine.obstacle
     if obstacle is not None:
         compilation = Path("not compiled", obstacle)
     elif decisions.is_short_run and not model._total_timesteps:
+        # Before learn, the length of the training is not known.
         compilation = Path(f"compiled in trainings from {steps_to_pay(model):,.0f} steps on")
     elif decisions.compilation is not None:
         compilation = Path("not compiled", decisions.compilation)

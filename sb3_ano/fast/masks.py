@@ -29,21 +29,26 @@ class MaskedActor(Actor):
                 "the environment has no method 'action_masks'; wrap it in sb3_contrib.common.wrappers.ActionMasker, or pass "
                 "use_masking=False to learn"
             )
+        # The values of observations do not depend on masks.
         self._inner = inner
         self._env = env
         self._model = model
         self._get_masks = get_action_masks
         self._sizes = choices(model.action_space)
+        # Where each dimension starts in a row of masks.
         self._starts = np.cumsum([0, *self._sizes[:-1]])
         self.holds_copies = inner.holds_copies
         self.values = inner.values  # type: ignore[method-assign]
         self.terminal_values = inner.terminal_values  # type: ignore[method-assign]
 
     def __call__(self, observations: Observations, masks: np.ndarray | None = None) -> Acted:
+        # At each step, because which actions are allowed depends on the state. The argument is not used: nobody passes masks.
         masks = np.asarray(self._get_masks(self._env), dtype=bool)
         if masks.shape[0] != self._env.num_envs or masks[0].size != sum(self._sizes):
             raise ValueError(f"action_masks has the shape {masks[0].shape}; allowed are {sum(self._sizes)} values")
         self._masks = masks.reshape(self._env.num_envs, -1)
+
+        # Looked for until it is found once, because this reads all masks.
         if not self._model.engine.warned_of_masks:
             self._warn_of_impossible()
         return self._inner(observations, self._masks)
@@ -55,10 +60,13 @@ class MaskedActor(Actor):
 
         self._model.engine.warned_of_masks = True
         environment, dimension = np.argwhere(~possible)[0]
-        where = f" in dimension {dimension}" if len(self._sizes) > 1 else ""
+        where = ""
+        if len(self._sizes) > 1:
+            where = f" in dimension {dimension}"
+        step = self._model.num_timesteps // self._env.num_envs
         warn_user(
             f"action_masks() of environment {environment} allows no action{where} at step "
-            f"{self._model.num_timesteps // self._env.num_envs} of the training (environments and dimensions count from 0); "
+            f"{step} of the training (environments and dimensions count from 0); "
             "any action is drawn, as in MaskablePPO, and nothing is learned from it. Allow one, or end the episode earlier"
         )
 

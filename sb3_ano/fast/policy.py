@@ -1,11 +1,15 @@
-"""Compute what SB3's policies compute, with fewer calls and in a form that can be compiled."""
+"""Compute what SB3's policies compute, with fewer calls and in a form that can be compiled.
+
+:class:`PolicyEvaluation` stands for ``forward``, ``evaluate_actions`` and ``predict_values``. The order of calls within each
+is SB3's, because distributions and dropout draw random numbers.
+"""
 
 import contextlib
 import copy
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from gymnasium import spaces
@@ -17,11 +21,12 @@ from stable_baselines3.common.distributions import (
 )
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, MlpExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.nn import functional as F
 
-#: Logit of an action that is not allowed, as in sb3-contrib.
+#: Logit of an action that is not allowed, as in sb3-contrib. Not -Inf, because the entropy would be NaN.
 MASKED = -1e8
 
 
@@ -31,10 +36,12 @@ def contrib_class(module: str, name: str) -> Any:
     sb3-contrib is not imported for this, because that takes time and most models do not need it.
     """
     imported = sys.modules.get(f"sb3_contrib.common.{module}")
-    return None if imported is None else getattr(imported, name)
+    if imported is None:
+        return None
+    return getattr(imported, name)
 
 
-def contrib_policies() -> list[Any]:
+def contrib_policies() -> list[types.ModuleType]:
     """Return the modules of sb3-contrib's policies that were imported."""
     names = ("sb3_contrib.common.maskable.policies", "sb3_contrib.common.recurrent.policies")
     return [sys.modules[name] for name in names if name in sys.modules]
@@ -42,6 +49,7 @@ def contrib_policies() -> list[Any]:
 
 def is_maskable(policy: ActorCriticPolicy) -> bool:
     """Tell whether a policy is one of sb3-contrib's maskable policies."""
+    # By the class, not by an attribute: a custom policy of SB3 may have any attribute.
     kind = contrib_class("maskable.policies", "MaskableActorCriticPolicy")
     return kind is not None and isinstance(policy, kind)
 
@@ -66,17 +74,21 @@ def base_of(policy: ActorCriticPolicy) -> type:
     return ActorCriticPolicy
 
 
-def choices(space: Any) -> list[int]:
+def choices(space: spaces.Space[object]) -> list[int]:
     """Return the numbers of values in each dimension of a discrete space."""
+    # Python's integers, because the compiler takes none of NumPy.
     if isinstance(space, spaces.Discrete):
         return [int(space.n)]
     if isinstance(space, spaces.MultiBinary):
         return [2] * spaces.flatdim(space)
+
+    assert isinstance(space, spaces.MultiDiscrete)
     return [int(size) for size in space.nvec]
 
 
-def plain_distribution(space: spaces.Space[Any]) -> CategoricalDistribution | MultiCategoricalDistribution:
+def plain_distribution(space: spaces.Space[object]) -> CategoricalDistribution | MultiCategoricalDistribution:
     """Return SB3's distribution whose logits can be masked; MultiBinary has two actions per dimension, as in sb3-contrib."""
+    # SB3's Bernoulli distribution has one logit per dimension, with which a mask cannot rule out each of two values.
     sizes = choices(space)
     if isinstance(space, spaces.Discrete):
         return CategoricalDistribution(sizes[0])
@@ -85,10 +97,13 @@ def plain_distribution(space: spaces.Space[Any]) -> CategoricalDistribution | Mu
 
 def has_library_distribution(policy: ActorCriticPolicy) -> bool:
     """Tell whether the distribution of actions is of the class that SB3, or sb3-contrib, makes for the action space."""
+    # A new one is made to compare with, because the choice by space is SB3's code and may change.
     if is_maskable(policy):
         make = contrib_class("maskable.distributions", "make_masked_proba_distribution")
-        return type(policy.action_dist) is type(make(policy.action_space))
-    return type(policy.action_dist) is type(make_proba_distribution(policy.action_space, policy.use_sde))
+        expected = make(policy.action_space)
+    else:
+        expected = make_proba_distribution(policy.action_space, policy.use_sde)
+    return type(policy.action_dist) is type(expected)
 
 
 def mapped(function: Callable[[Any], Any], values: Any) -> Any:
@@ -98,15 +113,18 @@ def mapped(function: Callable[[Any], Any], values: Any) -> Any:
     return function(values)
 
 
-def preprocessing(space: spaces.Space[Any], normalize_images: bool, channels_last: bool = False) -> Callable[[Any], Any]:
+def preprocessing(space: spaces.Space[object], normalize_images: bool, channels_last: bool = False) -> Callable[[Any], Any]:
     """Return SB3's ``preprocess_obs`` for one space, in PyTorch alone, so that it can be compiled.
 
     :param space: observation space
     :param normalize_images: whether images are divided by 255
     :param channels_last: whether images come out in that memory format, in which convolutions are faster
     """
+    # Why not SB3's: it reads the space at every call, and the compiler cannot follow the space. Here the space decides once.
     if isinstance(space, spaces.Dict):
-        parts = {key: preprocessing(part, normalize_images, channels_last) for key, part in space.spaces.items()}
+        parts = {}
+        for key, part in space.spaces.items():
+            parts[key] = preprocessing(part, normalize_images, channels_last)
         return lambda observations: {key: part(observations[key]) for key, part in parts.items()}
 
     if isinstance(space, spaces.Discrete):
@@ -118,22 +136,37 @@ def preprocessing(space: spaces.Space[Any], normalize_images: bool, channels_las
 
         def one_hot(observations: torch.Tensor) -> torch.Tensor:
             columns = observations.long().reshape(len(observations), -1).unbind(dim=1)
-            codes = [F.one_hot(column, size) for column, size in zip(columns, sizes, strict=True)]
+            codes = []
+            for column, size in zip(columns, sizes, strict=True):
+                codes.append(F.one_hot(column, size))
             return torch.cat(codes, dim=1).float()
 
         return one_hot
 
-    is_image = is_image_space(space)
+    # An array of three dimensions that is no image, such as one of floats, is turned but not divided.
+    is_normalized = normalize_images and is_image_space(space)
     is_turned = channels_last and len(space.shape or ()) == 3
 
     def as_floats(observations: torch.Tensor) -> torch.Tensor:
         if is_turned:
             # Before the conversion, while a number is a single byte.
             observations = observations.contiguous(memory_format=torch.channels_last)
+
         observations = observations.to(torch.float32)
-        return observations / 255.0 if normalize_images and is_image else observations
+        if is_normalized:
+            return observations / 255.0
+        return observations
 
     return as_floats
+
+
+class _Copies(NamedTuple):
+    """Copies of the layers that :class:`PolicyEvaluation` computes with, under their names in the policy."""
+
+    mlp_extractor: MlpExtractor
+    features_extractor: BaseFeaturesExtractor
+    pi_features_extractor: BaseFeaturesExtractor
+    vf_features_extractor: BaseFeaturesExtractor
 
 
 class PolicyEvaluation:
@@ -146,18 +179,28 @@ class PolicyEvaluation:
     :param channels_last: whether images are given to the features extractor in that memory format
     """
 
-    def __init__(self, policy: ActorCriticPolicy, precision: str, calls_policy: bool, channels_last: bool) -> None:
+    def __init__(
+        self,
+        policy: ActorCriticPolicy,
+        precision: str,
+        calls_policy: bool,
+        channels_last: bool,
+    ) -> None:
         self.policy = policy
         self.calls_policy = calls_policy
         self._preprocess = preprocessing(policy.observation_space, policy.normalize_images, channels_last)
-        self._layers: Any = policy
+        # Where the layers between observations and heads are read from: the policy, or copies after use_copies.
+        self._layers: ActorCriticPolicy | _Copies = policy
         #: Whether it computes with copies of the policy's layers.
         self.has_copies = False
         self.is_bfloat16 = precision == "bfloat16"
+        # Autocast converts float32 weights at each call. Copies that are bfloat16 already need none.
         self._autocast = self.is_bfloat16
         self._device_type = policy.device.type
-        #: The distribution that logits are given to. sb3-contrib's maskable ones cannot be compiled.
-        self._plain = plain_distribution(policy.action_space) if is_maskable(policy) else None
+        # The distribution that logits are given to. sb3-contrib's maskable ones cannot be compiled.
+        self._plain: CategoricalDistribution | MultiCategoricalDistribution | None = None
+        if is_maskable(policy):
+            self._plain = plain_distribution(policy.action_space)
 
     def __call__(self, samples: Any, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return what ``policy.evaluate_actions`` returns.
@@ -189,7 +232,9 @@ class PolicyEvaluation:
         return values, log_prob, entropy
 
     def act(
-        self, observations: PyTorchObs, masks: torch.Tensor | None = None
+        self,
+        observations: PyTorchObs,
+        masks: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return what ``policy(observations)`` does: actions, values ``(batch, 1)``, log-probabilities ``(batch,)``.
 
@@ -197,6 +242,7 @@ class PolicyEvaluation:
         :param masks: actions that are allowed, for policies that take masks
         """
         if self.calls_policy:
+            # SB3's policies have no such argument.
             if masks is None:
                 return self.policy(observations)
             return self.policy(observations, action_masks=masks)
@@ -220,12 +266,19 @@ class PolicyEvaluation:
         if self.calls_policy:
             return self.policy.predict_values(observations)
 
+        layers = self._layers
         inputs = self._preprocess(observations)
         with self._precision():
-            latent_vf = self._layers.mlp_extractor.forward_critic(self._layers.vf_features_extractor(inputs))
-        return self.policy.value_net(latent_vf.float() if self.is_bfloat16 else latent_vf)
+            features = layers.vf_features_extractor(inputs)
+            latent_vf = layers.mlp_extractor.forward_critic(features)
+
+        # The head is computed in float32: bfloat16 has two or three digits.
+        if self.is_bfloat16:
+            latent_vf = latent_vf.float()
+        return self.policy.value_net(latent_vf)
 
     def _distribution(self, latent_pi: torch.Tensor, masks: torch.Tensor | None) -> Distribution:
+        # SB3's method knows all distributions, gSDE's, too, and can be traced.
         if self._plain is None:
             return self.policy._get_action_dist_from_latent(latent_pi)
 
@@ -242,16 +295,21 @@ class PolicyEvaluation:
 
         with self._precision():
             if self.policy.share_features_extractor:
-                latent_pi, latent_vf = layers.mlp_extractor(layers.features_extractor(inputs))
+                # Features once, as in SB3: a second pass would draw another dropout mask.
+                features = layers.features_extractor(inputs)
+                latent_pi, latent_vf = layers.mlp_extractor(features)
             else:
-                latent_pi = layers.mlp_extractor.forward_actor(layers.pi_features_extractor(inputs))
-                latent_vf = layers.mlp_extractor.forward_critic(layers.vf_features_extractor(inputs))
+                pi_features = layers.pi_features_extractor(inputs)
+                vf_features = layers.vf_features_extractor(inputs)
+                latent_pi = layers.mlp_extractor.forward_actor(pi_features)
+                latent_vf = layers.mlp_extractor.forward_critic(vf_features)
 
+        # Outside of autocast, so that heads, distribution and loss are float32.
         if self.is_bfloat16:
             return latent_pi.float(), latent_vf.float()
         return latent_pi, latent_vf
 
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+    def _precision(self) -> contextlib.AbstractContextManager[object]:
         if self._autocast:
             return torch.autocast(self._device_type, dtype=torch.bfloat16)
         return contextlib.nullcontext()
@@ -262,17 +320,23 @@ class PolicyEvaluation:
         Every forward pass would otherwise convert weights again: those of convolutions to ``channels_last``, and, for
         bfloat16, all weights to that type.
         """
-        names = ["mlp_extractor", "features_extractor", "pi_features_extractor", "vf_features_extractor"]
+        names = [
+            "mlp_extractor",
+            "features_extractor",
+            "pi_features_extractor",
+            "vf_features_extractor",
+        ]
+        # One deepcopy of all four: the same extractor may have several of the names, and stays one object.
         copies = copy.deepcopy({name: getattr(self.policy, name) for name in names})
-        # The same extractor may have several of the names.
-        layers: Any = nn.ModuleList(copies.values())
-        layers.to(memory_format=torch.channels_last)
-        self._layers = types.SimpleNamespace(**copies)
+        layers = nn.ModuleList(copies.values())
+        layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._layers = _Copies(**copies)
         self.has_copies = True
 
         if self.is_bfloat16:
             layers.to(torch.bfloat16)
             preprocess = self._preprocess
+            # Inputs have the type of the weights, which autocast would have seen to.
             self._preprocess = lambda observations: mapped(torch.Tensor.bfloat16, preprocess(observations))
             self._autocast = False
 
@@ -286,24 +350,42 @@ class RecurrentEvaluation(PolicyEvaluation):
 
     policy: Any  # a RecurrentActorCriticPolicy of sb3-contrib
 
-    def __init__(self, policy: ActorCriticPolicy, precision: str, calls_policy: bool, channels_last: bool) -> None:
+    def __init__(
+        self,
+        policy: ActorCriticPolicy,
+        precision: str,
+        calls_policy: bool,
+        channels_last: bool,
+    ) -> None:
+        # The precision has no effect on LSTM policies, which the algorithms say in a warning.
         super().__init__(policy, "float32", calls_policy, channels_last)
 
     def __call__(self, samples: Any, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         if self.calls_policy:
-            options = {} if samples.action_masks is None else {"action_masks": samples.action_masks}
+            # Only this package's policies with masks have such an argument.
+            options = {}
+            if samples.action_masks is not None:
+                options["action_masks"] = samples.action_masks
             values, log_prob, entropy = self.policy.evaluate_actions(
-                samples.observations, actions, samples.lstm_states, samples.episode_starts, **options
+                samples.observations,
+                actions,
+                samples.lstm_states,
+                samples.episode_starts,
+                **options,
             )
         else:
             values, log_prob, entropy = self._evaluate(samples, actions)
 
+        # Padding is dropped after the networks, because the LSTM needs sequences of equal length.
         present = samples.present
-        return values.flatten()[present], log_prob[present], None if entropy is None else entropy[present]
+        if entropy is not None:
+            entropy = entropy[present]
+        return values.flatten()[present], log_prob[present], entropy
 
     def _evaluate(self, samples: Any, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Do what sb3-contrib's ``evaluate_actions`` does."""
         policy = self.policy
+        # One tensor, or two if actor and critic have an extractor each.
         features = policy.extract_features(samples.observations)
         pi_features = features
         vf_features = features
@@ -315,17 +397,24 @@ class RecurrentEvaluation(PolicyEvaluation):
         if policy.lstm_critic is not None:
             latent_vf, _ = whole_sequences(policy.lstm_critic, vf_features, samples.lstm_states.vf, starts)
         elif policy.shared_lstm:
+            # As in sb3-contrib, the value loss does not train a shared LSTM.
             latent_vf = latent_pi.detach()
         else:
             latent_vf = policy.critic(vf_features)
 
-        distribution = policy._get_action_dist_from_latent(policy.mlp_extractor.forward_actor(latent_pi))
-        values = policy.value_net(policy.mlp_extractor.forward_critic(latent_vf))
+        latent_pi = policy.mlp_extractor.forward_actor(latent_pi)
+        latent_vf = policy.mlp_extractor.forward_critic(latent_vf)
+
+        distribution = policy._get_action_dist_from_latent(latent_pi)
+        values = policy.value_net(latent_vf)
         return values, distribution.log_prob(actions), distribution.entropy()
 
 
 def whole_sequences(
-    lstm: nn.LSTM, features: torch.Tensor, states: Any, episode_starts: torch.Tensor
+    lstm: nn.LSTM,
+    features: torch.Tensor,
+    states: tuple[torch.Tensor, ...],
+    episode_starts: torch.Tensor,
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
     """Run an LSTM over sequences of equal length in one call.
 
@@ -335,8 +424,12 @@ def whole_sequences(
     :param episode_starts: 1 where an episode starts, at the first step of a sequence only, ``(n_sequences * length,)``
     :return: outputs ``(n_sequences * length, hidden)``, and the states after the sequences
     """
-    starts = episode_starts.reshape(states[0].shape[1], -1)
+    hidden, cell = states
+    starts = episode_starts.reshape(hidden.shape[1], -1)
+    # A new episode starts from a state of zeros. The buffer stores the state that the episode before it ended with.
     kept = (1.0 - starts[:, 0])[None, :, None]
+
+    # PyTorch's LSTM takes time first.
     sequences = features.reshape(*starts.shape, lstm.input_size).transpose(0, 1)
-    output, after = lstm(sequences, (kept * states[0], kept * states[1]))
+    output, after = lstm(sequences, (kept * hidden, kept * cell))
     return output.transpose(0, 1).flatten(end_dim=1), after

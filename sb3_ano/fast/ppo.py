@@ -1,4 +1,9 @@
-"""PPO of SB3, and MaskablePPO and RecurrentPPO of sb3-contrib, with the engine."""
+"""PPO of SB3, and MaskablePPO and RecurrentPPO of sb3-contrib, with the engine.
+
+An accelerated model is the same object with another class, which has its own ``collect_rollouts`` and ``train``, and inherits
+everything else. Methods assigned to the instance would end up in its files, and a new object would leave callbacks and
+variables with the old one.
+"""
 
 import functools
 import math
@@ -25,7 +30,12 @@ from sb3_ano.shaping import ppo as clip
 Algorithm = TypeVar("Algorithm", bound=BaseAlgorithm)
 
 
-def clipped_loss(log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange, samples: Any) -> torch.Tensor:
+def clipped_loss(
+    log_ratio: torch.Tensor,
+    advantages: torch.Tensor,
+    clip_range: ClipRange,
+    samples: Any,
+) -> torch.Tensor:
     """Compute minus the mean of PPO's clipped surrogate, a scalar to be minimized.
 
     :param log_ratio: log-probability of the actions minus that in the rollout, ``(batch,)``
@@ -33,13 +43,20 @@ def clipped_loss(log_ratio: torch.Tensor, advantages: torch.Tensor, clip_range: 
     :param clip_range: radii
     :param samples: minibatch
     """
-    return -surrogate(log_ratio, advantages, clip, eps_low=clip_range.low, eps_high=clip_range.high).mean()
+    return -surrogate(
+        log_ratio,
+        advantages,
+        clip,
+        eps_low=clip_range.low,
+        eps_high=clip_range.high,
+    ).mean()
 
 
 class AcceleratedPPO(FastCollection):
     """Train PPO with the engine. The numbers are those of the original to rounding; names in the log are the same."""
 
     n_epochs: int
+    # Schedules, which PPO makes of numbers when it builds its networks. To type checkers they may be numbers still.
     clip_range: Any
     clip_range_vf: Any
     target_kl: float | None
@@ -57,25 +74,34 @@ class AcceleratedPPO(FastCollection):
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
 
+        # As in SB3, schedules are read once per update.
         progress = self._current_progress_remaining
         clip_range = self.clip_range(progress)
-        clip_range_vf = 0.0 if self.clip_range_vf is None else self.clip_range_vf(progress)
+        clip_range_vf = 0.0  # not read without a clip of the values
+        if self.clip_range_vf is not None:
+            clip_range_vf = self.clip_range_vf(progress)
+        max_kl = math.inf
+        if self.target_kl is not None:
+            max_kl = 1.5 * self.target_kl
         numbers = Numbers(
+            # The surrogate is written in units of the radius, which may not be 0.
             clip_range=max(clip_range, MIN_RADIUS),
             clip_range_high=max(clip_range, MIN_RADIUS),
             clip_range_vf=clip_range_vf,
             ent_coef=self.ent_coef,
             vf_coef=self.vf_coef,
             max_grad_norm=self.max_grad_norm,
-            max_kl=math.inf if self.target_kl is None else 1.5 * self.target_kl,
+            max_kl=max_kl,
         )
 
-        update = self.engine.update(self, clipped_loss, numbers, skips_non_finite=False)
+        # SB3 does not skip minibatches that are NaN or Inf.
+        update = self.engine.prepare_update(self, clipped_loss, numbers, skips_non_finite=False)
         is_stopped = False
         with update:
             for epoch in range(self.n_epochs):
-                for samples, indices in update.epoch():
+                for samples, indices in update.minibatches():
                     result = update.step(samples, indices)
+                    # Not read without a limit, because reading waits for the device.
                     if self.target_kl is not None and bool(result.stop):
                         is_stopped = True
                         break
@@ -87,6 +113,7 @@ class AcceleratedPPO(FastCollection):
                         print(f"Early stopping at step {epoch} due to reaching max kl: {kl:.2f}")
                     break
 
+        # SB3's log: its names, its means.
         summary = update.statistics.summary(with_skipped=True)
         for name in ("entropy_loss", "policy_gradient_loss", "value_loss", "approx_kl", "clip_fraction", "loss"):
             self.logger.record(f"train/{name}", summary[name])
@@ -116,7 +143,13 @@ class MaskablePPO(AcceleratedPPO, ppo_mask.MaskablePPO):
         n_rollout_steps: int,
         use_masking: bool = True,
     ) -> bool:
-        return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, use_masking)
+        return super().collect_rollouts(
+            env,
+            callback,
+            rollout_buffer,
+            n_rollout_steps,
+            use_masking,
+        )
 
 
 class RecurrentPPO(AcceleratedPPO, ppo_recurrent.RecurrentPPO):
@@ -181,6 +214,7 @@ def accelerated_class(kind: type[BaseAlgorithm]) -> type[AcceleratedPPO]:
     if original in ACCELERATED and kind is original:
         return ACCELERATED[original]
 
+    # Subclasses: MaskablePPO and RecurrentPPO are none of PPO, so that the order does not matter.
     for base, accelerated in ACCELERATED.items():
         if not (isinstance(kind, type) and issubclass(kind, base)):
             continue
@@ -196,6 +230,7 @@ def accelerated_class(kind: type[BaseAlgorithm]) -> type[AcceleratedPPO]:
 
 
 def _methods_of(accelerated: type[AcceleratedPPO]) -> dict[str, Any]:
+    # The class derives from AcceleratedPPO and the user's class; what MaskablePPO overrides in addition is copied.
     methods: dict[str, Any] = {"__module__": accelerated.__module__}
     if "collect_rollouts" in vars(accelerated):
         methods["collect_rollouts"] = accelerated.collect_rollouts

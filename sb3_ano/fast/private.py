@@ -33,7 +33,7 @@ def has_hooks(owner: nn.Module | nn.Parameter | Optimizer) -> bool:
 
     Hooks that PyTorch calls for every module or optimizer count.
     """
-    sources: list[tuple[Any, tuple[str, ...]]]
+    sources: list[tuple[object, tuple[str, ...]]]
     if isinstance(owner, nn.Module):
         sources = [(owner, _MODULE_HOOKS), (_modules, _HOOKS_OF_ALL_MODULES)]
     elif isinstance(owner, Optimizer):
@@ -43,8 +43,10 @@ def has_hooks(owner: nn.Module | nn.Parameter | Optimizer) -> bool:
 
     for source, names in sources:
         for name in names:
+            # None, or an empty dictionary, if there are no hooks.
             hooks = getattr(source, name, _ABSENT)
             if hooks is _ABSENT:
+                # The marker counts as a hook: the model trains the slow way, which calls all hooks.
                 _warn_of_absence(name)
             if hooks:
                 return True
@@ -54,14 +56,14 @@ def has_hooks(owner: nn.Module | nn.Parameter | Optimizer) -> bool:
 
 def registries(module: nn.Module) -> list[dict[str, Any]] | None:
     """Return the dictionaries of a module's parameters, submodules, buffers and hooks; None if they cannot be known."""
-    found = []
+    dictionaries = []
     for name in (*_REGISTRIES, *_MODULE_HOOKS):
         registry = getattr(module, name, None)
         if registry is None:
             return None
-        found.append(registry)
+        dictionaries.append(registry)
 
-    return found
+    return dictionaries
 
 
 @functools.cache
@@ -71,6 +73,7 @@ def _warn_of_absence(name: str) -> None:
 
 # Settings of the compiler while a step is traced.
 _TRACING = {
+    # torch.autograd.grad belongs to the step, so that one graph has forward pass, backward pass and Adam.
     "trace_autograd_ops": True,
     # The limit on recompilations is the engine's. Dynamo logs 20 lines if its own is exceeded.
     "recompile_limit": 1000,
@@ -82,6 +85,7 @@ def compiler_obstacle(options: dict[str, Any]) -> str | None:
 
     :param options: options of ``torch.compile`` that the update asks for
     """
+    # Imported here, because the compiler takes 43 MB, which models that are not compiled do not need.
     try:
         from torch._dynamo import config
         from torch._dynamo.eval_frame import _debug_get_cache_entry_list  # noqa: F401
@@ -101,7 +105,7 @@ def compiler_obstacle(options: dict[str, Any]) -> str | None:
     return None
 
 
-def tracing() -> contextlib.AbstractContextManager[Any]:
+def tracing() -> contextlib.AbstractContextManager[object]:
     """Return a context in which gradients are traced; the settings hold for this thread."""
     from torch._dynamo import config
 
@@ -117,12 +121,17 @@ def compilations(function: types.FunctionType) -> list[Any]:
 
 def without_guards(function: types.FunctionType) -> Callable[..., Any] | None:
     """Return the compilation that ran last, to be called without evaluating its guards; None if there is none."""
+    # PyTorch's own way of skipping guards, a stance, holds for the whole process, and other threads compile, too.
     entries = compilations(function)
     if not entries:
         return None
 
     return types.FunctionType(
-        entries[0].code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+        entries[0].code,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
     )
 
 
@@ -146,6 +155,7 @@ def products_by_onednn(at_least: int) -> Any:
     def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return linear(left, right.T, None, "none", [], "")
 
+    # The shape of the result, for the compiler.
     @product.register_fake
     def _(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return left.new_empty(left.shape[0], right.shape[1])
@@ -155,9 +165,11 @@ def products_by_onednn(at_least: int) -> Any:
             without_bias = graph.find_nodes(op="call_function", target=aten.mm.default)
             with_bias = graph.find_nodes(op="call_function", target=aten.addmm.default)
             for node in itertools.chain(without_bias, with_bias):
+                # addmm(bias, left, right), or mm(left, right).
                 *bias, left, right = node.args
                 result = node.meta["val"]
                 size = result.numel() * left.meta["val"].shape[1]
+                # Keywords scale bias or product, which the operator does not.
                 if result.dtype != torch.float32 or size < at_least or node.kwargs:
                     continue
 
@@ -165,12 +177,14 @@ def products_by_onednn(at_least: int) -> Any:
                     value = graph.call_function(product._opoverload, (left, right))
                     value.meta.update(node.meta)
                     if bias:
+                        # A separate addition, which the compiler may fuse with what follows.
                         value = graph.call_function(aten.add.Tensor, (value, *bias))
                         value.meta.update(node.meta)
                 node.replace_all_uses_with(value)
                 graph.erase_node(node)
 
-        def uuid(self) -> Any:  # identifies the pass in the compiler's cache
+        def uuid(self) -> bytes:
+            # Identifies the pass in the compiler's cache: other code, or another limit, makes another graph.
             return get_hash_for_files((__file__,), str(at_least))
 
     return Products()
@@ -179,6 +193,7 @@ def products_by_onednn(at_least: int) -> Any:
 @contextlib.contextmanager
 def without_validation() -> Iterator[None]:
     """Let distributions take their parameters unseen, because looking at them waits for the device."""
+    # The setting holds for the process, and may be the user's.
     before = getattr(Distribution, "_validate_args", True)
     Distribution.set_default_validate_args(False)
     try:
@@ -197,5 +212,5 @@ def _scale(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:
 
 
 #: The norm of each tensor, and the product of each tensor with a 0-d tensor, in place, in one call.
-norms: Callable[[list[torch.Tensor]], Any] = getattr(torch, "_foreach_norm", _norms)
+norms: Callable[[list[torch.Tensor]], list[torch.Tensor]] = getattr(torch, "_foreach_norm", _norms)
 scale: Callable[[list[torch.Tensor], torch.Tensor], None] = getattr(torch, "_foreach_mul_", _scale)

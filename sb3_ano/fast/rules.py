@@ -1,13 +1,20 @@
-"""Every decision about the path that a part of a training takes, as one table.
+"""The decisions about the path that each part of a training takes, as one table.
 
 A rule gives the reason for which a model leaves the fast path of a part, or None. The first rule of a part that gives a reason
 decides. Rules look at the identity of types and functions, never at the names of classes or modules: an empty subclass is what
 it is a subclass of.
+
+The rules read the model as it is now. What callbacks may do to it is below them: :func:`needs_no_locals` and
+:func:`changes_nothing`. Three decisions are made elsewhere, each from a :class:`Decisions`, because they need what is only
+available there, and no user can change them: ``make_actor`` in ``act.py`` copies layers if they are small, and draws actions
+in NumPy or PyTorch; ``DeviceRollout._select_functions`` in ``device.py`` compiles acting if the update is compiled; and
+``Engine.prepare_update`` leaves a model uncompiled once its compilation has failed.
 """
 
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import stable_baselines3.common.distributions as distributions
@@ -16,8 +23,22 @@ import stable_baselines3.common.torch_layers as sb3_layers
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    CheckpointCallback,
+    ConvertCallback,
+    EvalCallback,
+    EventCallback,
+    EveryNTimesteps,
+    LogEveryNTimesteps,
+    ProgressBarCallback,
+    StopTrainingOnNoModelImprovement,
+    StopTrainingOnRewardThreshold,
+)
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor, NatureCNN
+from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 from torch.optim import Adam
 
@@ -40,19 +61,70 @@ ONE_THREAD = 4 * 65536
 
 # Methods of a policy that the engine does the work of, or relies on. Others may be overridden, because they are called.
 _EVALUATING = (
-    *("__call__", "__getattr__", "_call_impl", "_wrapped_call_impl", "forward", "evaluate_actions", "predict_values"),
-    *("extract_features", "_get_action_dist_from_latent", "obs_to_tensor", "unscale_action"),
-    *("device", "squash_output", "parameters", "named_parameters", "modules", "named_modules", "children"),
+    # How PyTorch calls a module.
+    "__call__",
+    "__getattr__",
+    "_call_impl",
+    "_wrapped_call_impl",
+    # What PolicyEvaluation computes.
+    "forward",
+    "evaluate_actions",
+    "predict_values",
+    "extract_features",
+    "_get_action_dist_from_latent",
+    # What actors and the rollout do with observations and actions.
+    "obs_to_tensor",
+    "unscale_action",
+    # What rules, copies and compiled code read.
+    "device",
+    "squash_output",
+    "parameters",
+    "named_parameters",
+    "modules",
+    "named_modules",
+    "children",
 )
 # Methods of a rollout buffer that the engine does the work of.
-_COLLECTING = ("reset", "add", "compute_returns_and_advantage", "get", "_get_samples", "to_torch", "swap_and_flatten")
+_COLLECTING = (
+    "reset",
+    "add",
+    "compute_returns_and_advantage",
+    "get",
+    "_get_samples",
+    "to_torch",
+    "swap_and_flatten",
+)
 # Options of Adam that the engine reads, or that change its speed only. The others must have the defaults of PyTorch.
 _FREE_OPTIONS = ("params", "lr", "initial_lr", "betas", "eps", "foreach", "fused")
 _ADAM = inspect.signature(Adam).parameters
 # Names that every class has, also one without a body.
 _EMPTY_BODY = {
-    *("__module__", "__doc__", "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__"),
-    *("__firstlineno__", "__static_attributes__", "__orig_bases__", "__parameters__", "__abstractmethods__", "_abc_impl"),
+    "__module__",
+    "__doc__",
+    "__annotations__",
+    # Python 3.13 and 3.14.
+    "__annotate__",
+    "__annotate_func__",
+    "__annotations_cache__",
+    "__firstlineno__",
+    "__static_attributes__",
+    # Generic and abstract classes.
+    "__orig_bases__",
+    "__parameters__",
+    "__abstractmethods__",
+    "_abc_impl",
+}
+# Callbacks of SB3 that only read the policy, and no local variables, unless they call a function or callback of the user's.
+_READING = {
+    CheckpointCallback,
+    ConvertCallback,
+    EvalCallback,
+    EventCallback,
+    EveryNTimesteps,
+    LogEveryNTimesteps,
+    ProgressBarCallback,
+    StopTrainingOnNoModelImprovement,
+    StopTrainingOnRewardThreshold,
 }
 
 
@@ -72,7 +144,7 @@ class Rule(NamedTuple):
     """One reason to leave the fast path of a part.
 
     :param part: ``"policy"``: the engine computes what SB3's methods do; ``"acting"``: in NumPy; ``"rollout"``: arrays are
-        written directly; ``"device"``: all of it as tensors on the device; ``"update"``: a fused step of Adam;
+        written directly; ``"device"``: all of it as tensors on the device; ``"optimizer"``: the engine makes Adam's step;
         ``"compilation"``: the compiled update
     :param name: short name of the rule
     :param reason: function of the model and the options that returns the reason, or None; or a part whose reason it is
@@ -81,7 +153,7 @@ class Rule(NamedTuple):
 
     part: str
     name: str
-    reason: Callable[[Any, Options], str | None] | str
+    reason: Callable[[OnPolicyAlgorithm, Options], str | None] | str
     changeable: bool = True
 
 
@@ -93,13 +165,13 @@ def solid_class(kind: type) -> type:
     return kind
 
 
-def _classes(*modules: Any) -> set[type]:
-    found = set()
+def _classes(*modules: ModuleType) -> set[type]:
+    classes = set()
     for module in modules:
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, nn.Module):
-                found.add(value)
-    return found
+                classes.add(value)
+    return classes
 
 
 _LIBRARY_CLASSES = _classes(nn, sb3_layers, sb3_policies) | {CriticOnlyKeys, Hidden}
@@ -109,12 +181,13 @@ def is_library_code(module: nn.Module) -> bool:
     """Tell whether a module and those in it are of PyTorch's and SB3's classes, which keep only tensors between calls."""
     for part in module.modules():
         kind = solid_class(type(part))
+        # Those of sb3-contrib are looked up each time, because it may be imported at any time.
         if kind not in _LIBRARY_CLASSES and kind not in _classes(*contrib_policies()):
             return False
     return True
 
 
-def replaced_method(instance: Any, names: Iterable[str] | None = None) -> str | None:
+def replaced_method(instance: object, names: Iterable[str] | None = None) -> str | None:
     """Return the name of the first method of a class that was replaced on this instance of it, or None.
 
     :param instance: any object
@@ -130,24 +203,35 @@ def replaced_method(instance: Any, names: Iterable[str] | None = None) -> str | 
 
 
 def _overrides(model: OnPolicyAlgorithm, options: Options) -> str | None:
-    kind: Any = type(model.policy)
-    base: Any = base_of(model.policy)
-    for name in _EVALUATING:
+    kind = type(model.policy)
+    base = base_of(model.policy)
+    names: tuple[str, ...] = _EVALUATING
+    if is_recurrent(model.policy):
+        # The update runs sequences in another way.
+        names = (*_EVALUATING, "_process_sequence")
+
+    for name in names:
         if getattr(kind, name) is not getattr(base, name):
             return f"{kind.__name__} overrides {name}"
-    if is_recurrent(model.policy) and kind._process_sequence is not base._process_sequence:
-        return f"{kind.__name__} overrides _process_sequence"
     return None
 
 
 def _replaced(model: OnPolicyAlgorithm, options: Options) -> str | None:
     policy = model.policy
     for path, module in policy.named_modules():
-        replaced = replaced_method(module, _EVALUATING if module is policy else None)
+        # Any method of a layer counts, because layers are copied, and rebuilt in NumPy.
+        names = None
+        if module is policy:
+            names = _EVALUATING
+        replaced = replaced_method(module, names)
         if replaced is not None:
             return f"{_place(path)}.{replaced} was replaced"
+
+    # The distribution is no module.
     replaced = replaced_method(policy.action_dist)
-    return None if replaced is None else f"policy.action_dist.{replaced} was replaced"
+    if replaced is not None:
+        return f"policy.action_dist.{replaced} was replaced"
+    return None
 
 
 def _module_hooks(model: OnPolicyAlgorithm, options: Options) -> str | None:
@@ -158,7 +242,10 @@ def _module_hooks(model: OnPolicyAlgorithm, options: Options) -> str | None:
 
 
 def _place(path: str) -> str:
-    return f"policy.{path}" if path else "policy"
+    # The policy itself has the empty path.
+    if not path:
+        return "policy"
+    return f"policy.{path}"
 
 
 def _masked_distribution(model: OnPolicyAlgorithm, options: Options) -> str | None:
@@ -171,7 +258,9 @@ def _masked_distribution(model: OnPolicyAlgorithm, options: Options) -> str | No
 
 
 def _has_lstm(model: OnPolicyAlgorithm, options: Options) -> str | None:
-    return "it has an LSTM" if is_recurrent(model.policy) else None
+    if is_recurrent(model.policy):
+        return "it has an LSTM"
+    return None
 
 
 def _not_float32(model: OnPolicyAlgorithm, options: Options) -> str | None:
@@ -186,13 +275,19 @@ def _not_float32(model: OnPolicyAlgorithm, options: Options) -> str | None:
 
 
 def _not_on_cpu(model: OnPolicyAlgorithm, options: Options) -> str | None:
-    return None if model.policy.device.type == "cpu" else f"the policy is on {model.policy.device}"
+    if model.policy.device.type != "cpu":
+        return f"the policy is on {model.policy.device}"
+    return None
 
 
 def _has_images(model: OnPolicyAlgorithm, options: Options) -> str | None:
     space = model.policy.observation_space
-    parts = space.spaces.values() if isinstance(space, spaces.Dict) else [space]
+    parts = [space]
+    if isinstance(space, spaces.Dict):
+        parts = list(space.spaces.values())
+
     for part in parts:
+        # NumpyActor does not know a Dict within a Dict, either.
         if isinstance(part, spaces.Dict) or len(part.shape or ()) == 3:
             return "observations have images"
     return None
@@ -218,19 +313,23 @@ def _custom_network(model: OnPolicyAlgorithm, options: Options) -> str | None:
     if solid_class(type(policy.mlp_extractor)) is not MlpExtractor:
         return f"{type(policy.mlp_extractor).__name__} is not SB3's network"
 
-    activations = set()
-    for network, head in (
+    networks = (
         (policy.mlp_extractor.policy_net, policy.action_net),
         (policy.mlp_extractor.value_net, policy.value_net),
-    ):
+    )
+    activations = set()
+    for network, head in networks:
         if solid_class(type(network)) is not nn.Sequential:
             return f"{type(network).__name__} is not SB3's network"
+
+        # SB3's networks alternate between linear layers and activations.
         layers = [*network, head]
         activations |= {type(layer) for layer in layers[1::2]}
         for layer in layers[::2]:
             if type(layer) is not nn.Linear or layer.bias is None:
                 return f"{type(layer).__name__} is not a linear layer with a bias"
 
+    # One for both networks, because actor and critic may be joined.
     if len(activations) > 1 or not activations <= {nn.Tanh, nn.ReLU}:
         names = sorted(kind.__name__ for kind in activations)
         return f"the activation is {' and '.join(names)}, not Tanh or ReLU"
@@ -245,6 +344,7 @@ def _custom_distribution(model: OnPolicyAlgorithm, options: Options) -> str | No
         return "actions are squashed"
     if not has_library_distribution(policy):
         return f"{type(policy.action_dist).__name__} is not the distribution that SB3 makes"
+    # A user may have replaced log_std, for instance by one number for all actions.
     is_gaussian = type(policy.action_dist) is distributions.DiagGaussianDistribution
     if is_gaussian and policy.log_std.shape != (getattr(policy.action_net, "out_features", None),):
         return "log_std has another shape than the actions"
@@ -252,6 +352,7 @@ def _custom_distribution(model: OnPolicyAlgorithm, options: Options) -> str | No
 
 
 def _wide_layers(model: OnPolicyAlgorithm, options: Options) -> str | None:
+    # NumPy would multiply in several threads, too, which then spin in the way of the environments.
     n_envs = model.n_envs
     for layer in model.policy.modules():
         if isinstance(layer, nn.Linear) and n_envs * layer.weight.numel() > ONE_THREAD:
@@ -264,23 +365,28 @@ def _wide_layers(model: OnPolicyAlgorithm, options: Options) -> str | None:
 
 def _custom_buffer(model: OnPolicyAlgorithm, options: Options) -> str | None:
     buffer = model.rollout_buffer
-    kind: Any = type(buffer)
+    kind: type = type(buffer)
     if issubclass(kind, DeviceBuffer):
         # The engine has put it in front of the class of the buffer.
         kind = kind.__mro__[kind.__mro__.index(DeviceBuffer) + 1]
     masked = contrib_class("maskable.buffers", "MaskableRolloutBuffer")
     dict_masked = contrib_class("maskable.buffers", "MaskableDictRolloutBuffer")
     known = [base for base in (RolloutBuffer, DictRolloutBuffer, masked, dict_masked) if base is not None]
-    base = solid_class(kind)
-    if base not in known:
+
+    # A subclass may add what it likes to a buffer, as long as it leaves these methods alone.
+    if solid_class(kind) not in known:
         for name in _COLLECTING:
-            if not any(getattr(kind, name) is getattr(part, name) for part in known):
+            method = getattr(kind, name)
+            if not any(method is getattr(base, name) for base in known):
                 return f"{kind.__name__} overrides {name}"
+
     replaced = replaced_method(buffer, _COLLECTING)
-    return None if replaced is None else f"rollout_buffer.{replaced} was replaced"
+    if replaced is not None:
+        return f"rollout_buffer.{replaced} was replaced"
+    return None
 
 
-# Update
+# Optimizer
 
 
 def _other_optimizer(model: OnPolicyAlgorithm, options: Options) -> str | None:
@@ -290,6 +396,7 @@ def _other_optimizer(model: OnPolicyAlgorithm, options: Options) -> str | None:
 
 
 def _adam_options(model: OnPolicyAlgorithm, options: Options) -> str | None:
+    # Weight decay, AMSGrad and so on: the engine's own step has none of them.
     for name, value in model.policy.optimizer.param_groups[0].items():
         if name not in _FREE_OPTIONS and value != _ADAM[name].default:
             return f"its optimizer is not a plain Adam: {name}={value}"
@@ -312,8 +419,11 @@ def _parameter_hooks(model: OnPolicyAlgorithm, options: Options) -> str | None:
 
 def _other_parameters(model: OnPolicyAlgorithm, options: Options) -> str | None:
     policy = model.policy
+    # By identity: comparing parameters with == would compare their numbers. The order counts, because the vectors of a
+    # compiled update follow the optimizer, and the names in its loss the policy.
+    trained = policy.optimizer.param_groups[0]["params"]
     of_policy = [id(parameter) for parameter in policy.parameters() if parameter.requires_grad]
-    of_optimizer = [id(parameter) for parameter in policy.optimizer.param_groups[0]["params"] if parameter.requires_grad]
+    of_optimizer = [id(parameter) for parameter in trained if parameter.requires_grad]
     if of_policy != of_optimizer:
         return "its optimizer has other parameters than the policy, or another order"
     return None
@@ -339,13 +449,18 @@ def _frozen_gradient(model: OnPolicyAlgorithm, options: Options) -> str | None:
 # Device
 
 
-def device_of(env: Any) -> torch.device | None:
+def device_of(env: VecEnv | None) -> torch.device | None:
     """Return the device of environments that can be stepped on it, as they are or in a VecNormalize of this package."""
-    inner = env.venv if type(env) is VecNormalize else env
-    return inner.device if isinstance(inner, TensorVecEnv) else None
+    # Other wrappers, and SB3's VecNormalize, take arrays.
+    if type(env) is VecNormalize:
+        env = env.venv
+    if isinstance(env, TensorVecEnv):
+        return env.device
+    return None
 
 
 def _other_device(model: OnPolicyAlgorithm, options: Options) -> str | None:
+    # With ordinary environments and a policy on the CPU, tensors would gain nothing over arrays.
     device = device_of(model.env)
     if device is None and model.device.type != "cuda":
         return "the environments are not a TensorVecEnv, and the policy is on the CPU"
@@ -357,17 +472,23 @@ def _other_device(model: OnPolicyAlgorithm, options: Options) -> str | None:
 def _new_noise(model: OnPolicyAlgorithm, options: Options) -> str | None:
     if model.use_sde:
         return "gSDE makes new noise matrices"
-    return "the policy squashes its actions" if model.policy.squash_output else None
+    if model.policy.squash_output:
+        return "the policy squashes its actions"
+    return None
 
 
 # Compilation
 
 
 def _not_wanted(model: OnPolicyAlgorithm, options: Options) -> str | None:
-    return "torch_compile=False" if options.torch_compile is False else None
+    if options.torch_compile is False:
+        return "torch_compile=False"
+    return None
 
 
 def _short_run(model: OnPolicyAlgorithm, options: Options) -> str | None:
+    # An estimate, not a measurement, so that one seed gives one result on one machine. In a call of learn that continues a
+    # training, only the steps of that call count.
     steps = steps_to_pay(model)
     planned = model._total_timesteps - model._num_timesteps_at_start
     if options.torch_compile == "auto" and planned < steps:
@@ -376,14 +497,22 @@ def _short_run(model: OnPolicyAlgorithm, options: Options) -> str | None:
 
 
 def steps_to_pay(model: Any) -> float:
-    """Return the steps of a training from which on compilation saves more time than it takes."""
-    products = model.batch_size * sum(parameter.numel() for parameter in model.policy.parameters())
-    minibatches = COMPILE_SECONDS / (SAVED_SECONDS + SAVED_SECONDS_PER_PRODUCT * products)
+    """Return the steps of a training from which on compilation saves more time than it takes.
+
+    :param model: PPO, or an algorithm with its ``batch_size`` and ``n_epochs``
+    """
+    n_parameters = sum(parameter.numel() for parameter in model.policy.parameters())
+    products = model.batch_size * n_parameters
+    saved_per_minibatch = SAVED_SECONDS + SAVED_SECONDS_PER_PRODUCT * products
+    minibatches = COMPILE_SECONDS / saved_per_minibatch
+    # Each step of the environments is in n_epochs minibatches.
     return float(minibatches * model.batch_size / model.n_epochs)
 
 
 def _compiles_no_lstm(model: OnPolicyAlgorithm, options: Options) -> str | None:
-    return "LSTM policies are not compiled" if is_recurrent(model.policy) else None
+    if is_recurrent(model.policy):
+        return "LSTM policies are not compiled"
+    return None
 
 
 def _uneven_steps(model: OnPolicyAlgorithm, options: Options) -> str | None:
@@ -391,9 +520,14 @@ def _uneven_steps(model: OnPolicyAlgorithm, options: Options) -> str | None:
     steps = set()
     for parameter in optimizer.param_groups[0]["params"]:
         if parameter.requires_grad:
-            state = optimizer.state.get(parameter)
-            steps.add(float(state["step"]) if state else 0.0)
-    return "some of its parameters were trained longer than others" if len(steps) > 1 else None
+            # Without a state, Adam has made no step.
+            state = optimizer.state.get(parameter, {})
+            steps.add(float(state.get("step", 0.0)))
+
+    # The vectors have one count of steps for all parameters.
+    if len(steps) > 1:
+        return "some of its parameters were trained longer than others"
+    return None
 
 
 def _tied_parameters(model: OnPolicyAlgorithm, options: Options) -> str | None:
@@ -401,7 +535,11 @@ def _tied_parameters(model: OnPolicyAlgorithm, options: Options) -> str | None:
     for module in model.policy.modules():
         for parameter in module.parameters(recurse=False):
             owned.append(id(parameter))
-    return "several of its layers share parameters" if len(owned) > len(set(owned)) else None
+
+    # functional_call would replace a shared parameter in one of its places only.
+    if len(owned) > len(set(owned)):
+        return "several of its layers share parameters"
+    return None
 
 
 #: All rules, in the order in which they are asked.
@@ -426,17 +564,17 @@ RULES = [
     Rule("device", "noise", _new_noise, changeable=False),
     Rule("device", "policy", "policy"),
     Rule("device", "rollout", "rollout"),
-    Rule("update", "optimizer", _other_optimizer),
-    Rule("update", "options of Adam", _adam_options),
-    Rule("update", "hooks of the optimizer", _optimizer_hooks),
-    Rule("update", "hooks of parameters", _parameter_hooks),
-    Rule("update", "parameters of the optimizer", _other_parameters),
-    Rule("update", "types of parameters", _parameter_types),
-    Rule("update", "frozen parameter", _frozen_gradient),
+    Rule("optimizer", "class", _other_optimizer),
+    Rule("optimizer", "options of Adam", _adam_options),
+    Rule("optimizer", "hooks of the optimizer", _optimizer_hooks),
+    Rule("optimizer", "hooks of parameters", _parameter_hooks),
+    Rule("optimizer", "parameters of the optimizer", _other_parameters),
+    Rule("optimizer", "types of parameters", _parameter_types),
+    Rule("optimizer", "frozen parameter", _frozen_gradient),
     Rule("compilation", "not wanted", _not_wanted, changeable=False),
     Rule("compilation", "LSTM", _compiles_no_lstm, changeable=False),
     Rule("compilation", "policy", "policy"),
-    Rule("compilation", "update", "update"),
+    Rule("compilation", "optimizer", "optimizer"),
     Rule("compilation", "uneven steps", _uneven_steps),
     Rule("compilation", "tied parameters", _tied_parameters),
     # Last, because a longer training would be compiled.
@@ -446,26 +584,29 @@ RULES = [
 
 def apply_rules(model: OnPolicyAlgorithm, options: Options) -> dict[str, tuple[Rule, str] | None]:
     """Return, for each part, the first rule that gives a reason, and the reason; None where the fast path is taken."""
-    found: dict[str, tuple[Rule, str] | None] = {}
+    first: dict[str, tuple[Rule, str] | None] = {}
     for rule in RULES:
-        if found.setdefault(rule.part, None) is not None:
+        if first.setdefault(rule.part, None) is not None:
             continue
+
         if isinstance(rule.reason, str):
             # The reason of a part whose rules stand before.
-            other = found[rule.reason]
-            reason = None if other is None else other[1]
+            reason = _reason(first[rule.reason])
         else:
             reason = rule.reason(model, options)
         if reason is not None:
-            found[rule.part] = (rule, reason)
+            first[rule.part] = (rule, reason)
 
-    return found
+    return first
+
+
+def _reason(applied: tuple[Rule, str] | None) -> str | None:
+    return None if applied is None else applied[1]
 
 
 def first_reason(model: OnPolicyAlgorithm, options: Options, part: str) -> str | None:
     """Return the reason for which a model leaves the fast path of a part, or None."""
-    found = apply_rules(model, options)[part]
-    return None if found is None else found[1]
+    return _reason(apply_rules(model, options)[part])
 
 
 @dataclass(frozen=True)
@@ -476,7 +617,7 @@ class Decisions:
     :param acting: reason not to act in NumPy
     :param rollout: reason to call the methods of the rollout buffer
     :param device: reason to collect in NumPy, and not as tensors on the device
-    :param update: reason to call the optimizer's own step
+    :param optimizer: reason to call the optimizer's own step
     :param compilation: reason not to compile the update
     :param changeable: reasons that the user can change, and is told about
     :param is_short_run: whether only the length of the training speaks against compilation
@@ -488,7 +629,7 @@ class Decisions:
     acting: str | None
     rollout: str | None
     device: str | None
-    update: str | None
+    optimizer: str | None
     compilation: str | None
     changeable: tuple[str, ...]
     is_short_run: bool
@@ -498,27 +639,67 @@ class Decisions:
 
 def decide(model: OnPolicyAlgorithm, options: Options) -> Decisions:
     """Apply the rules to a model as it is now."""
-    found = apply_rules(model, options)
-    reasons = {part: None if pair is None else pair[1] for part, pair in found.items()}
-    compilation = found["compilation"]
-    # One reason may be that of several parts. LSTM policies are called as they are, and gain little.
-    changeable: dict[str, None] = {}
-    for pair in found.values():
-        if pair is not None and pair[0].changeable and not is_recurrent(model.policy):
-            changeable[pair[1]] = None
-
     policy = model.policy
+    applied = apply_rules(model, options)
+    reasons = {part: _reason(first) for part, first in applied.items()}
+
+    # One reason may be that of several parts. LSTM policies are called as they are, and gain little.
+    changeable = []
+    for first in applied.values():
+        if first is None or is_recurrent(policy):
+            continue
+        rule, reason = first
+        if rule.changeable and reason not in changeable:
+            changeable.append(reason)
+
     # SB3's convolutions are faster in channels_last, but a custom extractor may read how its input lies in memory.
     channels_last = True
-    extractors: set[Any] = {policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor}
-    for part in extractors:
-        if solid_class(type(part)) not in (NatureCNN, CombinedExtractor) or not is_library_code(part):
+    for extractor in {policy.features_extractor, policy.pi_features_extractor, policy.vf_features_extractor}:
+        if solid_class(type(extractor)) not in (NatureCNN, CombinedExtractor) or not is_library_code(extractor):
             channels_last = False
 
+    compilation = applied["compilation"]
     return Decisions(
         **reasons,
         changeable=tuple(changeable),
         is_short_run=compilation is not None and compilation[0].reason is _short_run,
+        # With SB3's classes only, nothing but tensors changes from call to call: guards and recorded graphs rely on it.
         library_code=reasons["policy"] is None and has_library_distribution(policy) and is_library_code(policy),
         channels_last=channels_last,
     )
+
+
+# Callbacks
+
+
+def needs_no_locals(callback: BaseCallback) -> bool:
+    """Tell whether a callback is SB3's placeholder for none, a progress bar, or says ``reads_locals = False``.
+
+    The rollout then makes no tensors of values and log-probabilities for it, which SB3's loop has as local variables.
+    """
+    if type(callback) is CallbackList:
+        return all(map(needs_no_locals, callback.callbacks))
+    if getattr(callback, "reads_locals", True) is False:
+        return True
+    # SB3 converts None to a ConvertCallback of None.
+    return type(callback) is ProgressBarCallback or (type(callback) is ConvertCallback and callback.callback is None)
+
+
+def changes_nothing(callback: BaseCallback | None) -> bool:
+    """Tell whether a callback is known to leave the policy alone, and not to read local variables.
+
+    Then the policy need not be compared at each step, and the rollout can stay on a device.
+    """
+    if type(callback) is CallbackList:
+        return all(map(changes_nothing, callback.callbacks))
+    if callback is None or needs_no_locals(callback):
+        return True
+    if solid_class(type(callback)) not in _READING:
+        return False
+
+    # A method may have been replaced on the instance.
+    attributes = vars(callback)
+    if attributes.keys() & {"on_step", "_on_step", "_log_data"}:
+        return False
+    # What the callback calls may be a user's.
+    return changes_nothing(attributes.get("callback")) and changes_nothing(attributes.get("callback_on_new_best"))

@@ -29,7 +29,7 @@ from sb3_ano import ANO, PAPO, SPO, RecurrentMaskableANO, accelerate, explain
 from sb3_ano._io import DirectoryLock
 from sb3_ano.checkpoints import TrainingCheckpoints, newest_checkpoint
 from sb3_ano.envs import make_vec_env
-from sb3_ano.fast.collect import _needs_no_locals
+from sb3_ano.fast.rules import needs_no_locals
 from tests.checkpoints.programs import (
     ANO_SHORT,
     PPO_SHORT,
@@ -203,7 +203,7 @@ def test_checkpoints_follow_steps_or_time(tmp_path):
     default = TrainingCheckpoints(tmp_path)
     assert (default.every, default.seconds, default.keep) == (None, 60.0, 3)
     # The collection of rollouts prepares nothing for it.
-    assert _needs_no_locals(CallbackList([default]))
+    assert needs_no_locals(CallbackList([default]))
 
 
 @pytest.mark.parametrize(

@@ -129,25 +129,28 @@ EXAMPLES: dict[tuple[str, str], tuple[Callable[[int], Any], str]] = {
     ),
     ("rollout", "LSTM"): (recurrent, "it has an LSTM"),
     ("rollout", "buffer"): (ppo(rollout_buffer_class=CustomBuffer), "CustomBuffer overrides add"),
-    ("update", "optimizer"): (ppo(**optimizer(optimizer_class=torch.optim.RMSprop)), "its optimizer is not a plain Adam"),
-    ("update", "options of Adam"): (
+    ("optimizer", "class"): (ppo(**optimizer(optimizer_class=torch.optim.RMSprop)), "its optimizer is not a plain Adam"),
+    ("optimizer", "options of Adam"): (
         ppo(**optimizer(optimizer_kwargs={"amsgrad": True, "eps": 1e-5})),
         "its optimizer is not a plain Adam: amsgrad=True",
     ),
-    ("update", "hooks of the optimizer"): (
+    ("optimizer", "hooks of the optimizer"): (
         ppo(change=lambda model: model.policy.optimizer.register_step_post_hook(lambda *_: None)),
         "its optimizer has hooks",
     ),
-    ("update", "hooks of parameters"): (
+    ("optimizer", "hooks of parameters"): (
         ppo(change=lambda model: model.policy.value_net.weight.register_hook(lambda gradient: 2.0 * gradient)),
         "policy.value_net.weight has hooks",
     ),
-    ("update", "parameters of the optimizer"): (ppo(change=other_head), "its optimizer has other parameters than the policy"),
-    ("update", "types of parameters"): (ppo(change=custom_parameter), "its parameters are not float32 on one device"),
-    ("update", "frozen parameter"): (ppo(change=freeze_with_gradient), "the frozen policy.action_net.bias has a gradient"),
+    ("optimizer", "parameters of the optimizer"): (
+        ppo(change=other_head),
+        "its optimizer has other parameters than the policy",
+    ),
+    ("optimizer", "types of parameters"): (ppo(change=custom_parameter), "its parameters are not float32 on one device"),
+    ("optimizer", "frozen parameter"): (ppo(change=freeze_with_gradient), "the frozen policy.action_net.bias has a gradient"),
     ("compilation", "LSTM"): (recurrent, "LSTM policies are not compiled"),
     ("compilation", "policy"): (ppo(Overriding), "overrides evaluate_actions"),
-    ("compilation", "update"): (ppo(change=other_head), "its optimizer has other parameters than the policy"),
+    ("compilation", "optimizer"): (ppo(change=other_head), "its optimizer has other parameters than the policy"),
     ("compilation", "uneven steps"): (ppo(change=train_longer), "some of its parameters were trained longer than others"),
     ("compilation", "tied parameters"): (ppo(change=tie), "several of its layers share parameters"),
 }
@@ -191,7 +194,7 @@ def test_each_rule_gives_its_reason_and_trains_as_sb3(part, name):
         assert rule.name == name
         assert reason in found
         explanation = explain(model)
-        paths = {"acting": explanation.acting, "rollout": explanation.rollout, "update": explanation.update}
+        paths = {"acting": explanation.acting, "rollout": explanation.rollout, "optimizer": explanation.update}
         assert reason in str(paths.get(part, explanation.update if part == "policy" else explanation.compilation))
         with traced_only():
             model.learn(2 * model.n_steps * model.n_envs)
