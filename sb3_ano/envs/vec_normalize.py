@@ -97,7 +97,7 @@ class VecNormalize(vec_env.VecNormalize):
             rewards = rewards.clamp(-self.clip_reward, self.clip_reward).float()
 
         observations = self._normalized(step.observations, statistics)
-        # Their value is compared with that of other observations, which are normalized.
+        # The critic, which estimates their value, has only seen normalized observations.
         final = step.final_observations
         if final is not None:
             final = self._normalized(final, statistics)

@@ -23,7 +23,9 @@ def ano(x: torch.Tensor, /) -> torch.Tensor:
     ``phi(z) = softplus(-2 z ln 2) + 4 sigmoid(z ln 2)``. The sigmoid is written as ``4 - 4 sigmoid(-z ln 2)``, because
     the gradient of ``sigmoid`` loses all digits where its value rounds to 1, which is on the right tail, where it matters.
     """
-    v = (1.0 - x) * _LN2  # -z ln 2
+    # -z ln 2
+    v = (1.0 - x) * _LN2
+
     # softplus switches to its argument above the threshold; the default of 20 is 2e-9 off there.
     return _ANO_SCALE * (_ANO_ANCHOR - F.softplus(2.0 * v, threshold=40.0) + 4.0 * torch.sigmoid(v))
 
