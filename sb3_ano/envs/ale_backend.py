@@ -37,7 +37,7 @@ class AleVecEnv(BatchedVecEnv):
 
     backend = "ale"
 
-    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> tuple[spaces.Box, Space]:
+    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, object]) -> tuple[spaces.Box, Space]:
         if atari is None or not has_game(atari.game):
             games = [f"{game}-v5" for game in _ROMS]
             suggestion = hint(self.env_id, games)
@@ -107,7 +107,8 @@ class AleVecEnv(BatchedVecEnv):
         # After a lost life, the game continues from the observation that is also the terminal one.
         over = transition.over[indices]
         if over.any():
-            terminal[over] = transition.details[indices[over]]
+            final = cast(np.ndarray, transition.details)
+            terminal[over] = final[indices[over]]
         return terminal, first
 
     def _release(self) -> None:

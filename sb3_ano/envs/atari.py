@@ -83,7 +83,7 @@ class AtariProtocol:
             "img_width": self.screen_size,
         }
 
-    def changed(self, env_kwargs: Mapping[str, Any]) -> tuple["AtariProtocol", dict[str, Any]]:
+    def changed(self, env_kwargs: Mapping[str, object]) -> tuple["AtariProtocol", dict[str, object]]:
         """Return this protocol with the settings in ``env_kwargs``, and the settings that are not part of a protocol.
 
         :raises TypeError: if a setting of the protocol has another library's name
@@ -93,7 +93,7 @@ class AtariProtocol:
             raise TypeError(f"env_kwargs has {name!r}, which {self.game} does not know; its name is {_OTHER_NAMES[name]!r}")
 
         names = {field.name for field in dataclasses.fields(self)} - {"game"}
-        settings = {}
+        settings: dict[str, Any] = {}
         others = {}
         for name, value in env_kwargs.items():
             if name in names:

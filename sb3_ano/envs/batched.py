@@ -46,7 +46,7 @@ class Transition(NamedTuple):
     :param truncated: shape ``(n_envs,)``, bool
     :param over: whether the game has ended, shape ``(n_envs,)``. A lost life can end the learner's episode, but not the game;
         otherwise it is ``terminated | truncated``
-    :param details: whatever the backend needs to restart environments
+    :param details: array that the backend needs to restart environments
     """
 
     observations: Observations
@@ -55,7 +55,7 @@ class Transition(NamedTuple):
     terminated: np.ndarray
     truncated: np.ndarray
     over: np.ndarray
-    details: Any = None
+    details: np.ndarray | None = None
 
 
 class BatchedVecEnv(VecEnv):
@@ -89,7 +89,7 @@ class BatchedVecEnv(VecEnv):
         seed: int | None,
         monitor_dir: str | None,
         override_existing: bool = True,
-        env_kwargs: dict[str, Any],
+        env_kwargs: dict[str, object],
     ) -> None:
         self.env_id = env_id
         self.num_envs = n_envs
@@ -121,7 +121,7 @@ class BatchedVecEnv(VecEnv):
             self.seed(seed)
 
     @abstractmethod
-    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> tuple[Space, Space]:
+    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, object]) -> tuple[Space, Space]:
         """Check the task and its settings, and prepare the batch.
 
         :return: observation space and action space of one environment

@@ -72,7 +72,7 @@ def replaces_gymnasium(env_id: str) -> bool:
     return family(env_id) in _REPLACES_GYMNASIUM
 
 
-def takes(task: str, env_kwargs: dict[str, Any]) -> bool:
+def takes(task: str, env_kwargs: dict[str, object]) -> bool:
     """Tell whether the task has all of these settings, and takes their values."""
     try:
         _Interface(task, env_kwargs)
@@ -81,7 +81,7 @@ def takes(task: str, env_kwargs: dict[str, Any]) -> bool:
     return True
 
 
-def ignores_seeds(task: str, settings: dict[str, Any]) -> bool:
+def ignores_seeds(task: str, settings: dict[str, object]) -> bool:
     """Tell whether all environments of a task start and continue equally, whatever their seeds.
 
     Nothing in EnvPool says so, so that two environments are tried out, once per task and settings.
@@ -103,7 +103,7 @@ def ignores_seeds(task: str, settings: dict[str, Any]) -> bool:
 _tried: dict[tuple[str, str], bool] = {}
 
 
-def _plays_equally(task: str, settings: dict[str, Any]) -> bool:
+def _plays_equally(task: str, settings: dict[str, object]) -> bool:
     """Play two environments of different seeds with the same actions, and tell whether they return the same."""
     interface = _Interface(task, settings)
     action_space = interface.action_space
@@ -125,7 +125,7 @@ def _plays_equally(task: str, settings: dict[str, Any]) -> bool:
         pool.close()
 
 
-def _make_pool(task: str, **settings: Any) -> Any:
+def _make_pool(task: str, **settings: object) -> Any:
     with _explained(task):
         pool: Any = envpool.make_gymnasium(task, **settings)
         # They are made when they are first read, which may be in a step.
@@ -168,7 +168,7 @@ class EnvPoolVecEnv(BatchedVecEnv):
 
     backend = "envpool"
 
-    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> tuple[Space, Space]:
+    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, object]) -> tuple[Space, Space]:
         self._task = self.env_id
         if atari is not None:
             self._task = f"{atari.game}-v5"
@@ -177,9 +177,11 @@ class EnvPoolVecEnv(BatchedVecEnv):
 
         self._pool: Any = None
         self._settings = env_kwargs
-        self.render_mode = env_kwargs.pop("render_mode", None)
-        if self.render_mode not in (None, "rgb_array"):
-            raise ValueError(f"render_mode={self.render_mode!r} is not allowed with backend 'envpool'; allowed is 'rgb_array'")
+        # Not a setting of the task, so that it is given to the pool only.
+        render_mode = env_kwargs.pop("render_mode", None)
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f"render_mode={render_mode!r} is not allowed with backend 'envpool'; allowed is 'rgb_array'")
+        self.render_mode = render_mode
 
         self._atari = atari is not None
         if atari is not None:
@@ -309,7 +311,7 @@ class _Interface:
     :raises ValueError: if a number is out of range, EnvPool cannot make the task, or a space is not supported
     """
 
-    def __init__(self, task: str, settings: dict[str, Any]) -> None:
+    def __init__(self, task: str, settings: dict[str, object]) -> None:
         self._task = task
         with _explained(task):
             spec = _make_spec(task, settings)
@@ -413,7 +415,7 @@ class _Interface:
         return spaces.Box(low, high, actions.shape, np.float32)
 
 
-def _make_spec(task: str, settings: dict[str, Any]) -> Any:
+def _make_spec(task: str, settings: dict[str, object]) -> Any:
     """Return EnvPool's description of a task; the errors are those of :class:`_Interface`."""
     known = set(envpool.make_spec(task).config._asdict()) - _OF_THE_POOL
     require_known_settings(settings, known, f"EnvPool's {task}")

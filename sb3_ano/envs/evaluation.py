@@ -48,7 +48,7 @@ class EvaluatedVecEnv(VecEnvWrapper):
 
     def __init__(self, venv: VecEnv) -> None:
         super().__init__(venv)
-        # VecMonitor is outside of all wrappers, so that it sees every end.
+        # A VecMonitor is outside of gymnasium's wrappers, so that it sees every end.
         is_monitored = bool(venv.env_is_wrapped(Monitor)[0])
         self._has_monitors = is_monitored and not is_vecenv_wrapped(venv, VecMonitor)
 
@@ -120,7 +120,7 @@ class EvaluatedVecEnv(VecEnvWrapper):
             # A batch has no single Monitors, and reports all episodes.
             return None
 
-        # Monitor counts the steps of an episode in its total when the episode ends or is reset.
+        # The total includes the present episode, of which Monitor has a reward per step.
         return int(total_steps) - len(rewards)
 
     def _require_progress(self) -> None:

@@ -97,8 +97,8 @@ class _Agents(VectorEnv):
         for row, name in enumerate(self.names):
             earned[row] = rewards.get(name, 0.0)
             # An agent that ended before has no value to come.
-            is_cut = truncated.get(name, False) and not terminated[name]
-            cut[row] = is_over and is_cut
+            if is_over:
+                cut[row] = truncated.get(name, False) and not terminated[name]
 
         observed, batch = self._observed(observations, infos, is_over)
         if is_over:

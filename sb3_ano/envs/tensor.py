@@ -13,7 +13,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from sb3_ano.envs.batched import Space
+from sb3_ano.envs.batched import Observations, Space
 
 #: Observations ``(n_envs, ...)``, or a dictionary of those.
 TensorObs: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
@@ -218,11 +218,11 @@ class TensorVecEnv(VecEnv):
         value = getattr(self, attr_name)
         return [value for _ in self._get_indices(indices)]
 
-    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
         """Raise NotImplementedError, because there are no single environments."""
         raise NotImplementedError(f"these environments are one batch: attribute {attr_name!r} of some cannot be set")
 
-    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
+    def env_method(self, method_name: str, *args: object, indices: VecEnvIndices = None, **kwargs: object) -> list[Any]:
         """Return the rows of ``action_masks()`` as NumPy arrays.
 
         :raises NotImplementedError: for other methods, because there are no single environments
@@ -242,13 +242,14 @@ class TensorVecEnv(VecEnv):
 @overload
 def to_numpy(values: torch.Tensor, index: int | EllipsisType = ...) -> np.ndarray: ...
 @overload
-def to_numpy(values: TensorObs, index: int | EllipsisType = ...) -> np.ndarray | dict[str, np.ndarray]: ...
-def to_numpy(values: TensorObs, index: int | EllipsisType = ...) -> np.ndarray | dict[str, np.ndarray]:
+def to_numpy(values: TensorObs, index: int | EllipsisType = ...) -> Observations: ...
+def to_numpy(values: TensorObs, index: int | EllipsisType = ...) -> Observations:
     """Copy tensors, or one row of them, to NumPy arrays that share no memory with them."""
     if isinstance(values, dict):
         return {key: to_numpy(part, index) for key, part in values.items()}
     # A tensor on the CPU and its NumPy array are the same memory.
-    return np.array(values[index].cpu().numpy())
+    shared = values[index].cpu().numpy()
+    return np.array(shared)
 
 
 class _Simulator(TensorVecEnv):

@@ -112,7 +112,7 @@ def make_vec_env(
     if atari is not None:
         atari, settings = atari.changed(settings)
 
-    # ResultsWriter takes no paths.
+    # SB3's own argument is a str.
     if monitor_dir is not None:
         monitor_dir = os.fspath(monitor_dir)
 
@@ -238,8 +238,8 @@ def _chosen_backend(
     n_envs: int,
     num_threads: int | None,
     atari: AtariProtocol | None,
-    env_kwargs: dict[str, Any],
-    only_gymnasium: dict[str, Any],
+    env_kwargs: dict[str, object],
+    only_gymnasium: dict[str, object],
 ) -> str:
     """Return the backend to use, and reject arguments that it does not support.
 
@@ -268,7 +268,7 @@ def _chosen_backend(
     return backend
 
 
-def _fastest(env_id: str, n_envs: int, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> str:
+def _fastest(env_id: str, n_envs: int, atari: AtariProtocol | None, env_kwargs: dict[str, object]) -> str:
     """Return the backend that ``"auto"`` selects: never one for which the id means another task."""
     # EnvPool finds its own files only, and renders in another way.
     if {"render_mode", "xml_file"} & env_kwargs.keys():
@@ -363,7 +363,7 @@ def _gymnasium(env_id: _EnvId, n_envs: int, atari: AtariProtocol | None, **argum
 
 
 def _prepared(
-    env_id: _EnvId, vec_env_cls: Callable[..., VecEnv], env_fns: list[Callable[[], gym.Env]], **vec_env_kwargs: Any
+    env_id: _EnvId, vec_env_cls: Callable[..., VecEnv], env_fns: list[Callable[[], gym.Env]], **vec_env_kwargs: object
 ) -> VecEnv:
     """Make vectorized environments whose processes, which may be others than this one, are prepared first."""
     spec = None
@@ -382,7 +382,7 @@ def _prepared(
 
 
 @contextlib.contextmanager
-def _explained_mistakes(env_id: _EnvId, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> Iterator[None]:
+def _explained_mistakes(env_id: _EnvId, atari: AtariProtocol | None, env_kwargs: dict[str, object]) -> Iterator[None]:
     """Turn gymnasium's errors about ids and settings into one line each."""
     try:
         with explained_missing_packages():
@@ -457,13 +457,15 @@ class _LearnersGame(gym.Wrapper):
         )
         self._episode_ended = False
 
-    def step(self, action: Any) -> tuple[np.ndarray, SupportsFloat, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[np.ndarray, SupportsFloat, bool, bool, dict[str, object]]:
         """Play one step of the learner's episode."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._episode_ended = terminated or truncated
         return observation, reward, terminated, truncated, info
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[np.ndarray, dict[str, object]]:
         """Start the learner's next episode: after a lost life, the game continues; otherwise, or with a seed, it is a new one.
 
         SB3's wrapper would continue every game that is not over, also in the middle of a life, unlike EnvPool and ale-py.

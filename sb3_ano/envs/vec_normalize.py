@@ -11,6 +11,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
+from sb3_ano.envs.batched import Observations
 from sb3_ano.envs.tensor import Episode, TensorObs, TensorStep, TensorVecEnv, to_numpy
 
 # NumPy averages other types, such as integers and float16, in a wider one.
@@ -112,7 +113,7 @@ class VecNormalize(vec_env.VecNormalize):
 
         # Keys that norm_obs_keys leaves out stay as they are.
         if isinstance(observations, dict):
-            return {**observations, **cast(dict[str, torch.Tensor], scaled)}
+            return {**observations, **scaled}  # type: ignore[dict-item]
         return scaled.get(None, observations)
 
     def end_rollout(self) -> list[Episode]:
@@ -122,7 +123,7 @@ class VecNormalize(vec_env.VecNormalize):
             del self._on_device
         return cast(TensorVecEnv, self.venv).end_rollout()
 
-    def normalize_obs(self, obs: np.ndarray | dict[str, np.ndarray]) -> np.ndarray | dict[str, np.ndarray]:
+    def normalize_obs(self, obs: Observations) -> Observations:
         """Normalize observations without updating the statistics.
 
         :param obs: observations of one environment or of all, also as a dictionary
@@ -325,6 +326,6 @@ class _Statistics:
 
 def _part_of(observations: TensorObs, key: str | None) -> torch.Tensor:
     """Return the observations under a key of the statistics, which is None if they are no dictionary."""
-    if key is None:
-        return cast(torch.Tensor, observations)
-    return cast(dict[str, torch.Tensor], observations)[key]
+    if isinstance(observations, torch.Tensor):
+        return observations
+    return observations[key]  # type: ignore[index]

@@ -129,8 +129,8 @@ class _Vectorized(VecEnv):
         # An environment that does not know the option resets all, which would cut the other episodes without a sign.
         space = self.observation_space
         for index in np.flatnonzero(~dones).tolist():
-            row_before: Any = spaces.flatten(space, row_of(before, index))
-            row_after: Any = spaces.flatten(space, row_of(observations, index))
+            row_before = np.asarray(spaces.flatten(space, row_of(before, index)))
+            row_after = np.asarray(spaces.flatten(space, row_of(observations, index)))
             # The same NaN twice is no reset.
             if not np.array_equal(row_before, row_after, equal_nan=True):
                 raise RuntimeError(

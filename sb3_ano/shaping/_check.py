@@ -284,6 +284,7 @@ def _not_finite(x: torch.Tensor, value: torch.Tensor, slope: torch.Tensor) -> tu
 
 def _violation(x: torch.Tensor, value: torch.Tensor) -> tuple[float, float] | None:
     excess = value - x
+    # Relative to x, because values far out are rounded more.
     above = excess > _TOLERANCE * (1.0 + x.abs())
     excess = torch.where(above, excess, -math.inf)
 
@@ -300,6 +301,8 @@ def _limit(slopes: torch.Tensor) -> float:
     """Return the limit of the slope along :data:`TAIL`: infinite if it keeps growing, 0 if it vanishes."""
     before = slopes[-2].item()
     last = slopes[-1].item()
+
+    # The distances differ by a factor of 10, over which a slope with a limit hardly changes.
     if not math.isfinite(last) or abs(last) > 1.01 * abs(before) + _TOLERANCE:
         return math.copysign(math.inf, last)
 
@@ -311,6 +314,7 @@ def _limit(slopes: torch.Tensor) -> float:
 
 def _argmax(x: torch.Tensor, value: torch.Tensor) -> tuple[float, float]:
     """Return the smallest and largest maximizer; those in the tails count as infinite."""
+    # PyTorch's maximum of NaN and a number is NaN.
     value = value.nan_to_num(nan=-math.inf)
     places = x.sign() * math.inf
     places[_INNER] = x[_INNER]
@@ -365,6 +369,7 @@ def _kinks(shape: Shaping, grid: torch.Tensor, candidates: int = 64) -> tuple[fl
 def _inflections(slope: torch.Tensor) -> int:
     """Count the sign changes of the curvature, from the increments of the slope; straight pieces have no sign."""
     curvature = slope.diff()
+    # Rounding, whose sign is random
     noise = 1e-12 * (1.0 + slope.abs().max())
     signs = curvature[curvature.abs() > noise].sign()
     return int((signs.diff() != 0).sum().item())

@@ -73,6 +73,7 @@ def _sigmoid(v: torch.Tensor) -> torch.Tensor:
 # Functions of the ratio and the radius: f, g, and weights of A grad log pi
 
 
+# PPO's minimum of two products is min(r, 1 + eps) A for A >= 0, and max(r, 1 - eps) A for A < 0.
 def _clip(ratio: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
     return torch.minimum(ratio, 1.0 + eps)
 
@@ -115,6 +116,7 @@ def _icepop(ratio: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
     return torch.where((ratio >= 0.5) & (ratio <= 5.0), ratio, 0.0)
 
 
+# Where A >= 0, the ratio is turned around: actions that have become less likely have the larger weight.
 def _aspo_f(ratio: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
     return torch.where(ratio <= 1.0 + eps, (1.0 / ratio).clamp(max=3.0), 0.0)
 

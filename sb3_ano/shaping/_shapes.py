@@ -359,9 +359,11 @@ def ratio_form(
     :return: ``f(r) = 1 + eps_high h_f((r - 1) / eps_high)`` and ``g(r) = 1 - eps_low h_g((1 - r) / eps_low)``
     :raises ValueError: if a radius is not above 0
     """
+    # NaN is not above 0, either.
     for name, eps in (("eps_low", eps_low), ("eps_high", eps_high)):
         if not eps > 0:
             raise ValueError(f"{name}={eps} is not a radius; allowed are numbers above 0")
+
     shape = as_pair(shaping)
 
     def f(ratio: torch.Tensor) -> torch.Tensor:
