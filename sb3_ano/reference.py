@@ -18,6 +18,7 @@ def shape(x: torch.Tensor) -> torch.Tensor:
     :param x: deviations, any shape
     :return: values of the same shape, with ``h(0) = 0`` and the peak at ``x = 1``
     """
+    # 4 - 4 sigmoid(v) is 4 sigmoid(-v), whose gradient would lose all digits on the right tail.
     v = (1.0 - x) * math.log(2.0)
     phi = F.softplus(2.0 * v, threshold=40.0) + 4.0 - 4.0 * torch.sigmoid(v)
     phi_at_anchor = math.log(5.0) + 4.0 / 3.0
@@ -36,6 +37,7 @@ def surrogate(
     :param clip_range: radius, eps in the paper
     :return: objective of each sample, ``(batch,)``
     """
+    # expm1 is the ratio less 1, with full precision near a ratio of 1.
     signed_radius = clip_range * torch.where(advantages >= 0, 1.0, -1.0)
     x = torch.expm1(log_ratio) / signed_radius
 
@@ -59,19 +61,26 @@ class ReferenceANO(PPO):
         for _ in range(self.n_epochs):
             for samples in self.rollout_buffer.get(self.batch_size):
                 actions = samples.actions
+                # The buffer stores them as float columns.
                 if isinstance(self.action_space, spaces.Discrete):
                     actions = actions.long().flatten()
                 values, log_prob, entropy = self.policy.evaluate_actions(samples.observations, actions)
 
+                # Per minibatch, as in SB3. The deviation of a single advantage is NaN.
                 advantages = samples.advantages
                 if self.normalize_advantage and len(advantages) > 1:
-                    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+                    centered = advantages - advantages.mean()
+                    advantages = centered / (advantages.std() + 1e-8)
 
                 log_ratio = log_prob - samples.old_log_prob
-                policy_loss = -surrogate(log_ratio, advantages, self.shape, clip_range).mean()
+                objective = surrogate(log_ratio, advantages, self.shape, clip_range)
+                policy_loss = -objective.mean()
                 value_loss = F.mse_loss(samples.returns, values.flatten())
+
                 # Without a closed form, the log-probabilities of the actions estimate the entropy.
-                entropy_loss = log_prob.mean() if entropy is None else -entropy.mean()
+                if entropy is None:
+                    entropy = -log_prob
+                entropy_loss = -entropy.mean()
                 loss = policy_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss
 
                 self.policy.optimizer.zero_grad()

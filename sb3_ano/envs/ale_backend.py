@@ -1,6 +1,6 @@
 """ale-py's vectorized Atari games, stepped as one batch in C++ threads."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from gymnasium import spaces
@@ -37,12 +37,15 @@ class AleVecEnv(BatchedVecEnv):
 
     backend = "ale"
 
-    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> tuple[spaces.Box, Space]:
+    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, object]) -> tuple[spaces.Box, Space]:
         if atari is None or not has_game(atari.game):
-            suggestion = hint(self.env_id, [f"{game}-v5" for game in _ROMS])
+            games = [f"{game}-v5" for game in _ROMS]
+            suggestion = hint(self.env_id, games)
             raise ValueError(f"env_id={self.env_id!r} is unknown to backend 'ale'{suggestion}")
 
-        require_known_settings(env_kwargs, {*_SETTINGS, *vars(atari)} - {"game"}, f"ale-py's {self.env_id}")
+        known = {*_SETTINGS, *vars(atari)} - {"game"}
+        require_known_settings(env_kwargs, known, f"ale-py's {self.env_id}")
+
         # Lives and clipping are computed here: ale-py's clipping discards the score, and its final_obs are wrong with
         # life_loss_info.
         self._games: Any = AtariVectorEnv(
@@ -65,11 +68,14 @@ class AleVecEnv(BatchedVecEnv):
 
     def _begin(self, seeds: list[int] | None) -> np.ndarray:
         seed = None
+        # None continues with the present generators.
         if seeds is not None:
             # The emulator takes 31 bits.
             seed = np.array(seeds) % 2**31
+
         observations: np.ndarray
         observations, info = self._games.reset(seed=seed)
+        # The first step compares with these.
         self._lives = info["lives"]
         return observations
 
@@ -87,16 +93,22 @@ class AleVecEnv(BatchedVecEnv):
         rewards = scores
         if self._clip_reward:
             rewards = np.sign(scores)
-        return Transition(observations, rewards.astype(np.float32), scores, terminated, truncated, over, info.get("final_obs"))
+        # ale-py's are int32, which SB3 could not add a bootstrapped value to.
+        rewards = rewards.astype(np.float32)
+
+        final = info.get("final_obs")
+        return Transition(observations, rewards, scores, terminated, truncated, over, final)
 
     def _restart(self, indices: np.ndarray, transition: Transition) -> tuple[np.ndarray, np.ndarray]:
-        first = transition.observations[indices]
+        first = cast(np.ndarray, transition.observations)[indices]
+        # Another array, because the caller writes the first observations into the batch and keeps the terminal ones.
         terminal = first.copy()
 
         # After a lost life, the game continues from the observation that is also the terminal one.
         over = transition.over[indices]
         if over.any():
-            terminal[over] = transition.details[indices[over]]
+            final = cast(np.ndarray, transition.details)
+            terminal[over] = final[indices[over]]
         return terminal, first
 
     def _release(self) -> None:

@@ -58,6 +58,8 @@ class AtariProtocol:
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             require_integer(name, getattr(self, name), least)
+
+        # Also NaN is out of range.
         probability = self.repeat_action_probability
         if not 0.0 <= probability <= 1.0:
             raise ValueError(f"repeat_action_probability={probability!r} is not allowed; allowed are numbers from 0 to 1")
@@ -65,10 +67,12 @@ class AtariProtocol:
     @property
     def observation_space(self) -> spaces.Box:
         """The space of grayscale images, channels first: ``(frame_stack, screen_size, screen_size)``, uint8."""
-        return spaces.Box(0, 255, (self.frame_stack, self.screen_size, self.screen_size), np.uint8)
+        # SB3's CNN takes these bounds and this type for pixels, and divides them by 255.
+        shape = (self.frame_stack, self.screen_size, self.screen_size)
+        return spaces.Box(0, 255, shape, np.uint8)
 
     @property
-    def emulator_settings(self) -> dict[str, Any]:
+    def emulator_settings(self) -> dict[str, float]:
         """The settings that EnvPool and ale-py call by the same names."""
         return {
             "repeat_action_probability": self.repeat_action_probability,
@@ -79,22 +83,25 @@ class AtariProtocol:
             "img_width": self.screen_size,
         }
 
-    def changed(self, env_kwargs: Mapping[str, Any]) -> tuple["AtariProtocol", dict[str, Any]]:
+    def changed(self, env_kwargs: Mapping[str, object]) -> tuple["AtariProtocol", dict[str, object]]:
         """Return this protocol with the settings in ``env_kwargs``, and the settings that are not part of a protocol.
 
         :raises TypeError: if a setting of the protocol has another library's name
         """
+        # Another library's limit counts steps instead of frames, so that it is no synonym.
         for name in _OTHER_NAMES.keys() & env_kwargs.keys():
             raise TypeError(f"env_kwargs has {name!r}, which {self.game} does not know; its name is {_OTHER_NAMES[name]!r}")
 
         names = {field.name for field in dataclasses.fields(self)} - {"game"}
-        settings = {}
+        settings: dict[str, Any] = {}
         others = {}
         for name, value in env_kwargs.items():
             if name in names:
                 settings[name] = value
             else:
                 others[name] = value
+
+        # A new protocol, which checks the numbers.
         return dataclasses.replace(self, **settings), others
 
 
@@ -106,16 +113,20 @@ def atari_protocol(env_id: str) -> AtariProtocol | None:
     """
     for form, probability in _STICKY.items():
         match = re.fullmatch(form, env_id)
+        # Other tasks have such ids, too, for example Hopper-v5.
         is_gymnasiums = form == _PLAIN and env_id in gym.registry
         if match and not is_gymnasiums:
             return AtariProtocol(match[1], probability)
+
     return None
 
 
-def require_integer(name: str, value: Any, least: int = 1) -> None:
+def require_integer(name: str, value: object, least: int = 1) -> None:
     """Reject a value that is not an integer of at least ``least``.
 
     :raises ValueError: naming the argument, the value and what is allowed
     """
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
+    # bool is an int.
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_integer or value < least:  # type: ignore[operator]
         raise ValueError(f"{name}={value!r} is not allowed; allowed are integers from {least}")

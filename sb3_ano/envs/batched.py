@@ -24,7 +24,7 @@ from sb3_ano.envs.atari import AtariProtocol
 #: gymnasium's space of any values.
 Space = spaces.Space[Any]
 #: An array, or arrays by the names of a Dict space.
-Observations = Any
+Observations = np.ndarray | dict[str, np.ndarray]
 
 # Attributes of environments that are the same for the whole batch.
 _SHARED = ("action_space", "metadata", "observation_space", "render_mode", "spec")
@@ -46,7 +46,7 @@ class Transition(NamedTuple):
     :param truncated: shape ``(n_envs,)``, bool
     :param over: whether the game has ended, shape ``(n_envs,)``. A lost life can end the learner's episode, but not the game;
         otherwise it is ``terminated | truncated``
-    :param details: whatever the backend needs to restart environments
+    :param details: array that the backend needs to restart environments
     """
 
     observations: Observations
@@ -55,7 +55,7 @@ class Transition(NamedTuple):
     terminated: np.ndarray
     truncated: np.ndarray
     over: np.ndarray
-    details: Any = None
+    details: np.ndarray | None = None
 
 
 class BatchedVecEnv(VecEnv):
@@ -89,19 +89,22 @@ class BatchedVecEnv(VecEnv):
         seed: int | None,
         monitor_dir: str | None,
         override_existing: bool = True,
-        env_kwargs: dict[str, Any],
+        env_kwargs: dict[str, object],
     ) -> None:
         self.env_id = env_id
         self.num_envs = n_envs
         self.num_threads = min(n_envs, num_threads or cores())
         self.spec = gym.registry.get(env_id)
-        self.render_mode: str | None = None  # which VecEnv asks get_attr for
+        # VecEnv asks get_attr for it when it is made.
+        self.render_mode: str | None = None
         observation_space, action_space = self._open(atari, env_kwargs)
         super().__init__(n_envs, observation_space, action_space)
 
         self._actions: np.ndarray | None = None
         self._started = False
         self._closed = False
+
+        # Of the running episodes.
         self._returns = np.zeros(n_envs)
         self._lengths = np.zeros(n_envs, np.int64)
         self._t_start = time.time()
@@ -110,13 +113,15 @@ class BatchedVecEnv(VecEnv):
             header: dict[str, float | str] = {"t_start": self._t_start, "env_id": env_id}
             file = os.path.join(monitor_dir, "0")
             self._writer = ResultsWriter(file, header, override_existing=override_existing)
-            weakref.finalize(self, self._writer.close)  # if close() is never called
+            # If close() is never called.
+            weakref.finalize(self, self._writer.close)
 
+        # After VecEnv's constructor, which sets all seeds to None.
         if seed is not None:
             self.seed(seed)
 
     @abstractmethod
-    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> tuple[Space, Space]:
+    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, object]) -> tuple[Space, Space]:
         """Check the task and its settings, and prepare the batch.
 
         :return: observation space and action space of one environment
@@ -161,12 +166,15 @@ class BatchedVecEnv(VecEnv):
         if self._seeds[0] is not None:
             seeds = [int(seed) for seed in self._seeds if seed is not None]
         elif not self._started:
+            # EnvPool's own default is the same number for every pool.
             seeds = np.random.default_rng().integers(2**31, size=self.num_envs).tolist()
 
         observations: VecEnvObs = self._begin(seeds)
         self._reset_seeds()
         self._started = True
         self._actions = None
+
+        # Also of the episodes that the reset interrupts, as Monitor does.
         self._returns[:] = 0.0
         self._lengths[:] = 0
         self.reset_infos = [{} for _ in range(self.num_envs)]
@@ -190,9 +198,11 @@ class BatchedVecEnv(VecEnv):
                 count = self.action_space.n
             else:
                 count = self.action_space.nvec
+
             inside = (actions >= first) & (actions < first + count)
             if not inside.all():
                 raise ValueError(f"actions={actions[~inside]} are not in {self.action_space}")
+
         self._actions = actions
 
     def step_wait(self) -> VecEnvStepReturn:
@@ -206,22 +216,27 @@ class BatchedVecEnv(VecEnv):
             raise RuntimeError(f"{self.env_id}: call reset() before the first step, and step_async() before step_wait()")
 
         # PyTorch's threads spin for milliseconds after their work. Where processors are few, they slow the environments.
-        if max(0, cores() - self.num_threads) < torch.get_num_threads() - 1 <= _MOST_ENDED:
+        idle = max(0, cores() - self.num_threads)
+        if idle < torch.get_num_threads() - 1 <= _MOST_ENDED:
             end_idle_threads()
 
         transition = self._advance(self._actions)
         self._actions = None
         self._returns += transition.scores
         self._lengths += 1
+
         observations = transition.observations
         dones = transition.terminated | transition.truncated
-        infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
+        # In the infos of every step, as from SB3's own classes.
+        infos: list[dict[str, object]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
 
         # Most steps end no episode.
         if dones.any():
             indices = np.flatnonzero(dones)
             only_truncated = transition.truncated & ~transition.terminated
             terminal, first = self._restart(indices, transition)
+
+            # SB3 expects the first observation of the next episode in this step.
             if isinstance(observations, dict):
                 for key, part in observations.items():
                     part[indices] = first[key]
@@ -230,6 +245,7 @@ class BatchedVecEnv(VecEnv):
 
             for row, index in enumerate(indices.tolist()):
                 infos[index]["terminal_observation"] = by_part(itemgetter(row), terminal)
+                # SB3 bootstraps the value of the last observation only after a truncation.
                 infos[index]["TimeLimit.truncated"] = bool(only_truncated[index])
                 self.reset_infos[index] = {}
                 # A lost life ends the learner's episode, but not the score's.
@@ -247,6 +263,8 @@ class BatchedVecEnv(VecEnv):
         }
         self._returns[index] = 0.0
         self._lengths[index] = 0
+
+        # The rows are in the order in which episodes end, as those of VecMonitor.
         if self._writer is not None:
             self._writer.write_row(episode)
         return episode
@@ -274,6 +292,7 @@ class BatchedVecEnv(VecEnv):
         given = options
         if isinstance(options, list):
             given = next(filter(None, options), None)
+
         if given:
             raise self._needs_single_envs("take reset options")
 
@@ -286,11 +305,11 @@ class BatchedVecEnv(VecEnv):
             raise self._needs_single_envs(f"get {attr_name!r}, only {', '.join(_SHARED)}")
         return [getattr(self, attr_name) for _ in self._get_indices(indices)]
 
-    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
         """Raise NoSingleEnvError."""
         raise self._needs_single_envs(f"set {attr_name!r}")
 
-    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
+    def env_method(self, method_name: str, *args: object, indices: VecEnvIndices = None, **kwargs: object) -> list[Any]:
         """Raise NoSingleEnvError."""
         raise self._needs_single_envs(f"call {method_name!r}")
 
@@ -310,7 +329,7 @@ class BatchedVecEnv(VecEnv):
 
         :raises NoSingleEnvError: if the environments do not render
         """
-        # SB3 would only warn.
+        # SB3 would only warn, and return None.
         if self.render_mode is None:
             self.get_images()
         return super().render(mode)
@@ -323,6 +342,7 @@ def by_part(function: Callable[[np.ndarray], np.ndarray], observations: Observat
     """Apply a function to an array, or to each array of a dictionary."""
     if not isinstance(observations, dict):
         return function(observations)
+
     return {key: function(part) for key, part in observations.items()}
 
 
@@ -334,9 +354,10 @@ def end_idle_threads() -> None:
 
 
 @functools.cache
-def _pause_of_openmp() -> Any:
+def _pause_of_openmp() -> Callable[[int], int] | None:
     # Of the library that PyTorch's own is linked with: there may be others in the process.
     try:
-        return ctypes.CDLL(torch._C.__file__).omp_pause_resource_all
+        pause: Callable[[int], int] = ctypes.CDLL(torch._C.__file__).omp_pause_resource_all
+        return pause
     except (OSError, AttributeError):
         return None

@@ -25,6 +25,7 @@ class DirectVecEnv(DummyVecEnv):
 
         :return: observations ``(n_envs, ...)``, rewards ``(n_envs,)`` float32, dones ``(n_envs,)`` bool, infos
         """
+        # Looked up once instead of for each environment.
         actions = self.actions
         rewards: np.ndarray = self.buf_rews
         dones: np.ndarray = self.buf_dones
@@ -43,6 +44,7 @@ class DirectVecEnv(DummyVecEnv):
             info["TimeLimit.truncated"] = truncated and not terminated
             self.buf_infos[index] = info
 
+            # Another dictionary than that in buf_infos, because wrappers such as VecNormalize change what a step returns.
             returned = info.copy()
             if done:
                 returned["terminal_observation"] = deepcopy(observation)

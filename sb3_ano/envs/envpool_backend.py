@@ -4,7 +4,7 @@ import contextlib
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
@@ -72,7 +72,7 @@ def replaces_gymnasium(env_id: str) -> bool:
     return family(env_id) in _REPLACES_GYMNASIUM
 
 
-def takes(task: str, env_kwargs: dict[str, Any]) -> bool:
+def takes(task: str, env_kwargs: dict[str, object]) -> bool:
     """Tell whether the task has all of these settings, and takes their values."""
     try:
         _Interface(task, env_kwargs)
@@ -81,7 +81,7 @@ def takes(task: str, env_kwargs: dict[str, Any]) -> bool:
     return True
 
 
-def ignores_seeds(task: str, settings: dict[str, Any]) -> bool:
+def ignores_seeds(task: str, settings: dict[str, object]) -> bool:
     """Tell whether all environments of a task start and continue equally, whatever their seeds.
 
     Nothing in EnvPool says so, so that two environments are tried out, once per task and settings.
@@ -103,7 +103,7 @@ def ignores_seeds(task: str, settings: dict[str, Any]) -> bool:
 _tried: dict[tuple[str, str], bool] = {}
 
 
-def _plays_equally(task: str, settings: dict[str, Any]) -> bool:
+def _plays_equally(task: str, settings: dict[str, object]) -> bool:
     """Play two environments of different seeds with the same actions, and tell whether they return the same."""
     interface = _Interface(task, settings)
     action_space = interface.action_space
@@ -125,7 +125,7 @@ def _plays_equally(task: str, settings: dict[str, Any]) -> bool:
         pool.close()
 
 
-def _make_pool(task: str, **settings: Any) -> Any:
+def _make_pool(task: str, **settings: object) -> Any:
     with _explained(task):
         pool: Any = envpool.make_gymnasium(task, **settings)
         # They are made when they are first read, which may be in a step.
@@ -148,9 +148,10 @@ def _explained(task: str) -> Iterator[None]:
 
 def _are_equal(observations: Observations) -> bool:
     """Tell whether all environments have returned the same."""
-    parts = [observations]
+    parts: Iterable[np.ndarray] = [observations]  # type: ignore[list-item]
     if isinstance(observations, dict):
-        parts = list(observations.values())
+        parts = observations.values()
+
     return all((part == part[0]).all() for part in parts)
 
 
@@ -167,7 +168,7 @@ class EnvPoolVecEnv(BatchedVecEnv):
 
     backend = "envpool"
 
-    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> tuple[Space, Space]:
+    def _open(self, atari: AtariProtocol | None, env_kwargs: dict[str, object]) -> tuple[Space, Space]:
         self._task = self.env_id
         if atari is not None:
             self._task = f"{atari.game}-v5"
@@ -176,26 +177,34 @@ class EnvPoolVecEnv(BatchedVecEnv):
 
         self._pool: Any = None
         self._settings = env_kwargs
-        self.render_mode = env_kwargs.pop("render_mode", None)
-        if self.render_mode not in (None, "rgb_array"):
-            raise ValueError(f"render_mode={self.render_mode!r} is not allowed with backend 'envpool'; allowed is 'rgb_array'")
+        # Not a setting of the task, so that it is given to the pool only.
+        render_mode = env_kwargs.pop("render_mode", None)
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f"render_mode={render_mode!r} is not allowed with backend 'envpool'; allowed is 'rgb_array'")
+        self.render_mode = render_mode
 
         self._atari = atari is not None
         if atari is not None:
-            if atari.noop_max < 1:  # the pool would crash
+            # The pool would crash.
+            if atari.noop_max < 1:
                 raise ValueError("noop_max=0 is not allowed with backend 'envpool'; allowed are positive integers")
+
+            # EnvPool counts steps, not frames.
+            most_steps = math.ceil(atari.max_frames / atari.frame_skip)
             self._settings.update(
                 atari.emulator_settings,
                 episodic_life=atari.episodic_life,
                 reward_clip=atari.clip_reward,
                 frame_skip=atari.frame_skip,
-                max_episode_steps=math.ceil(atari.max_frames / atari.frame_skip),  # EnvPool counts steps, not frames
+                max_episode_steps=most_steps,
             )
+
         self._interface = _Interface(self._task, self._settings)
         return self._interface.observation_space, self._interface.action_space
 
     def _begin(self, seeds: list[int] | None) -> Observations:
         if seeds is not None:
+            # EnvPool takes seeds only here.
             self._release()
             settings = dict(self._settings)
             if self.render_mode is not None:
@@ -215,8 +224,12 @@ class EnvPoolVecEnv(BatchedVecEnv):
                 **settings,
             )
 
-        observations = self._interface.observations(self._pool.reset()[0])
-        if seeds is not None and _are_equal(observations) and ignores_seeds(self._task, self._settings):
+        returned, _ = self._pool.reset()
+        observations = self._interface.observations(returned)
+
+        # Different first observations are enough to know, and cost less than trying out two environments.
+        may_ignore_seeds = seeds is not None and _are_equal(observations)
+        if may_ignore_seeds and ignores_seeds(self._task, self._settings):
             warnings.warn(
                 f"EnvPool's {self._task} ignores seeds: all environments start in the same state and continue in the same "
                 "way; different episodes need a policy that samples its actions",
@@ -225,10 +238,13 @@ class EnvPoolVecEnv(BatchedVecEnv):
         return observations
 
     def _advance(self, actions: np.ndarray) -> Transition:
-        returned, rewards, terminated, truncated, info = self._pool.step(self._interface.actions(actions))
+        translated = self._interface.actions(actions)
+        returned, rewards, terminated, truncated, info = self._pool.step(translated)
         observations = self._interface.observations(returned)
+
         if not self._atari:
-            return Transition(observations, rewards, rewards, terminated, truncated, terminated | truncated)
+            over = terminated | truncated
+            return Transition(observations, rewards, rewards, terminated, truncated, over)
 
         # EnvPool's terminated is the learner's, and its rewards are clipped.
         over = (info["terminated"] != 0) | truncated
@@ -245,8 +261,12 @@ class EnvPoolVecEnv(BatchedVecEnv):
 
         # EnvPool returns the environments in the order in which they are ready.
         order = np.argsort(info["env_id"])
-        first = by_part(itemgetter(order), self._interface.observations(first))
-        return by_part(itemgetter(indices), transition.observations), first
+        first = self._interface.observations(first)
+        first = by_part(itemgetter(order), first)
+
+        # An array of indices makes copies, as the caller expects.
+        terminal = by_part(itemgetter(indices), transition.observations)
+        return terminal, first
 
     def _release(self) -> None:
         if self._pool is not None:
@@ -291,7 +311,7 @@ class _Interface:
     :raises ValueError: if a number is out of range, EnvPool cannot make the task, or a space is not supported
     """
 
-    def __init__(self, task: str, settings: dict[str, Any]) -> None:
+    def __init__(self, task: str, settings: dict[str, object]) -> None:
         self._task = task
         with _explained(task):
             spec = _make_spec(task, settings)
@@ -302,27 +322,34 @@ class _Interface:
             raise ValueError(f"env_id={task!r} is a game of {players} players; environments of SB3 have one")
 
         # In the order of gymnasium's Dict spaces.
-        self._parts = sorted(self._find_parts(observations), key=attrgetter("name"))
+        parts = self._find_parts(observations)
+        self._parts = sorted(parts, key=attrgetter("name"))
         self._is_dict = isinstance(observations, spaces.Dict)
         self.observation_space = self._parts[0].space
         if self._is_dict:
-            self.observation_space = spaces.Dict({part.name: part.space for part in self._parts})
+            by_name = {part.name: part.space for part in self._parts}
+            self.observation_space = spaces.Dict(by_name)
 
         self._first_action: np.ndarray | int = 0
         self.action_space = self._supported_actions(actions)
 
-    def observations(self, returned: Observations) -> Observations:
+    def observations(self, returned: Any) -> Observations:
         """Return EnvPool's observations of several environments as values of the observation space."""
         converted = {}
         for name, path, space, first in self._parts:
             values = returned
             for key in path:
                 values = values[key]
+
+            # SB3's one-hot encoding counts from 0.
             if first != 0:
                 values = values - first
+
             # Of a single number, EnvPool returns one dimension less or more.
             shape = (len(values), *(space.shape or ()))
-            converted[name] = np.asarray(values, space.dtype).reshape(shape)
+            # Without a copy if the type is right: the arrays of a step are new.
+            values = np.asarray(values, space.dtype)
+            converted[name] = values.reshape(shape)
 
         if not self._is_dict:
             return converted[""]
@@ -337,6 +364,8 @@ class _Interface:
         # SB3 names parts of a network by these, which may not be attributes of a ModuleDict, such as "values".
         if hasattr(nn.ModuleDict, name):
             name += "_"
+
+        # Of EnvPool's spaces, SB3's preprocessing takes these.
         if isinstance(space, spaces.Dict):
             for key, inner in space.spaces.items():
                 yield from self._find_parts(inner, (*path, key))
@@ -386,7 +415,7 @@ class _Interface:
         return spaces.Box(low, high, actions.shape, np.float32)
 
 
-def _make_spec(task: str, settings: dict[str, Any]) -> Any:
+def _make_spec(task: str, settings: dict[str, object]) -> Any:
     """Return EnvPool's description of a task; the errors are those of :class:`_Interface`."""
     known = set(envpool.make_spec(task).config._asdict()) - _OF_THE_POOL
     require_known_settings(settings, known, f"EnvPool's {task}")
@@ -395,5 +424,6 @@ def _make_spec(task: str, settings: dict[str, Any]) -> Any:
 
     try:
         return envpool.make_spec(task, **settings)
-    except TypeError as mistake:  # it shows the signature in C++
+    except TypeError as mistake:
+        # EnvPool's message shows the signature in C++.
         raise TypeError(f"env_kwargs={settings} has a value of a type that EnvPool's {task} does not know") from mistake

@@ -48,10 +48,16 @@ class EvaluatedVecEnv(VecEnvWrapper):
 
     def __init__(self, venv: VecEnv) -> None:
         super().__init__(venv)
-        self._has_monitors = bool(venv.env_is_wrapped(Monitor)[0]) and not is_vecenv_wrapped(venv, VecMonitor)
+        # A VecMonitor is outside of gymnasium's wrappers, so that it sees every end.
+        is_monitored = bool(venv.env_is_wrapped(Monitor)[0])
+        self._has_monitors = is_monitored and not is_vecenv_wrapped(venv, VecMonitor)
+
+        # Of the running episodes, as the policy sees them.
         self._returns = np.zeros(self.num_envs)
         self._lengths = np.zeros(self.num_envs, np.int64)
         self._first_steps: list[int | None] = [None] * self.num_envs
+
+        # For the lines on stderr.
         self._episodes = 0
         self._steps = 0
         self._spoke = time.monotonic()
@@ -59,6 +65,7 @@ class EvaluatedVecEnv(VecEnvWrapper):
     def reset(self) -> VecEnvObs:
         """Reset all environments."""
         observations = self.venv.reset()
+
         self._returns[:] = 0.0
         self._lengths[:] = 0
         for index in range(self.num_envs):
@@ -71,6 +78,7 @@ class EvaluatedVecEnv(VecEnvWrapper):
         :raises RuntimeError: if an episode does not end
         """
         observations, rewards, dones, infos = self.venv.step_wait()
+
         self._steps += 1
         self._lengths += 1
         # Of what the outermost wrapper returns, which Monitor does not see.
@@ -78,15 +86,19 @@ class EvaluatedVecEnv(VecEnvWrapper):
 
         for index in np.flatnonzero(dones).tolist():
             first_step = self._first_step(index)
-            # After a lost life of an Atari game, Monitor's episode continues.
-            ended_outside = self._has_monitors and "episode" not in infos[index] and first_step != self._first_steps[index]
+            # After a lost life of an Atari game, Monitor's episode continues: its first step is the same.
+            is_unreported = self._has_monitors and "episode" not in infos[index]
+            ended_outside = is_unreported and first_step != self._first_steps[index]
             if ended_outside:
                 warnings.warn(
                     "a wrapper outside of Monitor ends episodes, such as env_wrapper: gymnasium.wrappers.TimeLimit; their "
                     "returns are sums of the rewards that it returns. Monitor sees the limit max_episode_steps in env_kwargs",
                     stacklevel=2,
                 )
+                # The two keys that SB3's function reads.
                 infos[index]["episode"] = {"r": float(self._returns[index]), "l": int(self._lengths[index])}
+
+            # Without Monitor, SB3's function counts every end itself.
             if "episode" in infos[index] or not self._has_monitors:
                 self._first_steps[index] = first_step
                 self._returns[index] = 0.0
@@ -104,8 +116,11 @@ class EvaluatedVecEnv(VecEnvWrapper):
         try:
             total_steps = self.venv.get_attr("total_steps", [index])[0]
             rewards = self.venv.get_attr("rewards", [index])[0]
-        except AttributeError:  # a batch has no single Monitors, and reports all episodes
+        except AttributeError:
+            # A batch has no single Monitors, and reports all episodes.
             return None
+
+        # The total includes the present episode, of which Monitor has a reward per step.
         return int(total_steps) - len(rewards)
 
     def _require_progress(self) -> None:
@@ -113,6 +128,7 @@ class EvaluatedVecEnv(VecEnvWrapper):
 
         :raises RuntimeError: if an episode does not end
         """
+        # Of all environments, because SB3's function waits for each of them.
         longest = int(self._lengths.argmax())
         length = int(self._lengths[longest])
         if length >= _MOST_STEPS:

@@ -31,13 +31,15 @@ def make_env(env_id: str, verbose: int = 0) -> gym.Env:
         with explained_missing_packages():
             return maybe_make_env(env_id, verbose)  # type: ignore[return-value]
     except error.DependencyNotInstalled:
-        raise  # an error of gymnasium, too, of a package that no extra brings
+        # An error of gymnasium, too, of a package that no extra brings.
+        raise
     except error.Error as unknown:
         raise ValueError(f"env={env_id!r} is not a registered environment: {unknown}") from unknown
     except ImportError as moved:
         # gymnasium's own, of environments that it no longer has, but not those of the user's imports.
         if isinstance(moved, ModuleNotFoundError | MissingExtraError):
             raise
+
         raise ValueError(f"env={env_id!r} cannot be made: {moved}") from moved
 
 
@@ -53,6 +55,8 @@ def explained_missing_packages() -> Iterator[None]:
         for package, extra in _EXTRA_OF_PACKAGE.items():
             if re.search(rf"\b{package}\b", str(missing).lower()):
                 raise missing_extra(extra, package) from missing
+
+        # gymnasium's own line names the package.
         raise
 
 
@@ -63,6 +67,8 @@ def register_atari(env_id: str) -> None:
     """
     if not (env_id.startswith("ALE/") or "NoFrameskip" in env_id):
         return
+
+    # gymnasium does not find the games by itself.
     with needs_extra("atari", "ale-py"):
         gym.register_envs(importlib.import_module("ale_py"))
 
@@ -74,17 +80,24 @@ def prepare_env(env_id: str | Callable[..., gym.Env]) -> None:
     """
     if isinstance(env_id, str):
         register_atari(env_id)
+
     # MuJoCo is imported only for environments that import it themselves.
-    if "mujoco" in sys.modules or "mujoco" in str(getattr(gym.registry.get(str(env_id)), "entry_point", "")):
-        with contextlib.suppress(ImportError):  # gymnasium's error explains it
+    spec = gym.registry.get(str(env_id))
+    entry_point = str(getattr(spec, "entry_point", ""))
+    if "mujoco" in sys.modules or "mujoco" in entry_point:
+        # If it is missing, gymnasium's error explains it.
+        with contextlib.suppress(ImportError):
             mujoco = importlib.import_module("mujoco")
+            # The user may have a function.
             if mujoco.get_mju_user_warning() is None:
                 mujoco.set_mju_user_warning(_show_mujoco_warning)
 
 
 def _show_mujoco_warning(message: str) -> None:
     """Show a warning of MuJoCo through Python; by default it prints one per environment and writes MUJOCO_LOG.TXT."""
-    _warn_once(message.partition(" Time = ")[0].strip())
+    # The time would make each message another one.
+    reason, _, _ = message.partition(" Time = ")
+    _warn_once(reason.strip())
 
 
 @functools.cache
@@ -107,4 +120,5 @@ def require_known_settings(env_kwargs: Iterable[str], known: Iterable[str], task
     known = list(known)
     unknown = sorted(set(env_kwargs) - set(known))
     if unknown:
-        raise TypeError(f"env_kwargs has keys that {task} does not know: {', '.join(unknown)}{hint(unknown[0], known)}")
+        names = ", ".join(unknown)
+        raise TypeError(f"env_kwargs has keys that {task} does not know: {names}{hint(unknown[0], known)}")

@@ -1,17 +1,24 @@
 """PettingZoo's parallel environments, with one policy for all agents."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from sb3_ano.envs.vector import from_vector_env, row_of
 
+if TYPE_CHECKING:
+    from pettingzoo import ParallelEnv
 
-def from_parallel_env(env: Any) -> VecEnv:
+# Infos by their names. PettingZoo's are a dictionary of those, by the names of the agents.
+_Infos: TypeAlias = dict[str, Any]
+
+
+def from_parallel_env(env: "ParallelEnv") -> VecEnv:
     """Wrap a parallel environment of PettingZoo for one policy that all agents share.
 
     Every possible agent is one environment of the result, and all episodes end together, with the last agent's. An agent that
@@ -32,14 +39,15 @@ class AgentReturns:
         #: Returns of the episodes by the name of the agent.
         self.returns: dict[str, list[float]] = {}
 
-    def __call__(self, variables: dict[str, Any], _: dict[str, Any]) -> None:
+    def __call__(self, variables: _Infos, _: _Infos) -> None:
         """Read the episode of an environment, if it ends.
 
         :param variables: local variables of the evaluation
         """
         info = variables["info"]
         if variables["done"]:
-            self.returns.setdefault(info["agent"], []).append(float(info["episode"]["r"]))
+            returns = self.returns.setdefault(info["agent"], [])
+            returns.append(float(info["episode"]["r"]))
 
 
 class _Agents(VectorEnv):
@@ -47,7 +55,7 @@ class _Agents(VectorEnv):
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012  # gymnasium's way
 
-    def __init__(self, game: Any) -> None:
+    def __init__(self, game: "ParallelEnv") -> None:
         self.game = game
         self.names = game.possible_agents
         self.num_envs = len(self.names)
@@ -62,21 +70,26 @@ class _Agents(VectorEnv):
                 raise ValueError(f"agent {name!r} has the spaces {found}; allowed are those of {self.names[0]!r}")
 
         # What an agent observes after its end.
-        self._padding = row_of(create_empty_array(self.single_observation_space, fn=np.zeros), 0)
+        nothing: Any = create_empty_array(self.single_observation_space, fn=np.zeros)
+        self._padding = row_of(nothing, 0)
         # Codes of the actions, of which only the first one is set. An action without a choice has no gradient.
-        first: Any = spaces.flatten(self.single_action_space, getattr(self.single_action_space, "start", 0))
+        start = getattr(self.single_action_space, "start", 0)
+        first = np.asarray(spaces.flatten(self.single_action_space, start))
         self._first = first.astype(bool)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        return self._observed(*self.game.reset(seed=seed, options=options))
+    def reset(self, *, seed: int | None = None, options: _Infos | None = None) -> tuple[VecEnvObs, _Infos]:
+        observations, infos = self.game.reset(seed=seed, options=options)
+        return self._observed(observations, infos)
 
-    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, actions: np.ndarray) -> tuple[VecEnvObs, np.ndarray, np.ndarray, np.ndarray, _Infos]:
         # PettingZoo takes no actions of agents that have ended.
         chosen = {}
         for name, action in zip(self.names, actions, strict=True):
             if name in self.game.agents:
                 chosen[name] = action
+
         observations, rewards, terminated, truncated, infos = self.game.step(chosen)
+        # The game removes agents that have ended, each at its own step.
         is_over = not self.game.agents
 
         earned = np.zeros(self.num_envs)
@@ -84,27 +97,34 @@ class _Agents(VectorEnv):
         for row, name in enumerate(self.names):
             earned[row] = rewards.get(name, 0.0)
             # An agent that ended before has no value to come.
-            cut[row] = is_over and truncated.get(name, False) and not terminated[name]
+            if is_over:
+                cut[row] = truncated.get(name, False) and not terminated[name]
 
         observed, batch = self._observed(observations, infos, is_over)
         if is_over:
+            # As gymnasium's mode SAME_STEP has it: first observations, and the last ones under these keys.
             last = {"final_obs": observed, "final_info": batch}
             observed, batch = self.reset()
             batch |= last
-        return observed, earned, is_over & ~cut, cut, batch
 
-    def _observed(self, observations: Any, infos: Any, is_over: bool = False) -> tuple[Any, dict[str, Any]]:
+        ended = is_over & ~cut
+        return observed, earned, ended, cut, batch
+
+    def _observed(
+        self, observations: dict[str, VecEnvObs], infos: dict[str, _Infos], is_over: bool = False
+    ) -> tuple[VecEnvObs, _Infos]:
         """Return observations and infos of all agents, and keep their masks."""
         rows = []
-        batch: dict[str, Any] = {}
+        batch: _Infos = {}
         self.masks = []
+
         for row, name in enumerate(self.names):
             info = {**infos.get(name, {}), "agent": name}
             self._add_info(batch, info, row)
 
             observation = self._padding
             mask = self._first
-            # At the end of all episodes, no agent is left.
+            # At the end of all episodes, no agent is left, but the last ones have observations.
             if is_over or name in self.game.agents:
                 observation = observations.get(name, self._padding)
                 mask = np.ones_like(mask)
@@ -112,22 +132,29 @@ class _Agents(VectorEnv):
                 for source in (observation, info):
                     if isinstance(source, dict):
                         mask = source.get("action_mask", mask)
+
             rows.append(observation)
             self.masks.append(mask)
 
+        # New arrays, because the step needs those of the last observations and of the first ones.
         arrays: Any = create_empty_array(self.single_observation_space, self.num_envs)
-        return concatenate(self.single_observation_space, rows, arrays), batch
+        observed: VecEnvObs = concatenate(self.single_observation_space, rows, arrays)
+        return observed, batch
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+    def call(self, name: str, *args: object, **kwargs: object) -> list[Any]:
         """Return the masks of all agents, or what a method of the game returns, for each of them."""
         if name == "action_masks":
             return self.masks
+        # The adapter asks for an attribute before it reads it, and the game itself is no environment of gymnasium.
         if name == "has_wrapper_attr":
             return [args == ("action_masks",)] * self.num_envs
-        return [getattr(self.game, name)(*args, **kwargs)] * self.num_envs
+
+        method = getattr(self.game, name)
+        return [method(*args, **kwargs)] * self.num_envs
 
     def render(self) -> Any:
+        # One image shows all agents.
         return [self.game.render()]
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **kwargs: object) -> None:
         self.game.close()

@@ -1,6 +1,7 @@
 """Python environments in processes that step several of them each."""
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import pickle
@@ -11,7 +12,8 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.context import BaseContext
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -26,6 +28,9 @@ from sb3_ano.envs.direct import DirectVecEnv
 
 # Seconds for environments to close before their process is killed.
 _SECONDS_TO_CLOSE = 5.0
+
+# Observations of all environments by the keys of SB3's buffers: those of a Dict, numbers of a Tuple, None of other spaces.
+_Memory: TypeAlias = dict[str, ctypes.Array[ctypes.c_ubyte]]
 
 
 class ProcessVecEnv(SubprocVecEnv):
@@ -50,7 +55,7 @@ class ProcessVecEnv(SubprocVecEnv):
         n_workers: int | None = None,
         timeout: float | None = 300.0,
     ) -> None:
-        context: Any = multiprocessing.get_context(start_method)
+        context = multiprocessing.get_context(start_method)
         # PyTorch and SB3 are imported once, and not by each process.
         context.set_forkserver_preload(["__main__", __name__])
 
@@ -59,36 +64,52 @@ class ProcessVecEnv(SubprocVecEnv):
             require_integer("n_workers", n_workers)
         n_workers = min(n_workers or cores(), n_envs)
 
-        # A worker cannot be given memory after its start.
+        # A worker cannot be given memory after its start, and the spaces tell how much it needs.
         env = env_fns[0]()
         env.close()
-        self._observations: dict[Any, np.ndarray] = {}
-        memory = {}
+
+        self._observations: dict[str, np.ndarray] = {}
+        memory: _Memory = {}
         keys, shapes, dtypes = obs_space_info(env.observation_space)
         for key in keys:
+            shape = (n_envs, *shapes[key])
+            size = int(np.prod(shape)) * dtypes[key].itemsize
             # It has no name, and the system frees it when the last process has ended, whatever ends it.
-            memory[key] = context.RawArray("B", n_envs * int(np.prod(shapes[key])) * dtypes[key].itemsize)
-            self._observations[key] = np.frombuffer(memory[key], dtypes[key]).reshape(n_envs, *shapes[key])
+            memory[key] = context.RawArray(ctypes.c_ubyte, size)
+            flat = np.frombuffer(memoryview(memory[key]), dtypes[key])
+            self._observations[key] = flat.reshape(shape)
 
         self.closed = False
         self._workers: list[_Worker] = []
         #: The pipes of the single environments, for the methods of SubprocVecEnv.
         self.remotes: list[Any] = []
         try:
-            for worker in range(n_workers):
-                rows = slice(worker * n_envs // n_workers, (worker + 1) * n_envs // n_workers)
-                self._workers.append(_Worker(context, env_fns[rows], memory, rows, timeout))
-                for row in range(rows.stop - rows.start):
-                    self.remotes.append(_Remote(self, self._workers[worker], row))
+            for number in range(n_workers):
+                # Parts of equal size, or sizes that differ by one.
+                start = number * n_envs // n_workers
+                end = (number + 1) * n_envs // n_workers
+                rows = slice(start, end)
+                worker = _Worker(context, env_fns[rows], memory, rows, timeout)
+                self._workers.append(worker)
+
+                for row in range(end - start):
+                    self.remotes.append(_Remote(self, worker, row))
+
+            # SubprocVecEnv's constructor would start a process for each environment.
             VecEnv.__init__(self, n_envs, env.observation_space, env.action_space)
         except BaseException:
+            # The caller has no object to close.
             self.close()
             raise
 
     def reset(self) -> VecEnvObs:
         """Reset all environments, with their seeds and options if those were set."""
+        # All are asked before the first answer is read, so that they work at the same time.
         for worker in self._workers:
-            worker.send("reset", (self._seeds[worker.rows], self._options[worker.rows]))
+            data = (self._seeds[worker.rows], self._options[worker.rows])
+            worker.send("reset", data)
+
+        # SB3's seeds and options are for one reset.
         self._reset_seeds()
         self._reset_options()
 
@@ -113,15 +134,18 @@ class ProcessVecEnv(SubprocVecEnv):
         """
         rewards = np.zeros(self.num_envs)
         dones = np.zeros(self.num_envs, dtype=bool)
-        infos: list[dict[str, Any]] = []
+        infos: list[dict[str, object]] = []
         for worker in self._workers:
+            rows = worker.rows
             answer = self.receive(worker, is_step=True)
-            rewards[worker.rows], dones[worker.rows], worker_infos, self.reset_infos[worker.rows] = answer
+            rewards[rows], dones[rows], worker_infos, self.reset_infos[rows] = answer
             infos += worker_infos
         return self._observed(), rewards, dones, infos
 
     def _observed(self) -> VecEnvObs:
-        return dict_to_obs(self.observation_space, {key: shared.copy() for key, shared in self._observations.items()})
+        # Copies, because the next step writes into the shared memory, while SB3 still has this step's observations.
+        copies = {key: shared.copy() for key, shared in self._observations.items()}
+        return dict_to_obs(self.observation_space, copies)
 
     def receive(self, worker: "_Worker", is_step: bool = False) -> Any:
         """Read the next answer of a worker.
@@ -136,11 +160,15 @@ class ProcessVecEnv(SubprocVecEnv):
             # Also after Ctrl+C, because answers that come later would be taken for others.
             self.close()
             raise
+
         if not isinstance(answer, Exception):
             return answer
 
+        # After half a step, the environments of this process and of the others have different numbers of steps.
         if is_step:
             self.close()
+
+        # Other answers to the same call, which would be taken for those to the next one.
         for other in self._workers:
             while other.unread and not self.closed:
                 with contextlib.suppress(type(answer)):
@@ -153,9 +181,12 @@ class ProcessVecEnv(SubprocVecEnv):
         # A worker whose pipe ends closes its environments.
         for worker in self._workers:
             worker.pipe.close()
+
+        # One limit for all, because they close at the same time.
         deadline = time.monotonic() + _SECONDS_TO_CLOSE
         for worker in self._workers:
-            worker.process.join(max(0.0, deadline - time.monotonic()))
+            remaining = max(0.0, deadline - time.monotonic())
+            worker.process.join(remaining)
             worker.process.kill()
             worker.process.join()
 
@@ -163,23 +194,35 @@ class ProcessVecEnv(SubprocVecEnv):
 class _Worker:
     """A process with some environments, as seen by the one that uses them."""
 
-    def __init__(self, context: Any, env_fns: list[Any], memory: dict[Any, Any], rows: slice, timeout: float | None) -> None:
+    def __init__(
+        self,
+        context: BaseContext,
+        env_fns: list[Callable[[], gym.Env]],
+        memory: _Memory,
+        rows: slice,
+        timeout: float | None,
+    ) -> None:
         self.rows = rows
         self.timeout = timeout
         #: Answers that were not read yet.
         self.unread = 0
+
         self.pipe, theirs = context.Pipe()
+        # A function need not be importable, as SB3 promises.
         arguments = (theirs, self.pipe, CloudpickleWrapper(env_fns), memory, rows)
-        self.process = context.Process(target=_work, args=arguments, daemon=True)
+        self.process = context.Process(target=_work, args=arguments, daemon=True)  # type: ignore[attr-defined]
         self.process.start()
+
+        # Without this end, a read notices when the process ends.
         theirs.close()
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.pipe, selectors.EVENT_READ)
 
-    def send(self, command: str, data: Any, row: int = 0) -> None:
+    def send(self, command: str, data: object, row: int = 0) -> None:
         # A process that has ended is noticed when its answer is read.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.pipe.send_bytes(pickle.dumps((command, data, row)))
+            message = pickle.dumps((command, data, row))
+            self.pipe.send_bytes(message)
         self.unread += 1
 
     def receive(self) -> Any:
@@ -188,11 +231,13 @@ class _Worker:
                 answer = self.pipe.recv()
                 self.unread -= 1
                 return answer
+
             lost = f"has not answered within {self.timeout} s"
             self.process.kill()
         except (EOFError, ConnectionResetError):
             self.process.join(_SECONDS_TO_CLOSE)
             lost = f"has ended with exit code {self.process.exitcode}"
+
         raise RuntimeError(f"the process of {_shown(self.rows)} {lost}; all processes of these environments were ended")
 
 
@@ -204,7 +249,7 @@ class _Remote:
         self._worker = worker
         self._row = row
 
-    def send(self, command: tuple[str, Any]) -> None:
+    def send(self, command: tuple[str, object]) -> None:
         self._worker.send(*command, self._row)
 
     def recv(self) -> Any:
@@ -215,7 +260,7 @@ def _shown(rows: slice) -> str:
     return f"environments {rows.start} to {rows.stop - 1}"
 
 
-def _work(remote: Connection, ours: Connection, env_fns: CloudpickleWrapper, memory: dict[Any, Any], rows: slice) -> None:
+def _work(remote: Connection, ours: Connection, env_fns: CloudpickleWrapper, memory: _Memory, rows: slice) -> None:
     """Answer commands until the other end of the pipe is closed.
 
     :param remote: this process's end of the pipe
@@ -234,16 +279,22 @@ def _work(remote: Connection, ours: Connection, env_fns: CloudpickleWrapper, mem
         while True:
             command, data, row = remote.recv()
             try:
+                # Made here instead of before the loop, so that an error is the answer to a command.
                 if venv is None:
                     venv = DirectVecEnv(env_fns.var)
                     _share(venv, memory, rows)
                 answer = pickle.dumps(_answer(venv, command, data, row))
             except Exception as error:
-                kind = AttributeError if isinstance(error, AttributeError) else RuntimeError
-                line = kind(f"{_shown(rows)}: {type(error).__name__}: {' '.join(str(error).split())}")
+                # has_attr catches AttributeError. The error itself may not be picklable.
+                kind: type[Exception] = RuntimeError
+                if isinstance(error, AttributeError):
+                    kind = AttributeError
+                reason = " ".join(str(error).split())
+                line = kind(f"{_shown(rows)}: {type(error).__name__}: {reason}")
                 line.add_note(f"In the process of these environments:\n{traceback.format_exc()}")
                 answer = pickle.dumps(line)
             remote.send_bytes(answer)
+
     if venv is not None:
         venv.close()
 
@@ -251,26 +302,34 @@ def _work(remote: Connection, ours: Connection, env_fns: CloudpickleWrapper, mem
 def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
+        # Of a parent that was killed, which could not end its daemons.
         parent.join()
         # First, the environments are closed, unless one hangs.
         time.sleep(_SECONDS_TO_CLOSE)
         os._exit(1)
 
 
-def _share(venv: DirectVecEnv, memory: dict[Any, Any], rows: slice) -> None:
+def _share(venv: DirectVecEnv, memory: _Memory, rows: slice) -> None:
     """Let environments observe into shared memory, and keep rewards as exact as SubprocVecEnv does."""
     for key, buffer in venv.buf_obs.items():
-        shared = np.frombuffer(memory[key], buffer.dtype)
+        shared = np.frombuffer(memoryview(memory[key]), buffer.dtype)
         venv.buf_obs[key] = shared.reshape(-1, *buffer.shape[1:])[rows]
+
+    # DummyVecEnv's are float32.
     venv.buf_rews = np.zeros(venv.num_envs)  # type: ignore[assignment]
 
 
 def _answer(venv: DirectVecEnv, command: str, data: Any, row: int) -> Any:
     if command == "step":
         raw, kind, shape = data
-        _, rewards, dones, infos = venv.step(np.frombuffer(bytearray(raw), kind).reshape(shape))
+        # Of a bytearray, the array is writable: an environment may clip its action in place.
+        actions = np.frombuffer(bytearray(raw), kind).reshape(shape)
+        _, rewards, dones, infos = venv.step(actions)
+        # Lists take less time to pickle than small arrays.
         return rewards.tolist(), dones.tolist(), infos, venv.reset_infos
+
     if command == "reset":
+        # The parent has forgotten them, and the reset of this VecEnv forgets them, too.
         venv._seeds, venv._options = data
         venv.reset()
         return venv.reset_infos
@@ -287,5 +346,7 @@ def _answer(venv: DirectVecEnv, command: str, data: Any, row: int) -> Any:
         return setattr(env, *data)
     if command == "is_wrapped":
         return is_wrapped(env, data)
+
+    # "env_method"
     name, arguments, options = data
     return env.get_wrapper_attr(name)(*arguments, **options)

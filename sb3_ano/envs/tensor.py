@@ -2,7 +2,8 @@
 
 import time
 from abc import abstractmethod
-from typing import Any, NamedTuple, TypeAlias
+from types import EllipsisType
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import gymnasium as gym
 import numpy as np
@@ -11,6 +12,8 @@ from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
+
+from sb3_ano.envs.batched import Observations, Space
 
 #: Observations ``(n_envs, ...)``, or a dictionary of those.
 TensorObs: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
@@ -64,16 +67,21 @@ class TensorVecEnv(VecEnv):
     def __init__(
         self,
         num_envs: int,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
+        observation_space: Space,
+        action_space: Space,
         device: torch.device | str = "cpu",
     ) -> None:
         self.device = torch.device(device)
+        # VecEnv asks get_attr for it when it is made.
         self.render_mode: str | None = None
+
         if isinstance(action_space, spaces.Box):
-            low = np.where(np.isfinite(action_space.low), action_space.low, -_BOUND)
-            high = np.where(np.isfinite(action_space.high), action_space.high, _BOUND)
+            low = action_space.low
+            high = action_space.high
+            low = np.where(np.isfinite(low), low, -_BOUND)
+            high = np.where(np.isfinite(high), high, _BOUND)
             action_space = spaces.Box(low, high, dtype=action_space.dtype.type)
+
         super().__init__(num_envs, observation_space, action_space)
 
         self._actions: np.ndarray | None = None
@@ -81,8 +89,11 @@ class TensorVecEnv(VecEnv):
         self._start_episodes()
 
     def _start_episodes(self) -> None:
-        # Returns and lengths of the running episodes, and ends and copies of these at each step since they were last read.
+        # Returns and lengths of the running episodes. Monitor, too, adds rewards in float64.
         self._totals = torch.zeros(2, self.num_envs, dtype=torch.float64, device=self.device)
+
+        # Ends, and copies of the totals, per step since the last call of end_rollout. To look at a single end would wait for
+        # the device.
         self._ended: list[torch.Tensor] = []
         self._sums: list[torch.Tensor] = []
 
@@ -102,9 +113,13 @@ class TensorVecEnv(VecEnv):
 
     def reset_tensors(self) -> TensorObs:
         """Start new episodes in all environments, with new seeds after ``seed()``."""
+        # A simulator takes one seed for all environments. It may check for int, and seeds can be NumPy's.
         seed = self._seeds[0]
-        observations = self.begin(None if seed is None else int(seed))
+        if seed is not None:
+            seed = int(seed)
+        observations = self.begin(seed)
 
+        # SB3's seeds are for one reset, so that the generators continue in the next one.
         self._reset_seeds()
         self._start_episodes()
         self.reset_infos = [{} for _ in range(self.num_envs)]
@@ -121,6 +136,7 @@ class TensorVecEnv(VecEnv):
         self._totals[0] += step.rewards
         self._totals[1] += 1.0
         self._ended.append(ended)
+        # A copy, because the next line starts the next episodes in the same memory.
         self._sums.append(self._totals.clone())
         self._totals.masked_fill_(ended, 0.0)
         return step
@@ -129,22 +145,28 @@ class TensorVecEnv(VecEnv):
         """Return the episodes that ended since the last call, waiting for the device once."""
         if not self._ended:
             return []
+
         steps, environments = torch.stack(self._ended).nonzero(as_tuple=True)
         totals = torch.stack(self._sums)[steps, :, environments]
+        # One transfer for all three numbers.
         rows = torch.cat([environments[:, None], totals], dim=1).tolist()
         self._ended = []
         self._sums = []
 
+        # Keys and rounding are Monitor's.
+        episodes = []
         seconds = round(time.time() - self._t_start, 6)
-        return [(int(index), {"r": round(total, 6), "l": int(length), "t": seconds}) for index, total, length in rows]
+        for index, total, length in rows:
+            statistics = {"r": round(total, 6), "l": int(length), "t": seconds}
+            episodes.append((int(index), statistics))
+        return episodes
 
     def reset(self) -> VecEnvObs:
         """Start new episodes in all environments; see :meth:`reset_tensors`.
 
         :return: observations as NumPy arrays
         """
-        observations: VecEnvObs = to_numpy(self.reset_tensors())
-        return observations
+        return to_numpy(self.reset_tensors())
 
     def step_async(self, actions: np.ndarray) -> None:
         """Store the actions of the next step.
@@ -161,20 +183,29 @@ class TensorVecEnv(VecEnv):
         """
         if self._actions is None:
             raise RuntimeError("call step_async(actions) before step_wait()")
-        step = self.step_tensors(torch.as_tensor(self._actions, device=self.device))
+
+        actions = torch.as_tensor(self._actions, device=self.device)
+        step = self.step_tensors(actions)
         self._actions = None
 
         terminated = step.terminated.cpu().numpy()
         truncated = step.truncated.cpu().numpy()
-        infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
+        dones = terminated | truncated
+        # In the infos of every step, as from SB3's own classes.
+        infos: list[dict[str, object]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
+
+        # Read at every step, so that the episodes are those that end here.
         for index, episode in self.end_rollout():
             infos[index]["episode"] = episode
             infos[index]["TimeLimit.truncated"] = bool(truncated[index] and not terminated[index])
             self.reset_infos[index] = {}
+            # SB3 bootstraps truncated episodes with it.
             if step.final_observations is not None:
                 infos[index]["terminal_observation"] = to_numpy(step.final_observations, index)
+
+        # On the CPU, tensors share the simulator's memory, and SB3 keeps rewards beyond the next step.
         rewards = np.array(step.rewards.cpu().numpy(), dtype=np.float32)
-        return to_numpy(step.observations), rewards, terminated | truncated, infos
+        return to_numpy(step.observations), rewards, dones, infos
 
     def close(self) -> None:
         """Free the environments; nothing to do unless a subclass does it."""
@@ -187,17 +218,19 @@ class TensorVecEnv(VecEnv):
         value = getattr(self, attr_name)
         return [value for _ in self._get_indices(indices)]
 
-    def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
+    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
         """Raise NotImplementedError, because there are no single environments."""
         raise NotImplementedError(f"these environments are one batch: attribute {attr_name!r} of some cannot be set")
 
-    def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
+    def env_method(self, method_name: str, *args: object, indices: VecEnvIndices = None, **kwargs: object) -> list[Any]:
         """Return the rows of ``action_masks()`` as NumPy arrays.
 
         :raises NotImplementedError: for other methods, because there are no single environments
         """
         if method_name != "action_masks":
             raise NotImplementedError(f"these environments are one batch: method {method_name!r} of some cannot be called")
+
+        # sb3-contrib asks for masks by this name.
         masks = self.get_attr(method_name)[0]().cpu().numpy()
         return [masks[index] for index in self._get_indices(indices)]
 
@@ -206,28 +239,40 @@ class TensorVecEnv(VecEnv):
         return [issubclass(Monitor, wrapper_class) for _ in self._get_indices(indices)]
 
 
-def to_numpy(values: TensorObs, index: Any = ...) -> Any:
-    """Copy tensors, or some rows of them, to NumPy arrays that share no memory with them."""
+@overload
+def to_numpy(values: torch.Tensor, index: int | EllipsisType = ...) -> np.ndarray: ...
+@overload
+def to_numpy(values: TensorObs, index: int | EllipsisType = ...) -> Observations: ...
+def to_numpy(values: TensorObs, index: int | EllipsisType = ...) -> Observations:
+    """Copy tensors, or one row of them, to NumPy arrays that share no memory with them."""
     if isinstance(values, dict):
         return {key: to_numpy(part, index) for key, part in values.items()}
-    return np.array(values[index].cpu().numpy())
+    # A tensor on the CPU and its NumPy array are the same memory.
+    shared = values[index].cpu().numpy()
+    return np.array(shared)
 
 
 class _Simulator(TensorVecEnv):
     """Environments of a simulator; see :func:`from_tensor_env`."""
 
     def __init__(self, env: Any, group: str | None) -> None:
-        space = env.single_observation_space
-        if group is None and isinstance(space, spaces.Dict) and len(space.spaces) == 1:
-            group = next(iter(space.spaces))
-        if group is not None and (not isinstance(space, spaces.Dict) or group not in space.spaces):
-            raise ValueError(f"group={group!r} is not in the observation space {space}")
+        space: Space = env.single_observation_space
+        groups: dict[str, Space] = {}
+        if isinstance(space, spaces.Dict):
+            groups = space.spaces
+        # Isaac Lab's tasks often have the group "policy" only. By itself, it needs no MultiInputPolicy.
+        if group is None and len(groups) == 1:
+            group = next(iter(groups))
+
+        if group is not None:
+            if group not in groups:
+                raise ValueError(f"group={group!r} is not in the observation space {space}")
+            space = groups[group]
 
         self._env = env
         self._group = group
-        if group is not None:
-            space = space[group]
         super().__init__(env.num_envs, space, env.single_action_space, env.device)
+        # Only where the simulator has masks: has_attr("action_masks") tells masked algorithms so.
         if hasattr(env, "action_masks"):
             self.action_masks = env.action_masks
 
@@ -237,19 +282,31 @@ class _Simulator(TensorVecEnv):
 
     def advance(self, actions: torch.Tensor) -> TensorStep:
         observations, rewards, terminated, truncated, extras = self._env.step(actions)
+
         final = None
         for name in _FINAL:
             if name in extras:
                 final = self._observed(extras[name])
-        ends = terminated.bool().flatten(), truncated.bool().flatten()
-        return TensorStep(self._observed(observations), rewards.float().flatten(), *ends, final)
 
-    def _observed(self, observations: Any) -> TensorObs:
+        # Simulators differ in types, and some return columns.
+        return TensorStep(
+            observations=self._observed(observations),
+            rewards=rewards.float().flatten(),
+            terminated=terminated.bool().flatten(),
+            truncated=truncated.bool().flatten(),
+            final_observations=final,
+        )
+
+    def _observed(self, observations: TensorObs) -> TensorObs:
         """Return the chosen group of observations, or all of them as an ordinary dictionary."""
         if self._group is not None:
-            chosen: torch.Tensor = observations[self._group]
+            chosen: torch.Tensor = observations[self._group]  # type: ignore[index]
             return chosen
-        return dict(observations.items()) if hasattr(observations, "items") else observations
+
+        # Also of a TensorDict, which is no dict.
+        if hasattr(observations, "items"):
+            return dict(observations.items())
+        return observations
 
     def close(self) -> None:
         self._env.close()

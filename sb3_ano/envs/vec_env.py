@@ -85,9 +85,11 @@ def make_vec_env(
     :raises MissingExtraError: if a package is not installed
     """
     _require_numbers(n_envs, num_threads, seed)
+
+    # Every backend writes monitor files, and can append to them.
     monitor_kwargs = dict(monitor_kwargs or {})
     override_existing = monitor_kwargs.pop("override_existing", True)
-    given: dict[str, Any] = {
+    given: dict[str, object] = {
         "start_index": start_index,
         "wrapper_class": wrapper_class,
         "vec_env_cls": vec_env_cls,
@@ -103,10 +105,14 @@ def make_vec_env(
         env_id = _registered_id(env_id)
         if wrapper_class is None:
             atari = existing_game(env_id)
+
+    # The backend is chosen by all settings, before the protocol takes its own.
     settings = dict(env_kwargs or {})
     backend = _chosen_backend(backend, env_id, n_envs, num_threads, atari, settings, only_gymnasium)
     if atari is not None:
         atari, settings = atari.changed(settings)
+
+    # SB3's own argument is a str.
     if monitor_dir is not None:
         monitor_dir = os.fspath(monitor_dir)
 
@@ -133,7 +139,8 @@ def make_vec_env(
             env_kwargs=settings,
         )
 
-    if isinstance(env_id, str):  # for code that makes the same environments again
+    # For code that makes the same environments again, such as that of evaluations.
+    if isinstance(env_id, str):
         env.unwrapped.made_from = (env_id, dict(env_kwargs or {}))  # type: ignore[attr-defined]
     return env
 
@@ -158,12 +165,14 @@ def _registered_id(env_id: str) -> str:
         except ModuleNotFoundError as missing:
             raise ValueError(f"env_id={env_id!r} cannot be made: {missing}") from missing
 
-    with contextlib.suppress(error.Error):  # of an id that gymnasium cannot read, which a backend explains
+    # If gymnasium cannot read an id, a backend explains it.
+    with contextlib.suppress(error.Error):
         namespace, bare, version = parse_env_id(name)
         if version is None and name not in gym.registry:
             newest = find_highest_version(namespace, bare)
             if newest is not None:
                 return get_env_id(namespace, bare, newest)
+
     return name
 
 
@@ -207,6 +216,7 @@ def envpool_family(env_id: str) -> str | None:
     is_gymnasiums = spec is not None and not str(spec.entry_point).startswith((_ONLY_ENVPOOL, "minigrid."))
     if is_gymnasiums or atari_protocol(env_id) is not None or not _installed("envpool"):
         return None
+
     family: str | None = _module("envpool").family(env_id)
     return family
 
@@ -217,7 +227,7 @@ def register_envpool(env_id: str) -> None:
         gym.registry.setdefault(env_id, EnvSpec(env_id, _ONLY_ENVPOOL))
 
 
-def raise_only_envpool(**env_kwargs: Any) -> gym.Env:
+def raise_only_envpool(**env_kwargs: object) -> gym.Env:
     """Raise ValueError, instead of making an environment, for an id of :func:`register_envpool`."""
     raise ValueError("only EnvPool has this environment: take it with make_vec_env, or with the zoo's key backend: auto")
 
@@ -228,8 +238,8 @@ def _chosen_backend(
     n_envs: int,
     num_threads: int | None,
     atari: AtariProtocol | None,
-    env_kwargs: dict[str, Any],
-    only_gymnasium: dict[str, Any],
+    env_kwargs: dict[str, object],
+    only_gymnasium: dict[str, object],
 ) -> str:
     """Return the backend to use, and reject arguments that it does not support.
 
@@ -243,31 +253,38 @@ def _chosen_backend(
         return "gymnasium"
     if backend == "auto":
         return _fastest(str(env_id), n_envs, atari, env_kwargs)
+
+    # A named backend is never exchanged for another one, and ignores no argument.
     if backend == "gymnasium" and num_threads is not None:
         raise ValueError(f"num_threads={num_threads} is not allowed with backend 'gymnasium', which has one thread")
     if backend == "process":
         if "vec_env_cls" in only_gymnasium:
             raise ValueError(f"vec_env_cls={only_gymnasium['vec_env_cls']!r} is not allowed with backend 'process'")
         return backend
+
     if backend != "gymnasium" and needs_gymnasium:
         unsupported = ", ".join(only_gymnasium) or f"env_id={env_id!r}"
         raise ValueError(f"{unsupported} is not allowed with backend {backend!r}; backend 'gymnasium' takes it")
     return backend
 
 
-def _fastest(env_id: str, n_envs: int, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> str:
+def _fastest(env_id: str, n_envs: int, atari: AtariProtocol | None, env_kwargs: dict[str, object]) -> str:
     """Return the backend that ``"auto"`` selects: never one for which the id means another task."""
-    if {"render_mode", "xml_file"} & env_kwargs.keys():  # EnvPool finds its own files only
+    # EnvPool finds its own files only, and renders in another way.
+    if {"render_mode", "xml_file"} & env_kwargs.keys():
         return "gymnasium"
+
     pool = None
     if _installed("envpool"):
         pool = _module("envpool")
 
     if atari is not None:
         atari, rest = atari.changed(env_kwargs)
-        has_game = pool is not None and pool.has_game(atari.game) and atari.noop_max > 0  # see EnvPoolVecEnv
+        # EnvPool crashes without no-ops.
+        has_game = pool is not None and pool.has_game(atari.game) and atari.noop_max > 0
         if pool is not None and has_game and pool.takes(f"{atari.game}-v5", rest):
             return "envpool"
+
         # Settings of an emulator's library, which gymnasium's environments may have.
         if has_game or rest:
             return "gymnasium"
@@ -287,6 +304,7 @@ def _fastest(env_id: str, n_envs: int, atari: AtariProtocol | None, env_kwargs: 
 
     if not pool.replaces_gymnasium(env_id) or not pool.takes(env_id, env_kwargs):
         return "gymnasium"
+
     # To wake a thread and wait for it takes three times as long as a step of HalfCheetah.
     if n_envs == 1 and _installed("mujoco") and _gymnasium_makes(env_id):
         return "gymnasium"
@@ -298,7 +316,8 @@ def _gymnasium_makes(env_id: str) -> bool:
     """Tell whether gymnasium still makes a registered environment; MuJoCo's oldest ones raise an error."""
     prepare_env(env_id)
     try:
-        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # shown when it is made to be used
+        # The warning is shown when it is made to be used.
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             gym.make(env_id).close()
     except (ImportError, error.DependencyNotInstalled):
         return False
@@ -323,15 +342,19 @@ def _gymnasium(env_id: _EnvId, n_envs: int, atari: AtariProtocol | None, **argum
         registered = "ALE/"
         # The rest of the protocol is above Monitor, which thus counts the learner's steps and the unclipped score.
         arguments["wrapper_class"] = functools.partial(_LearnersGame, atari=atari)
-    arguments["vec_env_cls"] = functools.partial(_prepared, registered, arguments.get("vec_env_cls", DirectVecEnv))
+    vec_env_cls = arguments.get("vec_env_cls", DirectVecEnv)
+    arguments["vec_env_cls"] = functools.partial(_prepared, registered, vec_env_cls)
+
     with _explained_mistakes(env_id, atari, arguments["env_kwargs"]):
         prepare_env(registered)
         if isinstance(make, str):
-            gym.spec(make)  # raises here instead of in the processes of SubprocVecEnv
+            # Raises here instead of in the processes of SubprocVecEnv.
+            gym.spec(make)
             # SB3 makes ids with a render mode, in which each step of LunarLander also simulates the engines' particles.
             make = functools.partial(gym.make, make)
         env: VecEnv = env_util.make_vec_env(make, n_envs, **arguments)
 
+    # SB3's wrappers for single environments return images with the channel last, and do not stack them.
     if atari is not None:
         env = VecTransposeImage(env)
         if atari.frame_stack > 1:
@@ -340,7 +363,7 @@ def _gymnasium(env_id: _EnvId, n_envs: int, atari: AtariProtocol | None, **argum
 
 
 def _prepared(
-    env_id: _EnvId, vec_env_cls: Callable[..., VecEnv], env_fns: list[Callable[[], gym.Env]], **vec_env_kwargs: Any
+    env_id: _EnvId, vec_env_cls: Callable[..., VecEnv], env_fns: list[Callable[[], gym.Env]], **vec_env_kwargs: object
 ) -> VecEnv:
     """Make vectorized environments whose processes, which may be others than this one, are prepared first."""
     spec = None
@@ -349,15 +372,17 @@ def _prepared(
 
     def prepared(env_fn: Callable[[], gym.Env]) -> gym.Env:
         prepare_env(env_id)
-        if spec is not None:  # another process lacks what a script or --gym-packages registered
+        # Another process lacks what a script or --gym-packages registered.
+        if spec is not None:
             gym.registry.setdefault(spec.id, spec)
         return env_fn()
 
-    return vec_env_cls([functools.partial(prepared, env_fn) for env_fn in env_fns], **vec_env_kwargs)
+    prepared_fns = [functools.partial(prepared, env_fn) for env_fn in env_fns]
+    return vec_env_cls(prepared_fns, **vec_env_kwargs)
 
 
 @contextlib.contextmanager
-def _explained_mistakes(env_id: _EnvId, atari: AtariProtocol | None, env_kwargs: dict[str, Any]) -> Iterator[None]:
+def _explained_mistakes(env_id: _EnvId, atari: AtariProtocol | None, env_kwargs: dict[str, object]) -> Iterator[None]:
     """Turn gymnasium's errors about ids and settings into one line each."""
     try:
         with explained_missing_packages():
@@ -375,6 +400,7 @@ def _explained_mistakes(env_id: _EnvId, atari: AtariProtocol | None, env_kwargs:
         # gymnasium's own, of environments that it no longer has, but not those of the user's imports.
         if isinstance(moved, ModuleNotFoundError | MissingExtraError) or not isinstance(env_id, str):
             raise
+
         reason = f"{str(moved).rstrip('.')}{_envpool_has(env_id)}"
         raise ValueError(f"env_id={env_id!r} cannot be made by backend 'gymnasium': {reason}") from moved
     except TypeError as mistake:
@@ -410,6 +436,8 @@ def _frames_skipped(atari: AtariProtocol, **env_kwargs: Any) -> gym.Env:
         max_num_frames_per_episode=atari.max_frames,
         **env_kwargs,
     )
+
+    # Below the skipped frames, because no-ops are counted in frames.
     if atari.noop_max > 0:
         env = NoopResetEnv(env, atari.noop_max)
     return MaxAndSkipEnv(env, atari.frame_skip)
@@ -429,13 +457,15 @@ class _LearnersGame(gym.Wrapper):
         )
         self._episode_ended = False
 
-    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[np.ndarray, SupportsFloat, bool, bool, dict[str, object]]:
         """Play one step of the learner's episode."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._episode_ended = terminated or truncated
         return observation, reward, terminated, truncated, info
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[np.ndarray, dict[str, object]]:
         """Start the learner's next episode: after a lost life, the game continues; otherwise, or with a seed, it is a new one.
 
         SB3's wrapper would continue every game that is not over, also in the middle of a life, unlike EnvPool and ale-py.
@@ -443,5 +473,6 @@ class _LearnersGame(gym.Wrapper):
         lives = env_util.unwrap_wrapper(self, EpisodicLifeEnv)
         if isinstance(lives, EpisodicLifeEnv) and (seed is not None or not self._episode_ended):
             lives.was_real_done = True
+
         self._episode_ended = False
         return self.env.reset(seed=seed, options=options)

@@ -2,7 +2,7 @@
 
 import os
 from copy import deepcopy
-from typing import Any, Self, cast
+from typing import Self, SupportsIndex, cast
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
+from sb3_ano.envs.batched import Observations
 from sb3_ano.envs.tensor import Episode, TensorObs, TensorStep, TensorVecEnv, to_numpy
 
 # NumPy averages other types, such as integers and float16, in a wider one.
@@ -46,10 +47,11 @@ class VecNormalize(vec_env.VecNormalize):
         :return: observations, rewards of shape ``(n_envs,)`` as float32, dones, infos
         """
         observations, rewards, dones, infos = self.venv.step_wait()
-        # For get_original_obs and get_original_reward.
+        # For get_original_obs and get_original_reward, which off-policy algorithms store.
         self.old_obs = observations  # type: ignore[assignment]
         self.old_reward = rewards
 
+        # The statistics first, as in SB3, so that a step is normalized with those that include it.
         if self.training and self.norm_obs:
             self._update_observations(observations)
         normalized = self.normalize_obs(observations)  # type: ignore[arg-type]
@@ -80,33 +82,39 @@ class VecNormalize(vec_env.VecNormalize):
         step = venv.step_tensors(actions)
 
         if self.training:
-            received: Any = step.observations
             for key, running in statistics.observations.items():
-                running.update(received if key is None else received[key])
+                running.update(_part_of(step.observations, key))
+
             statistics.returns = statistics.returns * self.gamma + step.rewards
             statistics.rewards.update(statistics.returns)
+
+        # After the update, as in SB3: the last reward of an episode counts.
         statistics.returns = statistics.returns.masked_fill(step.terminated | step.truncated, 0.0)
 
         rewards = step.rewards
         if self.norm_reward:
             deviation = torch.sqrt(statistics.rewards.var + self.epsilon)
-            rewards = (rewards / deviation).clamp(-self.clip_reward, self.clip_reward).float()
-        observations = self._normalized(step.observations)
+            rewards = rewards / deviation
+            rewards = rewards.clamp(-self.clip_reward, self.clip_reward).float()
+
+        observations = self._normalized(step.observations, statistics)
+        # The critic, which estimates their value, has only seen normalized observations.
         final = step.final_observations
         if final is not None:
-            final = self._normalized(final)
+            final = self._normalized(final, statistics)
         return step._replace(observations=observations, rewards=rewards, final_observations=final)
 
-    def _normalized(self, observations: Any) -> TensorObs:
-        scaled = dict(observations) if isinstance(observations, dict) else observations
-        for key, running in cast(_Statistics, self._on_device).observations.items():
-            part: torch.Tensor = observations if key is None else observations[key]
+    def _normalized(self, observations: TensorObs, statistics: "_Statistics") -> TensorObs:
+        scaled = {}
+        for key, running in statistics.observations.items():
+            part = _part_of(observations, key)
             part = (part - running.mean) / torch.sqrt(running.var + self.epsilon)
-            part = part.clamp(-self.clip_obs, self.clip_obs).float()
-            if key is None:
-                return part
-            scaled[key] = part
-        return scaled
+            scaled[key] = part.clamp(-self.clip_obs, self.clip_obs).float()
+
+        # Keys that norm_obs_keys leaves out stay as they are.
+        if isinstance(observations, dict):
+            return {**observations, **scaled}  # type: ignore[dict-item]
+        return scaled.get(None, observations)
 
     def end_rollout(self) -> list[Episode]:
         """Read the statistics and the episodes that ended, waiting for the device."""
@@ -115,14 +123,17 @@ class VecNormalize(vec_env.VecNormalize):
             del self._on_device
         return cast(TensorVecEnv, self.venv).end_rollout()
 
-    def normalize_obs(self, obs: np.ndarray | dict[str, np.ndarray]) -> np.ndarray | dict[str, np.ndarray]:
+    def normalize_obs(self, obs: Observations) -> Observations:
         """Normalize observations without updating the statistics.
 
         :param obs: observations of one environment or of all, also as a dictionary
         :return: new arrays, as float32 where they are normalized
         """
-        if not isinstance(obs, np.ndarray):  # a dictionary, or the last observation of an episode as the task returned it
+        # A dictionary, or the last observation of an episode as the task returned it.
+        if not isinstance(obs, np.ndarray):
             return super().normalize_obs(obs)
+
+        # A copy also here, because callers may change what SB3's method returns.
         if not self.norm_obs:
             return obs.copy()
         return self._normalize_obs(obs, self.obs_rms)  # type: ignore[arg-type]
@@ -134,7 +145,9 @@ class VecNormalize(vec_env.VecNormalize):
         :return: new array, float32
         """
         if self.norm_reward:
-            reward = reward / np.sqrt(self.ret_rms.var + self.epsilon)
+            deviation = np.sqrt(self.ret_rms.var + self.epsilon)
+            reward = reward / deviation
+            # Faster than np.clip, as for observations.
             reward = np.maximum(np.minimum(reward, self.clip_reward), -self.clip_reward)
         return reward.astype(np.float32)
 
@@ -145,7 +158,9 @@ class VecNormalize(vec_env.VecNormalize):
         normalized = obs - obs_rms.mean
         normalized /= deviation
         # np.clip takes longer than both of these together.
-        return np.maximum(np.minimum(normalized, self.clip_obs), -self.clip_obs).astype(np.float32)
+        normalized = np.minimum(normalized, self.clip_obs)
+        normalized = np.maximum(normalized, -self.clip_obs)
+        return normalized.astype(np.float32)
 
     def _update_observations(self, observations: VecEnvObs) -> None:
         if isinstance(observations, dict):
@@ -158,7 +173,8 @@ class VecNormalize(vec_env.VecNormalize):
         self.returns = self.returns * self.gamma + reward
         update(self.ret_rms, self.returns)
 
-    def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
+        # A subclass has methods that SB3's class lacks.
         if type(self) is not VecNormalize:
             return super().__reduce_ex__(protocol)
 
@@ -166,9 +182,11 @@ class VecNormalize(vec_env.VecNormalize):
         plain = vec_env.VecNormalize.__new__(vec_env.VecNormalize)
         vars(plain).update(vars(self))
         vars(plain).pop("_on_device", None)
-        return plain.__reduce_ex__(1)  # the form of later protocols is for an object's own class alone
+        # The form of later protocols is for an object's own class alone.
+        return plain.__reduce_ex__(1)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
+        # Tensors on a device would not load on a machine that lacks it.
         state = super().__getstate__()
         state.pop("_on_device", None)
         return state
@@ -178,9 +196,10 @@ class VecNormalize(vec_env.VecNormalize):
         copied.__setstate__(self.__getstate__())
         return copied
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         # Copies keep this class, unlike files.
         copied = type(self).__new__(type(self))
+        # Before the state is copied, which may refer to this object.
         memo[id(self)] = copied
         copied.__setstate__(deepcopy(self.__getstate__(), memo))
         return copied
@@ -193,6 +212,7 @@ class VecNormalize(vec_env.VecNormalize):
         :param venv: environments to wrap
         """
         normalized = vec_env.VecNormalize.load(os.fspath(load_path), venv)
+
         # Subclasses keep their methods.
         if type(normalized) is vec_env.VecNormalize:
             normalized.__class__ = VecNormalize
@@ -205,6 +225,7 @@ def update(statistics: RunningMeanStd, batch: np.ndarray) -> None:
     :param statistics: mean and variance to update
     :param batch: values, shape ``(batch, *shape of the statistics)``
     """
+    # A subclass may have another formula.
     if type(statistics) is not RunningMeanStd or batch.dtype not in _FLOATS:
         statistics.update(batch)
         return
@@ -214,7 +235,9 @@ def update(statistics: RunningMeanStd, batch: np.ndarray) -> None:
     mean = statistics.mean
     total = count + size
     second = statistics.var * count
-    if size == 1:  # the mean of a single value is the value, and its variance is 0
+
+    if size == 1:
+        # The mean of a single value is the value, and its variance is 0.
         delta = batch[0] - mean
         shift = delta / total
     else:
@@ -228,9 +251,11 @@ def update(statistics: RunningMeanStd, batch: np.ndarray) -> None:
         delta = batch_mean - mean
         shift = delta * size / total
 
-    # Chan's formula for the variance of two samples together.
+    # Chan's formula for the variance of two samples together. Products in another order would round differently.
     squares = delta * delta
     squares = squares * count * size / total
+
+    # New arrays, because the old ones may be in a copy of the statistics.
     statistics.mean = mean + shift
     statistics.var = (second + squares) / total
     statistics.count = total
@@ -253,10 +278,12 @@ class _Running:
         """Update the statistics with a batch; see :func:`update`."""
         size = len(batch)
         total = self.count + size
+        # SB3's variance divides by the size, PyTorch's by one less.
         batch_var, batch_mean = torch.var_mean(batch.double(), dim=0, correction=0)
         delta = batch_mean - self.mean
 
-        second = self.var * self.count + batch_var * size + delta * delta * (self.count * size / total)
+        second = self.var * self.count + batch_var * size
+        second = second + delta * delta * (self.count * size / total)
         self.mean = self.mean + delta * (size / total)
         self.var = second / total
         self.count = total
@@ -280,13 +307,25 @@ class _Statistics:
         self.rewards = _Running(normalize.ret_rms, device)
         # By key of Dict observations, or under None.
         self.observations: dict[str | None, _Running] = {}
-        if normalize.norm_obs:
-            parts = normalize.obs_rms if isinstance(normalize.obs_rms, dict) else {None: normalize.obs_rms}
-            for key, statistics in parts.items():
-                self.observations[key] = _Running(statistics, device)
+        if not normalize.norm_obs:
+            return
+
+        if not isinstance(normalize.obs_rms, dict):
+            self.observations[None] = _Running(normalize.obs_rms, device)
+            return
+        for key, statistics in normalize.obs_rms.items():
+            self.observations[key] = _Running(statistics, device)
 
     def read(self, normalize: VecNormalize) -> None:
         """Copy the numbers to the attributes of the VecNormalize."""
         normalize.returns = to_numpy(self.returns)
-        for running in (self.rewards, *self.observations.values()):
+        self.rewards.read()
+        for running in self.observations.values():
             running.read()
+
+
+def _part_of(observations: TensorObs, key: str | None) -> torch.Tensor:
+    """Return the observations under a key of the statistics, which is None if they are no dictionary."""
+    if isinstance(observations, torch.Tensor):
+        return observations
+    return observations[key]  # type: ignore[index]

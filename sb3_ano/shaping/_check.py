@@ -176,7 +176,10 @@ def require_trainable(shaping: ShapingLike) -> list[str]:
 
 
 def _name(shape: Shaping, side: Side) -> str:
-    return str(name_of(shape)) if side is None else f"{name_of(shape)}, {side}"
+    name = str(name_of(shape))
+    if side is not None:
+        name += f", {side}"
+    return name
 
 
 def _require_trainable(name: str, not_finite: tuple[float, float, float] | None, slope_at_zero: float) -> None:
@@ -204,7 +207,9 @@ def _points(step: float, side: Side) -> torch.Tensor:
     edge = (1.0 / tail - 1.0) / EPS
     grid = grid[grid > edge[0]]
     points = torch.cat([edge.flip(0), grid, tail])
-    return points if side == "A >= 0" else -points.flip(0)
+    if side == "A >= 0":
+        return points
+    return -points.flip(0)
 
 
 def measure(shape: Shaping, side: Side = None) -> ShapeProperties:
@@ -220,21 +225,27 @@ def measure(shape: Shaping, side: Side = None) -> ShapeProperties:
     # The tails
     slope_left = _limit(slope[: len(TAIL)].flip(0))
     slope_right = _limit(slope[-len(TAIL) :])
-    unbounded = math.isinf(slope_left) or math.isinf(slope_right)
+    sup_slope = slope.abs().max().item()
+    if math.isinf(slope_left) or math.isinf(slope_right):
+        sup_slope = math.inf
+
+    # After the maximum, the slope is negative, and it comes back to 0.
+    falls = bool((slope[x > argmax[1]] < -_TOLERANCE).any())
 
     return ShapeProperties(
         name=_name(shape, side),
         at_zero=value[x == 0.0].item(),
-        slope_at_zero=slope[x == 0.0].item() + 0.0,  # no -0.0
+        # Plus 0, so that it is no -0.0
+        slope_at_zero=slope[x == 0.0].item() + 0.0,
         not_finite=_not_finite(x, value, slope),
         violation=_violation(x, value),
         kinks=_kinks(shape, x[_INNER]),
         argmax=argmax,
-        sup_slope=math.inf if unbounded else slope.abs().max().item(),
+        sup_slope=sup_slope,
         slope_left=slope_left,
         slope_right=slope_right,
         inflections=_inflections(slope[_INNER]),
-        redescending=bool((slope[x > argmax[1]] < -_TOLERANCE).any()) and slope_right == 0.0,
+        redescending=falls and slope_right == 0.0,
     )
 
 
@@ -254,19 +265,26 @@ def _integrated(shape: Shaping, x: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 def _value_and_slope(shape: Shaping, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     x = x.detach().requires_grad_()
     with torch.enable_grad():
-        value = evaluate(shape, x, EPS) + 0.0 * x  # so that a detached value has a slope, too
+        # Plus 0 x, so that a detached value has a slope, too
+        value = evaluate(shape, x, EPS) + 0.0 * x
         (slope,) = torch.autograd.grad(value.sum(), x)
     return value.detach(), slope
 
 
 def _not_finite(x: torch.Tensor, value: torch.Tensor, slope: torch.Tensor) -> tuple[float, float, float] | None:
     """Return the point nearest to 0 at which value or slope is NaN or Inf, with both."""
-    broken = torch.stack([x, value, slope], dim=1)[~(value.isfinite() & slope.isfinite())].tolist()
-    return min(map(tuple, broken), key=lambda point: abs(point[0]), default=None)
+    is_broken = ~(value.isfinite() & slope.isfinite())
+    if not is_broken.any():
+        return None
+
+    distances = torch.where(is_broken, x.abs(), math.inf)
+    nearest = distances.argmin()
+    return x[nearest].item(), value[nearest].item(), slope[nearest].item()
 
 
 def _violation(x: torch.Tensor, value: torch.Tensor) -> tuple[float, float] | None:
     excess = value - x
+    # Relative to x, because values far out are rounded more.
     above = excess > _TOLERANCE * (1.0 + x.abs())
     excess = torch.where(above, excess, -math.inf)
 
@@ -281,16 +299,22 @@ def _violation(x: torch.Tensor, value: torch.Tensor) -> tuple[float, float] | No
 
 def _limit(slopes: torch.Tensor) -> float:
     """Return the limit of the slope along :data:`TAIL`: infinite if it keeps growing, 0 if it vanishes."""
-    before, last = slopes[-2].item(), slopes[-1].item()
+    before = slopes[-2].item()
+    last = slopes[-1].item()
+
+    # The distances differ by a factor of 10, over which a slope with a limit hardly changes.
     if not math.isfinite(last) or abs(last) > 1.01 * abs(before) + _TOLERANCE:
         return math.copysign(math.inf, last)
 
     # It may approach 0 slowly.
-    return 0.0 if abs(last) <= 1e-4 and abs(last) <= abs(before) else last
+    if abs(last) <= 1e-4 and abs(last) <= abs(before):
+        return 0.0
+    return last
 
 
 def _argmax(x: torch.Tensor, value: torch.Tensor) -> tuple[float, float]:
     """Return the smallest and largest maximizer; those in the tails count as infinite."""
+    # PyTorch's maximum of NaN and a number is NaN.
     value = value.nan_to_num(nan=-math.inf)
     places = x.sign() * math.inf
     places[_INNER] = x[_INNER]
@@ -315,18 +339,29 @@ def _kinks(shape: Shaping, grid: torch.Tensor, candidates: int = 64) -> tuple[fl
         # A jump exceeds the change in the neighboring intervals, however steep the function is elsewhere.
         neighbors = torch.maximum(change.roll(1), change.roll(-1))
         start = (change - neighbors).topk(candidates).indices
-        low, high = grid[start], grid[start + 1]
+        low = grid[start]
+        high = grid[start + 1]
 
         # Bisection, until only a jump is left
         for _ in range(36):
             middle = 0.5 * (low + high)
-            at = [_value_and_slope(shape, point)[kind].nan_to_num() for point in (low, middle, high)]
-            left_half = (at[1] - at[0]).abs() >= (at[2] - at[1]).abs()
-            low, high = torch.where(left_half, low, middle), torch.where(left_half, middle, high)
+            at_low = _value_and_slope(shape, low)[kind].nan_to_num()
+            at_middle = _value_and_slope(shape, middle)[kind].nan_to_num()
+            at_high = _value_and_slope(shape, high)[kind].nan_to_num()
 
-        before, after = (_value_and_slope(shape, point)[kind].nan_to_num() for point in (low, high))
-        jumps = (after - before).abs() > 1e-6 * (1.0 + torch.maximum(before.abs(), after.abs()))
-        found.update(round(point, 6) + 0.0 for point in low[jumps].tolist())
+            is_left = (at_middle - at_low).abs() >= (at_high - at_middle).abs()
+            low = torch.where(is_left, low, middle)
+            high = torch.where(is_left, middle, high)
+
+        # Relative to the values, whose rounding would be a jump otherwise
+        before = _value_and_slope(shape, low)[kind].nan_to_num()
+        after = _value_and_slope(shape, high)[kind].nan_to_num()
+        scale = 1.0 + torch.maximum(before.abs(), after.abs())
+        jumps = (after - before).abs() > 1e-6 * scale
+
+        # A kink of value and slope is one.
+        for point in low[jumps].tolist():
+            found.add(round(point, 6) + 0.0)
 
     return tuple(sorted(found))
 
@@ -334,6 +369,7 @@ def _kinks(shape: Shaping, grid: torch.Tensor, candidates: int = 64) -> tuple[fl
 def _inflections(slope: torch.Tensor) -> int:
     """Count the sign changes of the curvature, from the increments of the slope; straight pieces have no sign."""
     curvature = slope.diff()
+    # Rounding, whose sign is random
     noise = 1e-12 * (1.0 + slope.abs().max())
     signs = curvature[curvature.abs() > noise].sign()
     return int((signs.diff() != 0).sum().item())
@@ -342,10 +378,18 @@ def _inflections(slope: torch.Tensor) -> int:
 def property_table(properties: Sequence[ShapeProperties]) -> str:
     """Return the paper's Table 1 as text, with a column for each of ``properties``."""
     rows = [["Property", *(shape.name for shape in properties)]]
-    rows += [[label, *map(describe, properties)] for label, describe in _ROWS]
+    for label, describe in _ROWS:
+        rows.append([label, *map(describe, properties)])
+
+    # Columns of the width of their longest cell
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rows.insert(1, ["-" * width for width in widths])
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+    lines = []
+    for row in rows:
+        line = "  ".join(map(str.ljust, row, widths))
+        lines.append(line.rstrip())
+    return "\n".join(lines)
 
 
 _number = "{:+.4g}".format
@@ -353,23 +397,43 @@ _number = "{:+.4g}".format
 
 def _describe_argmax(properties: ShapeProperties) -> str:
     first, last = map(_number, properties.argmax)
-    bounded = all(map(math.isfinite, properties.argmax))
-    if first == last:
-        return f"x = {first} (bounded)" if bounded else f"none, rises to {last}"
-    return f"{first} to {last} ({'bounded' if bounded else 'unbounded'})"
+    kind = "unbounded"
+    if all(map(math.isfinite, properties.argmax)):
+        kind = "bounded"
+
+    # Both are infinite where the shape rises without end.
+    if first != last:
+        return f"{first} to {last} ({kind})"
+    if kind == "bounded":
+        return f"x = {first} (bounded)"
+    return f"none, rises to {last}"
 
 
 def _describe_right(properties: ShapeProperties) -> str:
+    if properties.redescending:
+        return "0 (redescending)"
     if properties.slope_right == 0.0:
-        return "0 (redescending)" if properties.redescending else "0 (vanishing)"
+        return "0 (vanishing)"
     return _number(properties.slope_right)
+
+
+def _describe_violation(properties: ShapeProperties) -> str:
+    if properties.violation is None:
+        return "yes"
+    return f"no, at x = {_number(properties.violation[0])}"
+
+
+def _describe_kinks(properties: ShapeProperties) -> str:
+    if not properties.kinks:
+        return "smooth"
+    return "kinks at " + ", ".join(map(_number, properties.kinks))
 
 
 _ROWS = (
     ("Anchoring, h(0) = 0", lambda p: "yes" if abs(p.at_zero) <= _TOLERANCE else "no"),
     ("Slope at 0", lambda p: _number(p.slope_at_zero)),
-    ("Enclosure, h(x) <= x", lambda p: f"no, at x = {_number(p.violation[0])}" if p.violation else "yes"),
-    ("Smoothness (Principle 1)", lambda p: "kinks at " + ", ".join(map(_number, p.kinks)) if p.kinks else "smooth"),
+    ("Enclosure, h(x) <= x", _describe_violation),
+    ("Smoothness (Principle 1)", _describe_kinks),
     ("Argmax (Principle 2)", _describe_argmax),
     ("sup |h'| (Principle 3)", lambda p: f"{p.sup_slope:.4g}" if math.isfinite(p.sup_slope) else "unbounded"),
     ("Slope for x -> -inf", lambda p: _number(p.slope_left)),

@@ -58,9 +58,14 @@ class Shape:
             return self.function(x)
 
         # x = (r - 1) / eps for f, and (1 - r) / eps for g
-        sign = -1.0 if self.reflected else 1.0
+        sign = 1.0
+        if self.reflected:
+            sign = -1.0
         ratio = 1.0 + sign * eps * x
-        return sign * self.excess(ratio, torch.as_tensor(eps, dtype=x.dtype, device=x.device)) / eps
+
+        # Functions of the ratio may call a tensor's methods on the radius.
+        radius = torch.as_tensor(eps, dtype=x.dtype, device=x.device)
+        return sign * self.excess(ratio, radius) / eps
 
     def excess(self, ratio: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
         """Return ``f(ratio) - 1``; for a weight, ``w log(ratio)`` with a constant ``w``, so that it is the gradient."""
@@ -101,7 +106,9 @@ def from_weight(w: RatioFunction, g: RatioFunction | None = None) -> ShapingPair
     :param w: elementwise weight of the ratio and the radius, such as ``lambda ratio, eps: torch.minimum(ratio, 1 + eps)``
     :param g: the weight where ``A < 0``; None takes ``w`` there, too
     """
-    return ShapingPair(Shape(w, "weight"), Shape(w if g is None else g, "weight", reflected=True))
+    if g is None:
+        g = w
+    return ShapingPair(Shape(w, "weight"), Shape(g, "weight", reflected=True))
 
 
 def upper_radius(

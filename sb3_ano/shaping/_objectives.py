@@ -23,7 +23,9 @@ def ano(x: torch.Tensor, /) -> torch.Tensor:
     ``phi(z) = softplus(-2 z ln 2) + 4 sigmoid(z ln 2)``. The sigmoid is written as ``4 - 4 sigmoid(-z ln 2)``, because
     the gradient of ``sigmoid`` loses all digits where its value rounds to 1, which is on the right tail, where it matters.
     """
-    v = (1.0 - x) * _LN2  # -z ln 2
+    # -z ln 2
+    v = (1.0 - x) * _LN2
+
     # softplus switches to its argument above the threshold; the default of 20 is 2e-9 off there.
     return _ANO_SCALE * (_ANO_ANCHOR - F.softplus(2.0 * v, threshold=40.0) + 4.0 * torch.sigmoid(v))
 
@@ -71,6 +73,7 @@ def _sigmoid(v: torch.Tensor) -> torch.Tensor:
 # Functions of the ratio and the radius: f, g, and weights of A grad log pi
 
 
+# PPO's minimum of two products is min(r, 1 + eps) A for A >= 0, and max(r, 1 - eps) A for A < 0.
 def _clip(ratio: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
     return torch.minimum(ratio, 1.0 + eps)
 
@@ -113,6 +116,7 @@ def _icepop(ratio: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
     return torch.where((ratio >= 0.5) & (ratio <= 5.0), ratio, 0.0)
 
 
+# Where A >= 0, the ratio is turned around: actions that have become less likely have the larger weight.
 def _aspo_f(ratio: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
     return torch.where(ratio <= 1.0 + eps, (1.0 / ratio).clamp(max=3.0), 0.0)
 

@@ -52,15 +52,19 @@ def resolve(shaping: ShapingLike) -> Shaping | ShapingPair:
     :raises ValueError: if a name is unknown or cannot be imported
     :raises TypeError: if ``shaping``, or what it names, is none of the above
     """
-    found = _named(shaping) if isinstance(shaping, str) else shaping
+    found: object = shaping
+    if isinstance(shaping, str):
+        found = _named(shaping)
     if callable(found):
         return found
 
     # A pair is complete; other sequences have names or functions.
     if isinstance(found, ShapingPair) and callable(found.f) and callable(found.g):
         return found
-    if isinstance(found, Sequence) and len(found) == 2 and all(isinstance(part, str) or callable(part) for part in found):
-        return ShapingPair(as_pair(found[0]).f, as_pair(found[1]).g)
+    if isinstance(found, Sequence) and len(found) == 2:
+        f, g = found
+        if (isinstance(f, str) or callable(f)) and (isinstance(g, str) or callable(g)):
+            return ShapingPair(as_pair(f).f, as_pair(g).g)
 
     raise TypeError(
         f"shaping={shaping!r} is not a shape; allowed are one of {sorted(SHAPINGS)}, 'module:function', "
@@ -93,7 +97,9 @@ def _named(name: str) -> object:
 def as_pair(shaping: ShapingLike) -> ShapingPair:
     """Resolve ``shaping`` to a pair; a single shape stands for both signs of the advantage."""
     shape = resolve(shaping)
-    return shape if isinstance(shape, ShapingPair) else ShapingPair(shape, shape)
+    if isinstance(shape, ShapingPair):
+        return shape
+    return ShapingPair(shape, shape)
 
 
 # The names of those objects, and of the parts of pairs.
@@ -119,9 +125,12 @@ def name_of(shaping: ShapingLike) -> str | list[str]:
 
     # A function, or an object that can be called
     if hasattr(shaping, "__qualname__"):
-        module, short = str(getattr(shaping, "__module__", None)), shaping.__name__
+        module = str(getattr(shaping, "__module__", None))
+        name = shaping.__name__
         # PyTorch qualifies its functions with a class that their module does not have.
-        return f"{module}:{short if getattr(sys.modules.get(module), short, None) is shaping else shaping.__qualname__}"
+        if getattr(sys.modules.get(module), name, None) is not shaping:
+            name = shaping.__qualname__
+        return f"{module}:{name}"
     return f"{type(shaping).__module__}:<{type(shaping).__qualname__}>"
 
 
@@ -140,7 +149,9 @@ def fingerprint(shaping: ShapingLike) -> list[list[float]]:
     """Return the values of ``h_f`` and ``h_g`` at a few deviations, which identify a shape under any name."""
     pair = as_pair(shaping)
     f = _values(pair.f)
-    return [f, [*f] if pair.g is pair.f else _values(pair.g)]
+    if pair.g is pair.f:
+        return [f, [*f]]
+    return [f, _values(pair.g)]
 
 
 def _values(shape: Shaping) -> list[float]:
@@ -150,11 +161,13 @@ def _values(shape: Shaping) -> list[float]:
 
 def is_importable(shaping: ShapingLike) -> bool:
     """Tell whether the name of every shape in ``shaping`` leads back to that very shape."""
-    names, shapes = name_of(shaping), as_pair(shaping)
+    names = name_of(shaping)
+    shapes = as_pair(shaping)
     try:
-        return all(found is shape for found, shape in zip(as_pair(names), shapes, strict=True))
+        found = as_pair(names)
     except (ValueError, TypeError):
         return False
+    return found.f is shapes.f and found.g is shapes.g
 
 
 def with_radius(shaping: ShapingLike, radius: RadiusFunction) -> ShapingPair:
@@ -168,11 +181,15 @@ def with_radius(shaping: ShapingLike, radius: RadiusFunction) -> ShapingPair:
 
     # The same object for both signs is evaluated once.
     wrapped = _with_radius(f, radius)
-    return ShapingPair(wrapped, wrapped if g is f else _with_radius(g, radius))
+    if g is f:
+        return ShapingPair(wrapped, wrapped)
+    return ShapingPair(wrapped, _with_radius(g, radius))
 
 
 def _with_radius(shape: Shaping, radius: RadiusFunction) -> Shape:
-    return replace(shape, radius=radius) if isinstance(shape, Shape) else Shape(shape, radius=radius)
+    if isinstance(shape, Shape):
+        return replace(shape, radius=radius)
+    return Shape(shape, radius=radius)
 
 
 def evaluate(shape: Shaping, x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -182,17 +199,26 @@ def evaluate(shape: Shaping, x: torch.Tensor, eps: float) -> torch.Tensor:
     :raises ValueError: if it is not elementwise
     """
     try:
-        if isinstance(shape, torch.nn.Module):  # whose parameters may be of another type than x
+        # Its parameters may be of another type than x. The user's module keeps its own.
+        if isinstance(shape, torch.nn.Module):
             shape = copy.deepcopy(shape).to(x.dtype)
-        value = shape(x, eps) if isinstance(shape, Shape) else shape(x)
-    except Exception as error:  # whatever a user's function raises
+
+        if isinstance(shape, Shape):
+            value = shape(x, eps)
+        else:
+            value = shape(x)
+    except Exception as error:
+        # Whatever a user's function raises
         raise TypeError(
             f"shaping={name_of(shape)!r} cannot be called as h(x) with a tensor ({type(error).__name__}: {error}); "
             "wrap a function of (ratio, eps) by from_ratio"
         ) from error
 
-    if not isinstance(value, torch.Tensor) or value.shape != x.shape:
-        found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+    # A function may return anything.
+    found: object = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        found = tuple(value.shape)
+    if found != tuple(x.shape):
         raise ValueError(f"shaping={name_of(shape)!r} is not elementwise: it made {found} of a tensor of {tuple(x.shape)}")
     return value
 
@@ -222,8 +248,15 @@ def surrogate(
     :return: objective, of the shape of ``log_ratio``
     :raises ValueError: if the shapes do not match, a radius is NaN or Inf, or ``old_log_prob`` is missing
     """
-    shape = shaping if isinstance(shaping, ShapingPair) else as_pair(shaping)
-    dtype = torch.promote_types(torch.promote_types(log_ratio.dtype, advantages.dtype), torch.float32)
+    # Already resolved by the trainer, which calls this for each minibatch.
+    if isinstance(shaping, ShapingPair):
+        shape = shaping
+    else:
+        shape = as_pair(shaping)
+
+    # Under autocast, the inputs may have 16 bits, in which a ratio near 1 has two or three digits.
+    dtype = torch.promote_types(log_ratio.dtype, advantages.dtype)
+    dtype = torch.promote_types(dtype, torch.float32)
     _require_shape("advantages", advantages, log_ratio)
     log_ratio = log_ratio.to(dtype)
     advantages = advantages.to(dtype)
@@ -239,10 +272,12 @@ def surrogate(
 
     rewarded = advantages >= 0
     log_ratio = log_ratio.clamp(max=MAX_LOG_RATIO)
-    if shape.f is shape.g and not (isinstance(shape.f, Shape) and shape.f.form == "ratio"):
+    reads_ratio = isinstance(shape.f, Shape) and shape.f.form == "ratio"
+    if shape.f is shape.g and not reads_ratio:
         # sign(A) eps: both x = (r - 1) / signed_eps and |A| eps = A signed_eps need nothing else.
         signed_eps = torch.where(rewarded, high, -low)
-        return advantages + advantages * signed_eps * shape.f(torch.expm1(log_ratio) / signed_eps)
+        x = torch.expm1(log_ratio) / signed_eps
+        return advantages + advantages * signed_eps * shape.f(x)
 
     # Each shape gets a ratio of 1 instead of the other's samples, so that its NaN or Inf cannot reach the other's gradient.
     above = _excess(shape.f, torch.where(rewarded, log_ratio, 0.0), high, is_g=False)
@@ -253,8 +288,11 @@ def surrogate(
 def _excess(shape: Shaping, log_ratio: torch.Tensor, eps: torch.Tensor, is_g: bool) -> torch.Tensor:
     """Return ``f(r) - 1``, or ``g(r) - 1``."""
     if not isinstance(shape, Shape) or shape.form == "deviation":
-        signed_eps = -eps if is_g else eps
-        return signed_eps * shape(torch.expm1(log_ratio) / signed_eps)
+        signed_eps = eps
+        if is_g:
+            signed_eps = -eps
+        x = torch.expm1(log_ratio) / signed_eps
+        return signed_eps * shape(x)
 
     # Weights may divide by the ratio.
     ratio = log_ratio.clamp(min=-MAX_LOG_RATIO).exp()
@@ -278,6 +316,7 @@ def _own_radius(
 
     if old_log_prob is None and shape.reads_old_log_prob:
         raise ValueError(f"old_log_prob=None is not allowed with shaping={name_of(shape)!r}, whose radius depends on it")
+
     # Old probabilities may be 0.
     radius = shape.radius(cast(torch.Tensor, old_log_prob), advantages, *radii)
     return radius.to(advantages.dtype).clamp(MIN_RADIUS, MAX_RADIUS)
@@ -303,7 +342,9 @@ def _radius(eps: float | torch.Tensor, name: str, like: torch.Tensor) -> torch.T
         if not math.isfinite(eps):
             raise ValueError(f"{name}={eps} is not a radius; allowed are finite numbers above 0")
         eps = torch.tensor(eps, dtype=like.dtype, device=like.device)
+
     _require_shape(name, eps, like)
+    # A schedule that ends at 0 would divide by it.
     return eps.to(like.dtype).clamp(min=MIN_RADIUS)
 
 
@@ -318,15 +359,19 @@ def ratio_form(
     :return: ``f(r) = 1 + eps_high h_f((r - 1) / eps_high)`` and ``g(r) = 1 - eps_low h_g((1 - r) / eps_low)``
     :raises ValueError: if a radius is not above 0
     """
+    # NaN is not above 0, either.
     for name, eps in (("eps_low", eps_low), ("eps_high", eps_high)):
         if not eps > 0:
             raise ValueError(f"{name}={eps} is not a radius; allowed are numbers above 0")
+
     shape = as_pair(shaping)
 
     def f(ratio: torch.Tensor) -> torch.Tensor:
-        return 1.0 + eps_high * evaluate(shape.f, (ratio - 1.0) / eps_high, eps_high)
+        x = (ratio - 1.0) / eps_high
+        return 1.0 + eps_high * evaluate(shape.f, x, eps_high)
 
     def g(ratio: torch.Tensor) -> torch.Tensor:
-        return 1.0 - eps_low * evaluate(shape.g, (1.0 - ratio) / eps_low, eps_low)
+        x = (1.0 - ratio) / eps_low
+        return 1.0 - eps_low * evaluate(shape.g, x, eps_low)
 
     return f, g
