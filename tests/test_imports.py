@@ -28,7 +28,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "__main__": ({"cli"}, set()),
     "shaping": (set(), {"torch"}),
     "reference": (set(), SB3),
-    "envs": (BASE, SB3 | {"envpool", "ale_py"}),
+    "envs": (BASE, SB3 | {"envpool", "ale_py", "pettingzoo"}),
     "checkpoints": (BASE, SB3 | {"cloudpickle"}),
     "policies": (set(), SB3),
     "fast": (BASE | {"shaping", "envs", "policies"}, SB3 | {"sb3_contrib"}),
@@ -45,7 +45,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "": ({"algorithms", "extras", "fast"}, set()),
 }
 OPTIONAL = {"rl_zoo3", "optuna", "ale_py", "mujoco", "envpool", "huggingface_hub", "safetensors"}
-OPTIONAL |= {"rliable", "ray", "trl", "cv2", "sbx", "scipy", "sb3_contrib"}
+OPTIONAL |= {"rliable", "ray", "trl", "cv2", "sbx", "scipy", "sb3_contrib", "pettingzoo"}
 
 
 PATHS = sorted((ROOT / "sb3_ano").rglob("*.py"))

@@ -31,7 +31,7 @@ from sb3_ano.fast.policy import is_recurrent_class
 from sb3_ano.fast.rules import Options, first_reason
 from sb3_ano.fast.step import ClipRange, Numbers, RolloutSamples, UpdateStatistics, approximate_kl
 from sb3_ano.policies import AsymmetricPolicy
-from sb3_ano.shaping import MIN_RADIUS, ShapingPair, is_known, surrogate
+from sb3_ano.shaping import MIN_RADIUS, ShapingPair, is_known, surrogate_of_pair
 
 # Updates in a row, far from desired_kl with the radius at a bound, after which it counts as out of reach.
 _UPDATES_OFF_TARGET = 2
@@ -403,13 +403,13 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
         :param clip_range: radii of this update
         :param samples: minibatch of the rollout buffer
         """
-        objective = surrogate(
+        objective = surrogate_of_pair(
             log_ratio,
             advantages,
             self._shape,
-            eps_low=clip_range.low,
-            eps_high=clip_range.high,
-            old_log_prob=samples.old_log_prob,
+            clip_range.low,
+            clip_range.high,
+            samples.old_log_prob,
         )
         return -objective.mean()
 

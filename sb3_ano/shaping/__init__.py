@@ -39,7 +39,7 @@ from sb3_ano.shaping._forms import (
     from_ratio,
     from_weight,
 )
-from sb3_ano.shaping._objectives import OBJECTIVES, Objective, ano, identity, ppo, spo
+from sb3_ano.shaping._objectives import OBJECTIVES, Objective
 from sb3_ano.shaping._shapes import (
     SHAPINGS,
     ShapingLike,
@@ -53,6 +53,7 @@ from sb3_ano.shaping._shapes import (
     surrogate,
     with_radius,
 )
+from sb3_ano.shaping._surrogate import ano, identity, ppo, spo, surrogate_of_pair
 
 __all__ = [
     "MAX_LOG_RATIO",
@@ -86,5 +87,6 @@ __all__ = [
     "resolve",
     "spo",
     "surrogate",
+    "surrogate_of_pair",
     "with_radius",
 ]

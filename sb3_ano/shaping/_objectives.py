@@ -1,6 +1,5 @@
 """The published objectives, as one table, and the functions that it is made of."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -8,41 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from sb3_ano.shaping._forms import Shape, Shaping, ShapingPair, from_ratio, from_weight, upper_radius
-
-_LN2 = math.log(2.0)
-_ANO_SCALE = 45.0 / (32.0 * _LN2)
-_ANO_ANCHOR = math.log(5.0) + 4.0 / 3.0 - 4.0  # so that h(0) = 0
-
+from sb3_ano.shaping._surrogate import ano, identity, ppo, spo
 
 # Functions of the deviation
-
-
-def ano(x: torch.Tensor, /) -> torch.Tensor:
-    """Compute ANO's redescending shape (Eq. f_ANO): ``45 / (32 ln 2) (phi(-1) - phi(x - 1))``, with its peak at ``x = 1``.
-
-    ``phi(z) = softplus(-2 z ln 2) + 4 sigmoid(z ln 2)``. The sigmoid is written as ``4 - 4 sigmoid(-z ln 2)``, because
-    the gradient of ``sigmoid`` loses all digits where its value rounds to 1, which is on the right tail, where it matters.
-    """
-    # -z ln 2
-    v = (1.0 - x) * _LN2
-
-    # softplus switches to its argument above the threshold; the default of 20 is 2e-9 off there.
-    return _ANO_SCALE * (_ANO_ANCHOR - F.softplus(2.0 * v, threshold=40.0) + 4.0 * torch.sigmoid(v))
-
-
-def spo(x: torch.Tensor, /) -> torch.Tensor:
-    """Compute SPO's quadratic penalty (Eq. f_SPO): ``x - x^2 / 2``."""
-    return x - 0.5 * x.square()
-
-
-def ppo(x: torch.Tensor, /) -> torch.Tensor:
-    """Compute PPO's hard clip (Eq. f_PPO): ``min(x, 1)``."""
-    return x.clamp(max=1.0)
-
-
-def identity(x: torch.Tensor, /) -> torch.Tensor:
-    """Return ``x``: the unshaped policy gradient, ``f(r) = r``."""
-    return x
 
 
 # Of PSPO: (1 - alpha) r + alpha is 1 + (1 - alpha) eps x.
