@@ -103,7 +103,7 @@ def test_loss_and_gradient_equal_those_of_rllibs_ppo_and_stay_finite(actions, ls
     [
         ({"shaping": "anno"}, "shaping='anno' is unknown"),
         ({"shaping": lambda x: ano(x)}, "cannot be imported by its name"),
-        ({"shaping": torch.cos}, "h(0)"),
+        ({"shaping": torch.sigmoid}, "h(0)"),
         ({"clip_param": 0.0}, "clip_param=0.0 is not allowed"),
         ({"clip_param": None}, "clip_param=None is not allowed"),
         ({"clip_param": [[5, 0.2], [10, 0.1]]}, "first timestep must be 0"),

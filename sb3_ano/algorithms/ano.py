@@ -25,7 +25,7 @@ class ANO(ShapedPolicyAlgorithm):
     The arguments are those of :class:`~sb3_ano.algorithms.base.ShapedPolicyAlgorithm`, and the following.
 
     :param shaping: the shaping function: a published objective by name, such as ``"ano"``, ``"ppo"`` or ``"cispo"``, see
-        :data:`~sb3_ano.shaping.OBJECTIVES`; ``"module:function"``, a callable ``h(x)``, a :class:`~sb3_ano.shaping.Shape`,
+        ``sb3_ano.shaping.OBJECTIVES``; ``"module:function"``, a callable ``h(x)``, a :class:`~sb3_ano.shaping.Shape`,
         or a pair of those for independent ``f`` and ``g``; see :mod:`sb3_ano.shaping`
     :raises ValueError: if the shape is unknown, violates ``h(0) = 0``, has no positive slope at 0, or returns NaN or Inf where
         ratios can lie; one that violates ``h(x) <= x`` is warned about

@@ -143,13 +143,13 @@ IN_NUMPY = [
     *({"actions": actions} for actions in AXES["actions"]),
     *({"net": net} for net in ("default", "none", "uneven", "wide")),
     {"activation": "ReLU"},
+    {"share": False},
     *({"observations": kind} for kind in ("matrix", "index", "indices", "bits", "dict")),
     {"n_envs": 64},  # above that, PyTorch multiplies faster
 ]
 IN_TORCH = [
     {"n_envs": 65},
     {"activation": "GELU"},
-    {"share": False},
     {"gsde": "plain"},
     {"observations": "dict with image"},
     {"policy": "WithResidualNets"},

@@ -84,15 +84,6 @@ def test_the_largest_fall_is_from_the_best_so_far(pooled):
     assert pooled.largest_fall(pd.Series([1.0, 5.0, 3.0, 6.0, 2.0, 9.0])) == 4.0
 
 
-def test_nothing_is_computed_while_a_run_is_missing(pooled, tmp_path):
-    columns = ["env", "algorithm", "seed", "last_evaluations", "training_return"]
-    pd.DataFrame([["Pendulum-v1", "ano", 20, -200.0, -210.0]], columns=columns).to_csv(tmp_path / "runs.csv")
-    curves = pd.DataFrame(columns=["env", "algorithm", "seed", "timesteps", "evaluation_return"])
-    curves.to_csv(tmp_path / "curves.csv")
-    with pytest.raises(SystemExit, match="719 of 720 runs are missing"):
-        pooled.read(tmp_path)
-
-
 def test_only_complete_seeds_count_and_three_are_needed(pooled, tmp_path):
     def write(n_seeds):
         tasks = yaml.safe_load(SUITE.read_text())["tasks"]

@@ -25,6 +25,9 @@ from tests.checkpoints.programs import (
     resume,
 )
 
+# Optimizers and policies of these tests are custom ones.
+pytestmark = pytest.mark.filterwarnings("ignore:this training leaves the fast path")
+
 
 class Event(BaseCallback):
     """Change something once, at the end of the rollout at step 128, which the resumed program does not repeat."""

@@ -30,6 +30,9 @@ from tests.common import ALGORITHMS, SMALL, parameters, pseudo_huber
 from tests.hub.agents import MISSING, CustomPolicy, acts_like, document, one_line, rewrite, trained
 from tests.tiny_envs import BOX_ACTIONS, BOX_OBSERVATIONS, DICT_OBSERVATIONS, IMAGE_OBSERVATIONS, tiny_vec_env
 
+# Optimizers and policies of these tests are custom ones.
+pytestmark = pytest.mark.filterwarnings("ignore:this training leaves the fast path")
+
 # Not in the order of the alphabet, because the order of the parts is that of a network's inputs.
 MIXED = [
     ("zoo", BOX_OBSERVATIONS),

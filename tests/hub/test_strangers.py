@@ -31,6 +31,9 @@ from tests.common import SMALL, parameters
 from tests.hub.strangers import stranger
 from tests.zoo.conftest import run
 
+# Optimizers and policies of these tests are custom ones.
+pytestmark = pytest.mark.filterwarnings("ignore:this training leaves the fast path")
+
 #: The author's code, which nobody else has: environments, which importing the package registers, and parts.
 ENVIRONMENTS = """
 import gymnasium as gym

@@ -44,6 +44,7 @@ from sb3_ano.fast.engine import Accelerated
 from sb3_ano.fast.explanation import Path as Path_
 from sb3_ano.fast.step import ClipRange, RolloutSamples
 from sb3_ano.llm.grpo import TrainerOptions
+from sb3_ano.policies import AsymmetricPolicy, CriticOnlyKeys
 from sb3_ano.reference import ReferenceANO, shape
 from sb3_ano.reference import surrogate as ano_surrogate
 
@@ -103,6 +104,13 @@ path: Path_ = explanation.update
 print(path.reason, MaskablePPO, RecurrentPPO, Accelerated)
 simulator: envs.TensorVecEnv = envs.from_tensor_env(object())
 step: TensorStep = simulator.step_tensors(torch.zeros(1))
+processes: envs.ProcessVecEnv = envs.ProcessVecEnv([lambda: single], n_workers=1, timeout=10.0)
+agents: VecEnv = envs.from_parallel_env(object())
+returns: dict[str, list[float]] = envs.AgentReturns().returns
+vectorized: VecEnv = envs.from_vector_env(gym.make_vec("CartPole-v1", num_envs=2))
+asymmetric = ANO("AsymmetricPolicy", agents, policy_kwargs={"critic_only_keys": ["friction"]})
+hiding: type[CriticOnlyKeys] = AsymmetricPolicy
+directory: str = llm.model_path("smollm2-135m")
 reference: ReferenceANO = ReferenceANO("MlpPolicy", "CartPole-v1", clip_range=0.2).learn(64)
 objective: torch.Tensor = ano_surrogate(torch.zeros(3), torch.ones(3), shape, 0.2)
 version: str = sb3_ano.__version__
@@ -110,6 +118,9 @@ missing: type[ImportError] = MissingExtraError
 
 # Shapes
 x: torch.Tensor = torch.linspace(-1.0, 1.0, 5)
+of_pair: torch.Tensor = shaping.surrogate_of_pair(
+    torch.zeros(3), torch.ones(3), shaping.as_pair("ano"), eps_low=0.2, eps_high=0.2, old_log_prob=None
+)
 values: torch.Tensor = shaping.surrogate(x, x, "ano", eps_low=0.2, eps_high=torch.tensor(0.2))
 f, g = shaping.ratio_form(("ano", "spo"), eps_low=0.2, eps_high=0.3)
 total: torch.Tensor = f(x) + g(x) + shaping.ano(x) + shaping.spo(x) + shaping.ppo(x) + shaping.identity(x)
