@@ -469,23 +469,24 @@ class ShapedPolicyAlgorithm(arguments.NamedArguments, FastCollection):
 
         # The log: SB3's names, and those of docs/algorithms.md.
         # approx_kl is SB3's, of the last epoch; kl_mean is that of the whole update, which desired_kl is compared with.
+        logger = self.logger
         summary = statistics.summary()
         for name, value in summary.items():
-            self.logger.record(f"train/{name}", value)
+            logger.record(f"train/{name}", value)
 
         # Of the values before the update, as in SB3.
         buffer = self.rollout_buffer
         variance = explained_variance(buffer.values.flatten(), buffer.returns.flatten())
-        self.logger.record("train/explained_variance", variance)
+        logger.record("train/explained_variance", variance)
         if hasattr(self.policy, "log_std"):
-            self.logger.record("train/std", self.policy.log_std.exp().mean().item())
-        self.logger.record("train/skipped_minibatches", self.n_skipped_minibatches)
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self.logger.record("train/clip_range", numbers.clip_range)
+            logger.record("train/std", self.policy.log_std.exp().mean().item())
+        logger.record("train/skipped_minibatches", self.n_skipped_minibatches)
+        logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        logger.record("train/clip_range", numbers.clip_range)
         if self.clip_range_high is not None:
-            self.logger.record("train/clip_range_high", numbers.clip_range_high)
+            logger.record("train/clip_range_high", numbers.clip_range_high)
         if self.clip_range_vf is not None:
-            self.logger.record("train/clip_range_vf", numbers.clip_range_vf)
+            logger.record("train/clip_range_vf", numbers.clip_range_vf)
 
         # Last, because it sets the radii of the next update.
         if self.desired_kl is not None:

@@ -194,7 +194,9 @@ def replaced_method(instance: object, names: Iterable[str] | None = None) -> str
     :param names: names of the methods that count; None for all
     """
     for name in vars(instance):
-        if (names is None or name in names) and callable(getattr(type(instance), name, None)):
+        # Most attributes are none of the class.
+        method = getattr(type(instance), name, None)
+        if method is not None and (names is None or name in names) and callable(method):
             return name
     return None
 
