@@ -24,7 +24,7 @@ class NamedArguments:
     """
 
     def __new__(cls, *positional: object, **keywords: object) -> Self:
-        # There are none when a model is copied or unpickled.
+        # A model that is copied or unpickled gets no keyword arguments.
         if keywords:
             # Of this class, not of the base class whose constructor would raise.
             parameters = inspect.signature(cls.__init__).parameters

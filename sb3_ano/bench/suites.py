@@ -13,8 +13,7 @@ from sb3_ano._registry import ALGORITHMS
 from sb3_ano.bench.algorithms import CLASSES, Algorithm, Settings, evaluated, parse_algorithm
 from sb3_ano.cli import check_names, hint
 from sb3_ano.envs.atari import atari_protocol
-from sb3_ano.envs.vec_env import envpool_family
-from sb3_ano.zoo.hyperparameters import hyperparameter_file
+from sb3_ano.zoo.hyperparameters import general_entry, hyperparameter_file
 
 _DIRECTORY = Path(__file__).parent / "suites"
 # File of the algorithms that have none, so that PPO and TRPO are compared at equal settings.
@@ -197,12 +196,7 @@ def zoo_settings(algorithm: str, env_id: str) -> tuple[Settings, bool]:
         content |= _zoo_file(algorithm)
 
     is_atari = env_id not in content and atari_protocol(env_id) is not None
-    general = "default"
-    family = envpool_family(env_id)
-    if is_atari:
-        general = "atari"
-    elif family is not None and family in content:
-        general = family
+    general = general_entry(content, env_id, is_atari)
     settings = dict(content.get(env_id) or content.get(general) or {})
 
     if is_atari:

@@ -244,7 +244,7 @@ class BatchedVecEnv(VecEnv):
                 observations[indices] = first
 
             for row, index in enumerate(indices.tolist()):
-                infos[index]["terminal_observation"] = by_part(itemgetter(row), terminal)
+                infos[index]["terminal_observation"] = mapped(itemgetter(row), terminal)
                 # SB3 bootstraps the value of the last observation only after a truncation.
                 infos[index]["TimeLimit.truncated"] = bool(only_truncated[index])
                 self.reset_infos[index] = {}
@@ -338,12 +338,12 @@ class BatchedVecEnv(VecEnv):
         return NoSingleEnvError(f"backend {self.backend!r} cannot {what}; backend='gymnasium' can")
 
 
-def by_part(function: Callable[[np.ndarray], np.ndarray], observations: Observations) -> Observations:
-    """Apply a function to an array, or to each array of a dictionary."""
-    if not isinstance(observations, dict):
-        return function(observations)
+def mapped(function: Callable[[Any], Any], values: Any) -> Any:
+    """Apply a function to an array or tensor, or to each entry of a dictionary."""
+    if isinstance(values, dict):
+        return {key: function(part) for key, part in values.items()}
 
-    return {key: function(part) for key, part in observations.items()}
+    return function(values)
 
 
 def end_idle_threads() -> None:

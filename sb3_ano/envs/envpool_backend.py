@@ -14,7 +14,7 @@ from torch import nn
 
 from sb3_ano._system import cores
 from sb3_ano.envs.atari import AtariProtocol, require_integer
-from sb3_ano.envs.batched import BatchedVecEnv, Observations, Space, Transition, by_part
+from sb3_ano.envs.batched import BatchedVecEnv, Observations, Space, Transition, mapped
 from sb3_ano.envs.make import require_known_settings
 from sb3_ano.extras import hint, needs_extra
 
@@ -262,10 +262,10 @@ class EnvPoolVecEnv(BatchedVecEnv):
         # EnvPool returns the environments in the order in which they are ready.
         order = np.argsort(info["env_id"])
         first = self._interface.observations(first)
-        first = by_part(itemgetter(order), first)
+        first = mapped(itemgetter(order), first)
 
         # An array of indices makes copies, as the caller expects.
-        terminal = by_part(itemgetter(indices), transition.observations)
+        terminal = mapped(itemgetter(indices), transition.observations)
         return terminal, first
 
     def _release(self) -> None:

@@ -43,7 +43,7 @@ class ProcessVecEnv(SubprocVecEnv):
     or if a process ends or does not answer, all processes are ended.
 
     :param env_fns: functions that each make one environment
-    :param start_method: how processes start: ``"forkserver"``, ``"spawn"``, which Windows has, or ``"fork"``
+    :param start_method: start method of the processes: ``"forkserver"``, ``"spawn"`` (for Windows) or ``"fork"``
     :param n_workers: number of processes; None: one per processor. There are at most as many as environments
     :param timeout: seconds to wait for an answer; None waits without end
     """
@@ -242,7 +242,7 @@ class _Worker:
 
 
 class _Remote:
-    """What SubprocVecEnv takes for the pipe of a single environment."""
+    """Stand in for the pipe of a single environment, which the methods of SubprocVecEnv use."""
 
     def __init__(self, venv: ProcessVecEnv, worker: _Worker, row: int) -> None:
         self._venv = venv

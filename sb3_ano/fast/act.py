@@ -45,7 +45,7 @@ class NotFiniteError(ValueError):
 
 
 class RolloutCheck(Protocol):
-    """What a rollout calls to look for NaN and Inf."""
+    """Check a rollout for NaN and Inf."""
 
     def step(self, actions: np.ndarray, observations: Observations, rewards: np.ndarray) -> None:
         """Check what the environments have just returned."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from stable_baselines3.common.buffers import RolloutBuffer
 
-from sb3_ano.fast.policy import mapped
+from sb3_ano.envs.batched import mapped
 from sb3_ano.fast.step import RolloutSamples
 
 

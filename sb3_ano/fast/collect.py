@@ -75,14 +75,7 @@ class FastCollection(Accelerated):
 
         # A callback that looks at each step would wait for the device each time.
         if decisions.device is None and not sees_policy:
-            if not self.engine.collect_on_device(
-                self,
-                env,
-                callback,
-                check,
-                n_rollout_steps,
-                use_masking,
-            ):
+            if not self.engine.collect_on_device(self, env, callback, check, n_rollout_steps, use_masking):
                 return False
             callback.update_locals(locals())
             callback.on_rollout_end()
@@ -146,27 +139,11 @@ class FastCollection(Accelerated):
                     check.ends(dones, infos)
                 bootstrap_truncations(rewards, dones, infos, actor, self.gamma)
 
+            row = (self._last_obs, actions, rewards, self._last_episode_starts, values, log_probs)
             if writes_arrays:
-                store_step(
-                    rollout_buffer,
-                    self._last_obs,  # type: ignore[arg-type]
-                    actions,
-                    rewards,
-                    self._last_episode_starts,  # type: ignore[arg-type]
-                    values,
-                    log_probs,
-                    **stored(),
-                )
+                store_step(rollout_buffer, *row, **stored())  # type: ignore[arg-type]
             else:
-                rollout_buffer.add(
-                    self._last_obs,  # type: ignore[arg-type]
-                    actions,
-                    rewards,
-                    self._last_episode_starts,  # type: ignore[arg-type]
-                    values,  # type: ignore[arg-type]
-                    log_probs,  # type: ignore[arg-type]
-                    **stored(),
-                )
+                rollout_buffer.add(*row, **stored())  # type: ignore[arg-type]
             self._last_obs = new_obs  # type: ignore[assignment]
             self._last_episode_starts = dones
 

@@ -16,11 +16,12 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ano._system import warn_user
+from sb3_ano.envs.batched import mapped
 from sb3_ano.envs.tensor import TensorObs, TensorStep, to_numpy
 from sb3_ano.fast.act import Observations, RolloutCheck, stacked
 from sb3_ano.fast.buffer import copy_to, hold_on_device
 from sb3_ano.fast.compiled import compiler_options
-from sb3_ano.fast.policy import PolicyEvaluation, mapped
+from sb3_ano.fast.policy import PolicyEvaluation
 from sb3_ano.fast.private import without_validation
 from sb3_ano.fast.rules import Decisions, device_of
 

@@ -87,7 +87,7 @@ class Engine:
 
     @property
     def must_decide_again(self) -> bool:
-        """Whether a callback that sees the policy had a chance to change the model since the rollout began."""
+        """Tell whether a callback may have changed the model since the rollout began."""
         return self.decisions is None
 
     def decide(self, model: "Accelerated", options: Options) -> tuple[Decisions, PolicyEvaluation]:

@@ -26,6 +26,8 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.nn import functional as F
 
+from sb3_ano.envs.batched import mapped
+
 #: Logit of an action that is not allowed, as in sb3-contrib. Not -Inf, because the entropy would be NaN.
 MASKED = -1e8
 
@@ -104,13 +106,6 @@ def has_library_distribution(policy: ActorCriticPolicy) -> bool:
     else:
         expected = make_proba_distribution(policy.action_space, policy.use_sde)
     return type(policy.action_dist) is type(expected)
-
-
-def mapped(function: Callable[[Any], Any], values: Any) -> Any:
-    """Apply a function to an array or tensor, or to each entry of a dictionary."""
-    if isinstance(values, dict):
-        return {key: function(part) for key, part in values.items()}
-    return function(values)
 
 
 def preprocessing(space: spaces.Space[object], normalize_images: bool, channels_last: bool = False) -> Callable[[Any], Any]:

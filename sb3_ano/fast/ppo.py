@@ -214,7 +214,7 @@ def accelerated_class(kind: type[BaseAlgorithm]) -> type[AcceleratedPPO]:
     if original in ACCELERATED and kind is original:
         return ACCELERATED[original]
 
-    # Subclasses: MaskablePPO and RecurrentPPO are none of PPO, so that the order does not matter.
+    # No algorithm is a subclass of another one, so that the order does not matter.
     for base, accelerated in ACCELERATED.items():
         if not (isinstance(kind, type) and issubclass(kind, base)):
             continue

@@ -194,7 +194,7 @@ def replaced_method(instance: object, names: Iterable[str] | None = None) -> str
     :param names: names of the methods that count; None for all
     """
     for name in vars(instance):
-        # Most attributes are none of the class.
+        # Most attributes of an instance are not attributes of its class.
         method = getattr(type(instance), name, None)
         if method is not None and (names is None or name in names) and callable(method):
             return name

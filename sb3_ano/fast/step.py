@@ -726,7 +726,7 @@ class UpdateStatistics:
         kept = table["skipped"] == 0.0
         kept[: self.epoch_start] = False
         if not kept.any():
-            # NaN exceeds no limit, so that the update goes on.
+            # A comparison with NaN is False, so that the update continues.
             return float("nan")
         return float(table["kl"][kept].mean())
 
@@ -759,7 +759,7 @@ class UpdateStatistics:
         for name in _COLUMNS:
             table[name] = table[name][kept]
 
-        # SB3's list of approx_kl starts anew with each epoch, so that its mean is that of the last one.
+        # SB3 clears its list of approx_kl at each epoch, so that it logs the mean of the last one.
         kl = table["kl"]
         approx_kl = kl.mean()
         if is_last_epoch.any():

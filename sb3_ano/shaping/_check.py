@@ -67,7 +67,7 @@ class ShapeProperties:
 
     @property
     def verdicts(self) -> dict[str, bool]:
-        """Whether the shape has each property: Definition 3.2 and the principles of the paper."""
+        """Tell which properties the shape has: those of Definition 3.2 and the principles of the paper."""
         return {
             "anchored": abs(self.at_zero) <= _TOLERANCE,
             "enclosed": self.violation is None,

@@ -186,6 +186,18 @@ def _read_python(name: str) -> object:
     return variables["hyperparams"]
 
 
+def general_entry(content: Mapping[str, object], env_id: str, is_atari: bool) -> str:
+    """Return the name of the entry for environments without one of their own."""
+    # In the zoo, games have no other default.
+    if is_atari:
+        return "atari"
+
+    family = envpool_family(env_id)
+    if family is not None and family in content:
+        return family
+    return "default"
+
+
 def find_entry(content: Mapping[str, object], env_id: str, is_atari: bool, source: str) -> tuple[str, Hyperparameters]:
     """Find the hyperparameters of an environment as the zoo does; a family of EnvPool's tasks may have an entry, too.
 
@@ -196,13 +208,7 @@ def find_entry(content: Mapping[str, object], env_id: str, is_atari: bool, sourc
     :return: name of the entry and its hyperparameters
     :raises ValueError: if there is no such entry, or it holds no hyperparameters
     """
-    # In the zoo, games have no other default.
-    shared = "default"
-    family = envpool_family(env_id)
-    if is_atari:
-        shared = "atari"
-    elif family is not None and family in content:
-        shared = family
+    shared = general_entry(content, env_id, is_atari)
     name = shared
     if env_id in content:
         name = env_id
